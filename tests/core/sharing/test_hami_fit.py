@@ -155,3 +155,35 @@ def test_one_container_can_have_several_instances_of_a_card() -> None:
 
 def test_who_asks_for_no_card_gets_none() -> None:
     assert () == fit([], asked(reference.Request(count=0)), Surroundings())
+
+
+def numa(uuid: str, node: int) -> Any:
+    return usage(reference.Card(uuid, numa=node))
+
+
+def test_cards_of_another_numa_node_begin_the_walk_again() -> None:
+    """
+    Two cards of node 0 are thrown away where a card of node 1 comes between; with `topology-aware` that has no reason.
+
+    A card that the pod does not want otherwise, as by its uuid, still begins the walk again; one of a wrong type does not.
+    """
+    bind = {"nvidia.com/numa-bind": "true"}
+    topology = {**bind, "hami.io/gpu-scheduler-policy": "topology-aware"}
+    other_uuid = {**bind, "nvidia.com/nouse-gpuuuid": "c"}
+    walk = [numa("a", 0), numa("b", 0), numa("c", 1), numa("d", 0)]
+    foreign = [*walk[:2], usage(reference.Card("c", numa=1, type="Ascend")), walk[3]]
+    three = reference.Request(count=3)
+
+    def found(walk: list[Any], notes: dict[str, str]) -> reference.Answer:
+        return answer(walk, three, Surroundings(rules=read_rules(notes)))
+
+    assert (False, [], "1/4 AllocatedCardsInsufficientRequest, 3/4 NumaNotFit") == found(walk, bind)
+    assert (False, [], "1/4 AllocatedCardsInsufficientRequest") == found(walk, topology)
+    assert (False, [], "1/4 AllocatedCardsInsufficientRequest, 1/4 CardUuidMismatch, 2/4 NumaNotFit") == found(
+        walk, other_uuid
+    )
+    assert ["a", "b", "d"] == [uuid for uuid, _, _ in found(foreign, {**bind, "nvidia.com/use-gputype": "nvidia"})[1]]
+
+
+def test_a_card_without_cores_takes_who_asks_for_none() -> None:
+    assert answer([usage(reference.Card("a", cores=0))], reference.Request(), Surroundings())[0]

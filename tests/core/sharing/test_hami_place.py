@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from topoalign.core.model.ids import NodeName
 from topoalign.core.sharing.hami.fit import Unfit
 from topoalign.core.sharing.hami.place import NodeCards, PodShares, choose_node, node_policy, place
-from topoalign.core.sharing.hami.quota import effective_use
+from topoalign.core.sharing.hami.quota import NamespaceQuota, effective_use
 from topoalign.core.sharing.hami.selection import PodRules, read_rules
 from topoalign.core.sharing.rules import Weights
 
@@ -54,6 +54,73 @@ def test_a_pod_is_placed_container_by_container(
     assert not isinstance(found, Unfit)
     assert expected[0] == [[(share.uuid, share.memory, share.cores) for share in shares] for shares in found.containers]
     assert float(reference.node_score(some)) == pytest.approx(found.score, rel=1e-6)
+
+
+def spec_nodes() -> dict[str, NodeCards]:
+    """Two nodes of two cards of 8000 MiB; of device1 and device4 something is used."""
+    cards = [
+        reference.Card("device1", index=0, slots=10, memory=8000, used_slots=1, used_memory=2000, used_cores=25),
+        reference.Card("device2", index=1, slots=10, memory=8000),
+        reference.Card("device3", index=0, slots=10, memory=8000),
+        reference.Card("device4", index=1, slots=10, memory=8000, used_slots=1, used_memory=6000, used_cores=75),
+    ]
+    return {
+        "node1": NodeCards(cards=tuple(usage(each) for each in cards[:2])),
+        "node2": NodeCards(cards=tuple(usage(each) for each in cards[2:])),
+    }
+
+
+@pytest.mark.parametrize(
+    ("of_node", "of_cards", "node", "card"),
+    [
+        ("binpack", "binpack", "node2", "device4"),
+        ("binpack", "spread", "node2", "device3"),
+        ("spread", "binpack", "node1", "device1"),
+        ("spread", "spread", "node1", "device2"),
+    ],
+)
+def test_policies_of_nodes_and_of_cards_go_together(of_node: str, of_cards: str, node: str, card: str) -> None:
+    pod = PodShares(containers=((asked(reference.Request(memory=1000, cores=20)),),), rules=PodRules(policy=of_cards))
+    found = {NodeName(name): place(each, pod) for name, each in spec_nodes().items()}
+    scores = {name: each.score for name, each in found.items() if not isinstance(each, Unfit)}
+
+    assert {"node1": 3.0, "node2": 8.0} == {name: round(score, 4) for name, score in scores.items()}
+    chosen = choose_node(scores, of_node)
+    assert chosen is not None
+    placed = found[chosen]
+    assert not isinstance(placed, Unfit)
+    assert (node, card) == (chosen, placed.containers[0][0].uuid)
+
+
+def test_an_init_container_takes_another_card_where_it_needs_more() -> None:
+    """Of the fuller card 2000 MiB are left: 5000 of the init container and 4000 of the other are on the emptier one."""
+    containers = tuple((asked(reference.Request(memory=memory)),) for memory in (5000, 4000))
+    pod = PodShares(containers=containers, init_containers=1, rules=PodRules(policy="binpack"))
+
+    found = place(spec_nodes()["node2"], pod)
+
+    assert not isinstance(found, Unfit)
+    assert [["device3"], ["device3"]] == [[share.uuid for share in shares] for shares in found.containers]
+
+
+@pytest.mark.parametrize(("limit", "card"), [(4500, "b"), (4499, "a")])
+def test_the_quota_counts_init_containers_while_others_are_placed(limit: int, card: str) -> None:
+    """An init container's 3000 MiB of one card and 1500 of the other are 4500; of the same card they are 3000."""
+    cards = (usage(reference.Card("a", memory=4000)), usage(reference.Card("b", memory=2000)))
+    containers = tuple((asked(reference.Request(memory=memory)),) for memory in (3000, 1500))
+
+    found = place(
+        NodeCards(cards=cards),
+        PodShares(
+            containers=containers,
+            init_containers=1,
+            rules=PodRules(policy="binpack"),
+            quota=NamespaceQuota(memory=limit),
+        ),
+    )
+
+    assert not isinstance(found, Unfit)
+    assert [["a"], [card]] == [[share.uuid for share in shares] for shares in found.containers]
 
 
 def test_weights_say_which_card_is_fuller() -> None:

@@ -144,11 +144,11 @@ class QuotaInput(msgspec.Struct, frozen=True):
     """A card that a container is to get, and what it and the pod's containers before it get."""
 
     namespace: str
-    quota: Quota
     candidate: Share
     allocated_by_container: list[list[Share]]
     picked_for_current_container: list[Share]
     init_containers: int = 0
+    quota: Quota | None = None
 
 
 class QuotaExpected(msgspec.Struct, frozen=True):

@@ -120,7 +120,8 @@ def quota_fit(case: QuotaInput, _: QuotaExpected) -> QuotaExpected:
     """What a pod uses with one more card, and whether its namespace may."""
     given = [shares_of(each) for each in case.allocated_by_container]
     containers = [*given, shares_of([*case.picked_for_current_container, case.candidate])]
-    quota = namespace_quota([case.quota.hard] if case.quota.namespace == case.namespace else [])
+    quotas = [each for each in (case.quota,) if each is not None and each.namespace == case.namespace]
+    quota = namespace_quota(each.hard for each in quotas)
     used = effective_use(containers, case.init_containers)
     return QuotaExpected(
         sum(each.memory for each in used.values()), within_quota(quota, containers, case.init_containers)
