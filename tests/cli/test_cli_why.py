@@ -16,6 +16,9 @@ from topoalign.cli import root
 from topoalign.core import wire
 from topoalign.core.diagnosis.record_file import decode_lines, encode_lines
 from topoalign.core.diagnosis.records import ClusterRecord
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import Standing
+from topoalign.core.ports import Endpoint
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
@@ -114,6 +117,10 @@ def test_a_pod_of_kubernetes_is_read_by_kubectl(tmp_path: Path, capsys: pytest.C
     assert 69 == status and 'cannot be read: pods "train" not found\n' in err
 
 
+async def alive(body: bytes) -> bytes:
+    return wire.answer(Standing())
+
+
 def test_a_running_cluster_is_read_from_its_streams(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +133,9 @@ def test_a_running_cluster_is_read_from_its_streams(
                 for event in (node.topology, node.health, node.usage, node.allocations):
                     assert event is not None
                     await bus.publish(wire.encode(event, 1.0))
-            yield url
+            subject = wire.admission_subject(NodeName("node"), "alive").replace(".node.", ".*.")
+            async with bus.serve("topoalign-allocator", [Endpoint(name="alive", subject=subject, answer=alive)]):
+                yield url
 
     configure_logging(level="critical")
     monkeypatch.setenv("PATH", SEARCHED)

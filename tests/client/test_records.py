@@ -8,11 +8,12 @@ from diagnosis_support import machines, node_with
 from topoalign.client.records import read_cluster
 from topoalign.core import wire
 from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord
-from topoalign.core.model.errors import BusUnavailable
+from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.model.events import Allocation, AllocationGranted, AllocationReleased, ReservationsChanged
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.model.requests import Standing
 from topoalign.core.model.reservations import Reservation, ReservedContainer
-from topoalign.core.ports import Message
+from topoalign.core.ports import Endpoint, Message
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.memory_bus import MemoryBus
 
@@ -44,8 +45,16 @@ def reserving(node: str, seq: int, *reservations: Reservation) -> Message:
     return wire.encode(event, 1.0)
 
 
-async def read(bus: MemoryBus) -> ClusterRecord:
-    return await read_cluster(bus, SystemClock())
+async def alive(body: bytes) -> bytes:
+    return wire.answer(Standing())
+
+
+async def read(bus: MemoryBus, *silent: NodeRecord) -> ClusterRecord:
+    """While the allocators of A and B answer, but for these."""
+    nodes = [each.node for each in (A, B) if each not in silent]
+    endpoints = [Endpoint(name="alive", subject=wire.admission_subject(each, "alive"), answer=alive) for each in nodes]
+    async with bus.serve("topoalign-allocator", endpoints):
+        return await read_cluster(bus, SystemClock())
 
 
 async def test_the_records_are_what_the_nodes_have_said() -> None:
@@ -55,6 +64,28 @@ async def test_the_records_are_what_the_nodes_have_said() -> None:
     found = await read(bus)
 
     assert (A, B) == found.nodes
+
+
+async def test_a_node_is_silent_whose_allocator_does_not_answer() -> None:
+    bus = MemoryBus()
+    await said(bus, A, B)
+
+    found = await read(bus, B)
+
+    assert (A, msgspec.structs.replace(B, silent=True)) == found.nodes
+
+
+async def test_allocators_that_may_not_be_asked_are_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told instead: what is not known is not taken for an answer."""
+    bus = MemoryBus()
+    await said(bus, A)
+
+    async def ask(subject: str, body: bytes, within: float) -> bytes:
+        raise BusRefused("no permission", "grant it")
+
+    monkeypatch.setattr(bus, "ask", ask)
+    with pytest.raises(BusRefused, match="no permission"):
+        await read_cluster(bus, SystemClock())
 
 
 async def test_what_was_granted_and_released_since_a_snapshot_counts() -> None:

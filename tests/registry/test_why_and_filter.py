@@ -8,7 +8,7 @@ from faults_support import THOROUGH
 from view_support import Says, asked, scheduler_of, some_request, some_says, tell_all
 
 from topoalign.core.diagnosis.diagnosis import diagnose
-from topoalign.core.diagnosis.nodes import Nodes
+from topoalign.core.diagnosis.nodes import Nodes, NodeStale
 from topoalign.core.diagnosis.records import ClusterRecord, record_of
 from topoalign.core.hints.preconditions import UnknownResource
 from topoalign.core.model.ids import NodeName
@@ -32,7 +32,7 @@ def told(cluster: Cluster, chance: Random, nodes: list[Says]) -> None:
 
 def codes_of_why(cluster: Cluster, pod: PodRequest) -> dict[NodeName, str]:
     """Node -> the code of its refusal, asked one by one; empty where it would admit the pod."""
-    records = [record_of(member.state) for member in cluster]
+    records = [record_of(member.state, silent=not member.answering) for member in cluster]
     nodes = Nodes(ClusterRecord(time=TIME, nodes=tuple(records)))
     answer = diagnose(nodes, pod, SCORER)
     found = {each.node: "" for each in answer.admitting}
@@ -44,12 +44,14 @@ def codes_of_why(cluster: Cluster, pod: PodRequest) -> dict[NodeName, str]:
 @pytest.mark.parametrize("first", range(0, SEEDS, 5))
 def test_why_says_of_each_node_what_the_filter_says(first: int) -> None:
     """But for a resource that only other plugins list: a scheduler asks nodes about it before the filter is asked."""
-    compared = fit = 0
+    compared = fit = stale = 0
     for seed in range(first, first + 5):
         chance, cluster = Random(seed), Cluster(usage=True)
         scheduler, shapes = scheduler_of(cluster), Shapes()
         nodes = [some_says(chance, f"node-{number}", shapes) for number in range(3)]
         told(cluster, chance, nodes)
+        for says in nodes:
+            cluster.answers(says.node, chance.random() < 0.9)
         for number in range(6):
             pod = some_request(chance, chance.choice(nodes).hardware, f"asked-{number}")
 
@@ -61,5 +63,5 @@ def test_why_says_of_each_node_what_the_filter_says(first: int) -> None:
             for name, code in expected.items():
                 if UnknownResource.code not in (code, found[name]):
                     assert code == found[name]
-                    compared, fit = compared + 1, fit + (not code)
-    assert compared > 30 and fit > 5
+                    compared, fit, stale = compared + 1, fit + (not code), stale + (code == NodeStale.code)
+    assert compared > 30 and fit > 5 and stale > 0

@@ -5,15 +5,17 @@ What is reserved counts for as long as the newest message says, from now on: the
 reservation, so a message that is long over is one of a cluster without a registry.
 """
 
+from collections.abc import Iterable
 from contextlib import aclosing
 
 import anyio
 
 from topoalign.client.heard import Heard
 from topoalign.client.subscriber import Client
+from topoalign.client.verifying import standing_of
 from topoalign.core import wire
 from topoalign.core.diagnosis.records import ClusterRecord, record_of
-from topoalign.core.model.errors import BadRequest, BusUnavailable
+from topoalign.core.model.errors import BadRequest, BusRefused, BusUnavailable
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Stream
@@ -21,11 +23,16 @@ from topoalign.core.state.fold import NodeState
 
 PAUSE = 0.02
 """Seconds between two looks at whether all has been read."""
+ANSWER_SECONDS = 2.0
+"""For an allocator to answer whether it is there; as long as the registry gives it."""
+ASKED_AT_ONCE = 32
+"""Allocators that are asked at the same time."""
 
 
 async def read_cluster(bus: Bus, clock: Clock, node: NodeName | None = None, within: float = 60.0) -> ClusterRecord:
     """
-    The records of all nodes, or of one, by name. A node whose facts are not whole lacks its allocations.
+    The records of all nodes, or of one, by name. A node whose facts are not whole lacks its allocations. Each allocator is
+    asked whether it is there.
 
     Raises BusUnavailable where the streams were not read in so many seconds, and BusRefused.
     """
@@ -58,8 +65,35 @@ async def read_cluster(bus: Bus, clock: Clock, node: NodeName | None = None, wit
             tasks.cancel_scope.cancel()
     if limit.cancelled_caught:
         raise BusUnavailable(f"the streams of the cluster were not read within {within:g} s")
-    found = [record_of(states[name], await newest_reservations(bus, name)) for name in sorted(states)]
+    silent = await silent_nodes(bus, clock, states)
+    found = [
+        record_of(states[name], await newest_reservations(bus, name), silent=name in silent) for name in sorted(states)
+    ]
     return ClusterRecord(time=clock.wall(), nodes=tuple(found))
+
+
+async def silent_nodes(bus: Bus, clock: Clock, nodes: Iterable[NodeName]) -> set[NodeName]:
+    """Those of the nodes whose allocators do not answer. Raises BusRefused where they may not be asked."""
+    silent: set[NodeName] = set()
+    refused: list[BusRefused] = []
+    left = iter(nodes)
+
+    async def ask() -> None:
+        for node in left:
+            try:
+                await standing_of(bus, clock, node, ANSWER_SECONDS)
+            except BusRefused as error:
+                refused.append(error)
+                return
+            except BusUnavailable:
+                silent.add(node)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(ASKED_AT_ONCE):
+            tasks.start_soon(ask)
+    if refused:
+        raise refused[0]
+    return silent
 
 
 async def newest_reservations(bus: Bus, node: NodeName) -> ReservationsChanged | None:

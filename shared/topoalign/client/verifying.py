@@ -112,28 +112,12 @@ class Verifier:
         """Raises Unavailable if the node's allocator does not answer."""
         views = [(fold, fold.view(node)) for fold in self._folds]
         readings = [places_of(known, node) for known in self._known]
-        standing = await self._standing(node, within)
+        standing = await standing_of(self._bus, self._clock, node, within)
         if standing.epoch:
             for fold, view in views:
                 await self._verify_allocations(fold, node, view, standing)
         for places in readings:
             await self._verify_readings(node, places, standing.readings)
-
-    async def _standing(self, node: NodeName, within: float) -> Standing:
-        """What the allocator stands by; an empty one of a version that does not tell. Raises Unavailable."""
-        until = self._clock.monotonic() + within
-        question = msgspec.json.encode(AliveRequest(node=node))
-        try:
-            return wire.answered(await self._bus.ask(wire.admission_subject(node, "alive"), question, within), Standing)
-        except (BadRequest, NoFit):
-            return Standing()
-        except Unavailable:
-            left = until - self._clock.monotonic()
-            if left <= 0:
-                raise
-        older = msgspec.json.encode(ExplainRequest(node=node, target=""))  # a version without `alive` answers this one
-        await self._bus.ask(wire.admission_subject(node, "explain"), older, left)
-        return Standing()
 
     async def _verify_allocations(self, fold: Fold, node: NodeName, view: View, standing: Standing) -> None:
         finding = None if fold.is_in_doubt(node) else self._difference(fold, node, view, standing)
@@ -232,6 +216,26 @@ class Verifier:
             await self._bus.ask(subject, msgspec.json.encode(AnnounceRequest(node=node)), WRITER_SECONDS)
         except Unavailable as error:
             log.debug("nothing is said anew", node=node, finding=error.finding)
+
+
+async def standing_of(bus: Bus, clock: Clock, node: NodeName, within: float) -> Standing:
+    """
+    What the allocator of a node stands by; an empty one of a version that does not tell. Raises Unavailable if it does not
+    answer within so many seconds.
+    """
+    until = clock.monotonic() + within
+    question = msgspec.json.encode(AliveRequest(node=node))
+    try:
+        return wire.answered(await bus.ask(wire.admission_subject(node, "alive"), question, within), Standing)
+    except (BadRequest, NoFit):
+        return Standing()
+    except Unavailable:
+        left = until - clock.monotonic()
+        if left <= 0:
+            raise
+    older = msgspec.json.encode(ExplainRequest(node=node, target=""))  # a version without `alive` answers this one
+    await bus.ask(wire.admission_subject(node, "explain"), older, left)
+    return Standing()
 
 
 def places_of(known: Known, node: NodeName) -> dict[str, Place]:

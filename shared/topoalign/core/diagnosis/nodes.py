@@ -3,8 +3,8 @@ What the kubelet of each node of a cluster would say to a pod, as a code: empty 
 
 Amounts decide where they can (`feasibility`), in microseconds a node; else the whole decision is made. What is reserved for
 other pods counts as held. A node of which the hardware, the health, the allocations or its kubelet's rules are not known
-admits nothing. A resource that this node does not list and another one does is missing here; what no node lists is passed
-over, as the kubelet does.
+admits nothing, nor does one whose allocator does not answer. A resource that this node does not list and another one does is
+missing here; what no node lists is passed over, as the kubelet does.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -51,6 +51,15 @@ class NodeNotWhole(NoFit):
         super().__init__(
             f"not heard of the node: {missing}", "see that discovery and allocator run there (`topoalign doctor`)"
         )
+
+
+class NodeStale(NoFit):
+    """The allocator of a node does not answer."""
+
+    code = "NodeStale"
+
+    def __init__(self) -> None:
+        super().__init__("the allocator of the node does not answer", "look whether topoalign runs on it")
 
 
 class DevicesUnknown(NoFit):
@@ -129,14 +138,16 @@ class Nodes:
 
     def _node(self, record: NodeRecord, now: float) -> Node:
         """
-        Raises NodeNotWhole, KubeletUnknown, and InvalidField for numbers that no machine has, and rules by which no
-        kubelet starts.
+        Raises NodeNotWhole, NodeStale, KubeletUnknown, and InvalidField for numbers that no machine has, and rules by which
+        no kubelet starts.
         """
         known = {"hardware": record.topology, "health": record.health, "allocations": record.allocations}
         missing = [name for name, fact in known.items() if fact is None]
         state = state_of(record)
         if missing or record.topology is None:
             raise NodeNotWhole(", ".join(missing))
+        if record.silent:
+            raise NodeStale
         check_ids(record.topology.topology.shape)
         kubelet = state.usage.kubelet if state.usage is not None else None
         if kubelet is not None and kubelet.rules.unknown:

@@ -31,6 +31,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """All that are live."""
     reserved: tuple[Reservation, ...] = ()
     """What is reserved and not shown by the node, part by part; `seconds_left` as of the time of the record."""
+    silent: bool = False
+    """Whether its allocator did not answer at the time of the record."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for facts of another node."""
@@ -48,8 +50,8 @@ class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
     """By name."""
 
 
-def record_of(state: NodeState, reservations: ReservationsChanged | None = None) -> NodeRecord:
-    """The record of a node. `reservations`: the newest message, just received."""
+def record_of(state: NodeState, reservations: ReservationsChanged | None = None, *, silent: bool = False) -> NodeRecord:
+    """The record of a node. `reservations`: the newest message, just received; `silent`: as of `NodeRecord`."""
     known = NodeReservations()
     if reservations is not None:
         known = known.apply(reservations, 1, 0.0).observe(state)
@@ -60,6 +62,7 @@ def record_of(state: NodeState, reservations: ReservationsChanged | None = None)
         usage=state.usage,
         allocations=snapshot_of(state) if state.epoch else None,
         reserved=known.held(0.0),
+        silent=silent,
     )
 
 
