@@ -64,11 +64,11 @@ class SharedCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShareRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What one container asks for."""
+    """What one container asks for: a share of each of some cards, or whole cards."""
 
     cores: int
-    """Cores of each card."""
+    """Cores of each card. From 100 on they are whole cards: 300 are three of them."""
     memory: int
     """Bytes of each card."""
     cards: int = 1
-    """Over how many cards."""
+    """Over how many cards. Whole cards are told by this or by `cores`, not by both."""

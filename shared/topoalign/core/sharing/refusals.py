@@ -1,8 +1,11 @@
 """Why a share is not given, or what is asked for cannot be meant."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from topoalign.core.model.errors import InvalidField, NoFit
+
+WAIT = "ask for less, or wait until other containers have ended; `topoalign gpu list` shows who holds what"
 
 
 class ShareFields(NamedTuple):
@@ -41,7 +44,15 @@ class AmountMissing(InvalidField):
         super().__init__(missing, f"nothing is asked for beside {given}", f"ask for an amount of both, or drop {given}")
 
 
-class MemoryAboveCard(NoFit):
+class ShareDoesNotFit(NoFit):
+    """Base of refusals of a sound request by the cards of a node; `field` is the path of what they lack."""
+
+    def __init__(self, field: str, finding: str, remedy: str = WAIT) -> None:
+        self.field = field
+        super().__init__(f"{field}: {finding}", remedy)
+
+
+class MemoryAboveCard(ShareDoesNotFit):
     """Raised for more memory than a card has, even if nobody held anything of it."""
 
     code = "MemoryAboveCard"
@@ -49,6 +60,94 @@ class MemoryAboveCard(NoFit):
     def __init__(self, fields: ShareFields, asked: int, largest: int) -> None:
         self.asked, self.largest = asked, largest
         super().__init__(
-            f"{fields.memory}: {asked} bytes are asked for of one card, and a card has {largest}",
+            fields.memory,
+            f"{asked} bytes are asked for of one card, and a card has {largest}",
             "ask for less memory, for memory of several cards, or choose a node with larger cards",
         )
+
+
+class NoCardAccepted(ShareDoesNotFit):
+    """Raised when no card of the node may be chosen, whatever is left of it."""
+
+    code = "NoCardAccepted"
+
+    def __init__(self, fields: ShareFields, reasons: Mapping[str, int]) -> None:
+        told = ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or "it has none"
+        super().__init__(
+            fields.cards,
+            f"no card of the node may be chosen: {told}",
+            "change the lists of types and uuids, or choose another node; `topoalign gpu list` shows how its cards are",
+        )
+
+
+class NotEnoughShareCards(ShareDoesNotFit):
+    """Raised when the node has fewer cards that may be chosen than are asked for."""
+
+    code = "NotEnoughShareCards"
+
+    def __init__(self, fields: ShareFields, asked: int, cards: int) -> None:
+        super().__init__(
+            fields.cards,
+            f"{asked} cards are asked for, and {cards} of the node may be chosen",
+            "ask for fewer cards, or choose a node that has more",
+        )
+
+
+class NotEnoughUnusedCards(ShareDoesNotFit):
+    """Raised when whole cards are asked for, or cards that nobody else uses, and too few are unused."""
+
+    code = "NotEnoughUnusedCards"
+
+    def __init__(self, fields: ShareFields, asked: int, unused: int) -> None:
+        super().__init__(
+            fields.cards, f"{asked} unused are asked for, and {unused} of the node are: others hold parts of the rest"
+        )
+
+
+class NotEnoughShareCores(ShareDoesNotFit):
+    """Raised when too few cards have the cores left, and all together they have not, either."""
+
+    code = "NotEnoughShareCores"
+
+    def __init__(self, fields: ShareFields, asked: int, cards: int, most: int) -> None:
+        super().__init__(fields.cores, lacking(f"{asked} cores", cards, most))
+
+
+class NotEnoughShareMemory(ShareDoesNotFit):
+    """Raised when too few cards have the memory left, and all together they have not, either."""
+
+    code = "NotEnoughShareMemory"
+
+    def __init__(self, fields: ShareFields, asked: int, cards: int, most: int) -> None:
+        super().__init__(fields.memory, lacking(f"{asked} bytes", cards, most))
+
+
+class NotEnoughShareSlots(ShareDoesNotFit):
+    """Raised when too few cards have a slot left."""
+
+    code = "NotEnoughShareSlots"
+
+    def __init__(self, fields: ShareFields, cards: int, most: int) -> None:
+        super().__init__(fields.cards, lacking("a slot", cards, most))
+
+
+class ShareSplit(ShareDoesNotFit):
+    """Raised when what is asked for is left on the node, but not in one place: on one card, or on one NUMA node."""
+
+    code = "ShareSplit"
+
+
+def lacking(asked: str, cards: int, most: int) -> str:
+    """The finding for an amount that too few cards have left."""
+    return f"{asked} of {each_of(cards)} asked for, and the most that a card has left is {most}"
+
+
+def split(asked: str, cards: int) -> str:
+    """The finding for amounts that the node has left, but not on so many cards."""
+    found = "no card has" if cards == 1 else f"no {cards} cards have"
+    return f"{asked} of {each_of(cards)} asked for; the node has that much left, but {found} it"
+
+
+def each_of(cards: int) -> str:
+    """So many cards, in words."""
+    return "one card" if cards == 1 else f"each of {cards} cards"

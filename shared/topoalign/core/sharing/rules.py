@@ -5,7 +5,11 @@ A model is matched as a part of the product's name, without regard to case: `h10
 matched exactly.
 """
 
+from enum import StrEnum
+
 import msgspec
+
+from topoalign.core.model.ids import DeviceID
 
 
 class Weights(msgspec.Struct, frozen=True):
@@ -36,6 +40,34 @@ class Selection(msgspec.Struct, frozen=True):
         return (wanted is None or any(_within(each, name) for each in wanted)) and (
             unwanted is None or not any(_within(each, name) for each in unwanted)
         )
+
+
+class CardOrder(StrEnum):
+    """Which of the cards that have enough come first."""
+
+    BEST_FIT = "best-fit"
+    """The one that has the least left; several cards by their links, and by what they leave."""
+    BINPACK = "binpack"
+    """The one that is fullest with the share on it."""
+    SPREAD = "spread"
+    """The one that is emptiest with the share on it."""
+
+
+class CardRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What a container, its node or the configuration say about the cards that it may get."""
+
+    types: Selection = Selection()
+    """Parts of the names of models."""
+    uuids: Selection = Selection()
+    cordoned: frozenset[DeviceID] = frozenset()
+    """Cards that nobody is to get."""
+    mutex: bool = False
+    """Only cards of which nobody holds anything."""
+    numa_bind: bool = False
+    """All cards of the container on one NUMA node."""
+    order: CardOrder = CardOrder.BEST_FIT
+    weights: Weights = EQUAL_WEIGHTS
+    """What counts how much where it matters how full a card is: with `binpack` and `spread`."""
 
 
 def _within(name: str, model: str) -> bool:

@@ -1,0 +1,168 @@
+"""
+Which cards a container gets of those that are shared: topoalign's own decision.
+
+The rule, among the cards that have enough (`fitting`):
+
+- **A share of one card**: the card that has the least left: fewest cores, then least memory, then fewest processes. Of equal
+  ones, mostly cards that nobody uses, the one whose loss breaks the least: policy `topology` weighs by links what the other
+  unused cards can still be split into. So a share goes beside other shares, and if it has to open a card, this is the odd
+  one and not one of a pair.
+- **A share of several cards**: the set that is worth most by the rule of policy `topology`: its own links, and by half what
+  the cards that stay unused can be split into. Of equal sets the one that has the least left.
+- **Whole cards**: policy `topology` among the unused ones.
+- **binpack, spread**: shares go to the cards that are fullest, or emptiest, with the share on them: the sum of slots, cores
+  and memory as parts of what there is, each weighted. Of equally full ones those that are worth most, as above.
+
+The lowest index comes last, so that no tie is left to chance. Memory left is compared in blocks of 256 MiB, since cards of
+one model differ by a few pages. Up to 126 sets are all compared, which are all that nine cards have; of more the sets that
+`topology` compares, the same among cards in use, and the first in order.
+"""
+
+from collections.abc import Iterable, Sequence
+from heapq import nsmallest
+
+from topoalign.core.placement.gpus.set_scorer import NO_NICS, SetScorer
+from topoalign.core.placement.gpus.topology import (
+    MOST_MATCHED,
+    MOST_WEIGHED,
+    at_first_sight,
+    by_topology,
+    candidates,
+    worth,
+)
+from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard, ShareRequest
+from topoalign.core.sharing.fitting import cards_asked, fitting
+from topoalign.core.sharing.refusals import ShareFields, ShareSplit
+from topoalign.core.sharing.rules import CardOrder, CardRules, Weights
+
+MEMORY_BLOCK = 256 * 1024 * 1024
+"""Bytes below which cards have equal memory left."""
+
+Members = tuple[int, ...]
+"""Cards by their positions, ascending."""
+Key = tuple[float, ...]
+
+ANY_CARD = CardRules()
+FIELDS = ShareFields()
+
+
+def choose(
+    cards: Sequence[SharedCard],
+    request: ShareRequest,
+    scorer: SetScorer,
+    rules: CardRules = ANY_CARD,
+    fields: ShareFields = FIELDS,
+) -> tuple[SharedCard, ...]:
+    """
+    The cards that a container gets, in the order of `cards`. `scorer`: of the same cards, by their positions there.
+
+    Raises InvalidField for a request that cannot be meant, and ShareDoesNotFit where the cards do not have it.
+    """
+    size = cards_asked(request, fields)
+    enough = fitting(cards, request, size, rules, fields)
+    choice = Choice(cards, enough, request, scorer, rules)
+    sets = (choice.best(group, size) for group in groups(cards, enough, size, rules, fields))
+    return tuple(cards[at] for at in min(sets, key=choice.rank))
+
+
+def groups(
+    cards: Sequence[SharedCard], enough: list[int], size: int, rules: CardRules, fields: ShareFields
+) -> list[list[int]]:
+    """
+    The cards among which a set has to be, the whole of it in one group: those of one NUMA node, or all.
+
+    A card of an unknown NUMA node is in no group. Raises ShareSplit where no group has enough cards.
+    """
+    if not rules.numa_bind or size == 1:
+        return [enough]
+    by_node: dict[int, list[int]] = {}
+    for at in enough:
+        node = cards[at].numa_node
+        if node is not None:
+            by_node.setdefault(node, []).append(at)
+    large = [group for group in by_node.values() if len(group) >= size]
+    if not large:
+        raise ShareSplit(
+            fields.cards, f"{size} of one NUMA node are asked for, and no node has as many with enough left"
+        )
+    return large
+
+
+class Choice:
+    """What sets of cards are compared by."""
+
+    def __init__(
+        self, cards: Sequence[SharedCard], enough: list[int], asked: ShareRequest, scorer: SetScorer, rules: CardRules
+    ) -> None:
+        self.scorer, self.whole = scorer, asked.cores >= WHOLE_CARD
+        self.unused = frozenset(
+            at for at, card in enumerate(cards) if card.unused and card.healthy and card.device not in rules.cordoned
+        )
+        """Cards that others can still take whole."""
+        order = CardOrder.BEST_FIT if self.whole else rules.order
+        self.keys = {at: key(cards[at], asked, order, rules.weights) for at in enough}
+        self.by_links = self.whole or (asked.cards > 1 and order is CardOrder.BEST_FIT)
+        """Whether links and what is left unused come first, before what the cards have left."""
+
+    def best(self, group: list[int], size: int) -> Members:
+        """The best set of a group of cards that have enough."""
+        if self.whole:
+            return by_topology(self.scorer, group, (), size, self.unused)
+        return min(self.sets(group, size), key=self.rank)
+
+    def sets(self, group: list[int], size: int) -> set[Members]:
+        """The sets to compare: of the cards that come first, and where links decide also of all, and of those in use."""
+        last = sorted(self.keys[at] for at in group)[size - 1]
+        first = [at for at in group if self.keys[at] < last]
+        sets = {*self.good_sets([at for at in group if self.keys[at] <= last], first, size)}
+        if self.by_links:
+            used = [at for at in group if at not in self.unused]
+            sets.update(self.good_sets(group, (), size))
+            sets.update(self.good_sets(used, (), size) if len(used) >= size else ())
+        return sets
+
+    def good_sets(self, among: Sequence[int], required: Sequence[int], size: int) -> Iterable[Members]:
+        """The sets of some cards that policy `topology` compares; where many cards are unused, the best at first sight."""
+        sets = candidates(self.scorer.scores, among, required, size)
+        if len(self.unused) <= MOST_MATCHED:
+            return sets
+        return nsmallest(
+            MOST_WEIGHED, sets, key=lambda members: at_first_sight(self.scorer, members, self.unused, NO_NICS)
+        )
+
+    def rank(self, members: Members) -> tuple[Key, float, Key, Members]:
+        """The key that sorts sets of the same size, the best first."""
+        sums = tuple(round(sum(column), 9) for column in zip(*(self.keys[at] for at in members), strict=True))
+        return (
+            () if self.by_links else sums,  # the card with the least left, or the fullest or emptiest cards,
+            -worth(self.scorer, members, self.unused, NO_NICS).whole,  # then links, and what is left unused,
+            sums,  # then, where links came first, the least left,
+            members,
+        )
+
+
+def key(card: SharedCard, asked: ShareRequest, order: CardOrder, weights: Weights) -> Key:
+    """The key that sorts cards, the best first, without regard to links."""
+    if order is CardOrder.BEST_FIT:
+        return (
+            card.cores_left,  # the one with the fewest cores left,
+            card.memory_left // MEMORY_BLOCK,  # then the least memory,
+            card.processes,  # then the fewest processes
+        )
+    full = fullness(card, asked, weights)
+    return (-full if order is CardOrder.BINPACK else full,)
+
+
+def fullness(card: SharedCard, asked: ShareRequest, weights: Weights) -> float:
+    """
+    How full a card would be with the share on it: the weighted sum of its parts that are held, rounded to 9 digits.
+
+    With equal weights a card without slots that has 30 of 100 cores and 2 of 8 GiB held is at 0.3 + 0.25; 20 cores and 1 GiB
+    more make it 0.875.
+    """
+    parts = (
+        (weights.slot, card.slots_held + 1, card.slots),
+        (weights.core, card.cores_held + asked.cores, card.cores),
+        (weights.memory, card.memory_held + asked.memory, card.memory),
+    )
+    return round(sum(weight * held / offered for weight, held, offered in parts if offered), 9)

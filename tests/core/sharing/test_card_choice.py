@@ -1,0 +1,310 @@
+"""Which cards a share gets: against a reference that tries all subsets of the cards, and by hand-made cases."""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from partition_reference import splits
+
+from topoalign.core.model.errors import NoFit
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.placement.gpus.scores import Scores, gpu_scores, total
+from topoalign.core.placement.gpus.set_scorer import SetScorer
+from topoalign.core.placement.gpus.topology import by_topology
+from topoalign.core.sharing.cards import SharedCard, ShareRequest
+from topoalign.core.sharing.choice import ANY_CARD, choose
+from topoalign.core.sharing.rules import CardOrder, CardRules, Selection, Weights
+from topoalign.machines import load_machine
+
+GIB = 2**30
+BLOCK = GIB // 4
+PAIRS = gpu_scores(load_machine("8x-nvlink-pairs").topology)
+
+Answer = tuple[int, ...]
+
+APART = {"gpu0": (90, 1), "gpu1": (30, 1), "gpu4": (30, 1), "gpu5": (90, 1)}
+"""Shares have room on cards 1 and 4 alone, which are on two sockets; the two pairs left are whole."""
+
+
+def card(index: int, cores: int = 0, used: int = 0, **more: object) -> SharedCard:
+    """A card of 8 GiB with so many cores and bytes held."""
+    held = SharedCard(
+        device=DeviceID(f"GPU-{index}"),
+        index=index,
+        minor=index,
+        model="NVIDIA H100 80GB HBM3",
+        memory=8 * GIB,
+        cores_held=cores,
+        memory_held=used,
+    )
+    return msgspec.structs.replace(held, **more)
+
+
+@st.composite
+def cards(draw: st.DrawFn, index: int) -> SharedCard:
+    cores, memory = draw(st.sampled_from([(0, 0)] * 4 + [(0, 1), (30, 1), (30, 2), (60, 1), (100, 2)]))
+    slots = draw(st.sampled_from([0, 0, 3]))
+    return card(
+        index,
+        cores,
+        memory * GIB,
+        numa_node=draw(st.sampled_from([0, 0, 1, None])),
+        memory=(8 * GIB) + draw(st.sampled_from([0, 1, 8 * GIB])),
+        model=draw(st.sampled_from(["NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB"])),
+        healthy=draw(st.integers(0, 9)) > 0,
+        slots=slots,
+        slots_held=draw(st.integers(0, slots)) if cores else 0,
+        processes=draw(st.integers(0, 1)),
+        exclusive=cores == 100 and draw(st.booleans()),
+    )
+
+
+@st.composite
+def all_rules(draw: st.DrawFn) -> CardRules:
+    lists = [None, None, ("GPU-1", "GPU-2", "GPU-3"), ()]
+    return CardRules(
+        types=Selection(*draw(st.sampled_from([(None, None), (None, None), (("h100",), None), (None, ("A100",))]))),
+        uuids=Selection(draw(st.sampled_from(lists[:3])), draw(st.sampled_from([None, None, ("GPU-0",)]))),
+        cordoned=frozenset(draw(st.sampled_from([(), (), (DeviceID("GPU-1"),)]))),
+        mutex=draw(st.integers(0, 4)) == 0,
+        numa_bind=draw(st.booleans()),
+        order=draw(st.sampled_from(CardOrder)),
+        weights=draw(st.sampled_from([Weights(), Weights(0, 1, 0), Weights(2, 0, 1)])),
+    )
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> tuple[list[SharedCard], list[list[int]]]:
+    count = draw(st.integers(1, 7))
+    table = [[0] * count for _ in range(count)]
+    for a, b in combinations(range(count), 2):
+        table[a][b] = table[b][a] = draw(st.sampled_from([10, 20, 50, 250]))
+    return [draw(cards(index)) for index in range(count)], table
+
+
+requests = st.builds(
+    ShareRequest,
+    cores=st.sampled_from([0, 20, 40, 50, 100, 100]),
+    memory=st.sampled_from([1, GIB, 7 * GIB, 12 * GIB]),
+    cards=st.integers(1, 3),
+)
+
+
+class Reference:
+    """The rule read one sentence after another; all subsets, all partitions."""
+
+    def __init__(self, held: Sequence[SharedCard], scores: Scores, request: ShareRequest, rules: CardRules) -> None:
+        self.held, self.scores, self.request, self.rules = held, scores, request, rules
+        self.whole = request.cores == 100
+        self.free = {
+            at for at, each in enumerate(held) if is_unused(each) and each.healthy and each.device not in rules.cordoned
+        }
+
+    def accepts(self, each: SharedCard) -> bool:
+        """Whether the lists, the health and the cordon let the card be chosen."""
+        types, uuids = self.rules.types, self.rules.uuids
+        model = each.model.lower()
+        return (
+            each.healthy
+            and each.device not in self.rules.cordoned
+            and (types.wanted is None or any(name.lower() in model for name in types.wanted))
+            and not any(name.lower() in model for name in types.unwanted or ())
+            and (uuids.wanted is None or each.device in uuids.wanted)
+            and each.device not in (uuids.unwanted or ())
+        )
+
+    def has_enough(self, each: SharedCard) -> bool:
+        if (self.whole or self.rules.mutex) and not is_unused(each):
+            return False
+        if self.whole:
+            return each.memory >= self.request.memory
+        return (
+            not each.exclusive
+            and each.cores - each.cores_held >= (self.request.cores or 1)
+            and each.memory - each.memory_held >= self.request.memory
+            and (each.slots == 0 or each.slots > each.slots_held)
+        )
+
+    def allowed(self, members: Answer) -> bool:
+        """Whether these cards would do, one by one and together."""
+        nodes = [self.held[at].numa_node for at in members]
+        apart = len(members) > 1 and (None in nodes or len({*nodes}) > 1)
+        return all(self.accepts(self.held[at]) and self.has_enough(self.held[at]) for at in members) and not (
+            self.rules.numa_bind and apart
+        )
+
+    def best(self, size: int) -> int:
+        return max(total(self.scores, members) for members in combinations(range(len(self.scores)), size))
+
+    def worth(self, members: Answer) -> float:
+        rest = tuple(sorted(self.free - {*members}))
+        own = total(self.scores, members) / self.best(len(members)) if len(members) > 1 else 0
+        left = 0.0
+        for size in (2, 4, 8):
+            if size <= len(rest):
+                points = max(sum(total(self.scores, each) for each in split) for split in splits(rest, size))
+                left += points / self.best(size)
+        return round(own + left / 2, 9)
+
+    def rank(self, members: Answer) -> tuple[object, ...]:
+        """What is compared: for one card or by fullness the cards first, else links first."""
+        held, order = [self.held[at] for at in members], self.rules.order
+        least = (
+            sum(each.cores - each.cores_held for each in held),
+            sum((each.memory - each.memory_held) // BLOCK for each in held),
+            sum(each.processes for each in held),
+        )
+        worth = -self.worth(members)
+        if self.whole:
+            return (worth, members)
+        if order is not CardOrder.BEST_FIT:
+            full = sum(self.fullness(each) for each in held)
+            return (round(-full if order is CardOrder.BINPACK else full, 6), worth, members)
+        return (least, worth, members) if len(members) == 1 else (worth, least, members)
+
+    def fullness(self, each: SharedCard) -> float:
+        weights, asked = self.rules.weights, self.request
+        slots = weights.slot * (each.slots_held + 1) / each.slots if each.slots else 0
+        cores = weights.core * (each.cores_held + asked.cores) / each.cores
+        return slots + cores + weights.memory * (each.memory_held + asked.memory) / each.memory
+
+    def answer(self) -> Answer | None:
+        """The best of all sets of this many cards; None if none will do."""
+        sets = [m for m in combinations(range(len(self.held)), self.request.cards) if self.allowed(m)]
+        return min(sets, key=self.rank, default=None)
+
+
+def is_unused(each: SharedCard) -> bool:
+    return not each.exclusive and each.cores_held == each.memory_held == each.slots_held == 0
+
+
+def answer(
+    held: Sequence[SharedCard], scores: Scores, request: ShareRequest, rules: CardRules = ANY_CARD
+) -> Answer | None:
+    """The indexes of the cards that are given; None if the request is refused."""
+    try:
+        return tuple(each.index for each in choose(held, request, SetScorer(scores), rules))
+    except NoFit:
+        return None
+
+
+@settings(max_examples=200, deadline=None)
+@given(machines(), requests, all_rules())
+def test_the_cards_are_those_that_trying_all_subsets_finds(
+    machine: tuple[list[SharedCard], list[list[int]]], request: ShareRequest, rules: CardRules
+) -> None:
+    held, scores = machine
+
+    assert Reference(held, scores, request, rules).answer() == answer(held, scores, request, rules)
+
+
+def share(cores: int = 20, memory: int = GIB, cards: int = 1) -> ShareRequest:
+    return ShareRequest(cores=cores, memory=memory, cards=cards)
+
+
+def held_on(machine: Scores, **used: tuple[int, int]) -> list[SharedCard]:
+    """The cards of a machine; of `gpu3` so many cores and GiB are held."""
+    amounts = {int(name.removeprefix("gpu")): held for name, held in used.items()}
+    return [card(i, amounts.get(i, (0, 0))[0], amounts.get(i, (0, 0))[1] * GIB) for i in range(len(machine))]
+
+
+@pytest.mark.parametrize(
+    ("used", "request_", "expected"),
+    [
+        pytest.param({"gpu5": (30, 1)}, share(), (5,), id="beside another share"),
+        pytest.param({"gpu5": (30, 1), "gpu6": (60, 1)}, share(), (6,), id="where the fewest cores are left"),
+        pytest.param({"gpu5": (30, 3), "gpu6": (30, 5)}, share(), (6,), id="of equals where the least memory is left"),
+        pytest.param({"gpu5": (90, 1)}, share(), (4,), id="on an unused card, the odd one of a pair"),
+        pytest.param({"gpu5": (90, 1)}, share(0), (5,), id="memory alone beside the cores of others"),
+        pytest.param({"gpu5": (100, 1)}, share(0), (4,), id="but not where no core is left"),
+        pytest.param({"gpu1": (30, 1), "gpu4": (30, 1)}, share(cards=2), (0, 1), id="two on a pair that is broken"),
+        pytest.param(APART, share(cards=2), (1, 4), id="two apart rather than on cards that make a four"),
+        pytest.param({"gpu1": (90, 1), "gpu4": (90, 1)}, share(cards=2), (2, 3), id="two by their link"),
+        pytest.param({"gpu2": (30, 1), "gpu3": (30, 1), "gpu4": (60, 1)}, share(cards=2), (2, 3), id="linked, in use"),
+    ],
+)
+def test_on_linked_pairs(used: dict[str, tuple[int, int]], request_: ShareRequest, expected: Answer) -> None:
+    assert expected == answer(held_on(PAIRS, **used), PAIRS, request_)
+
+
+def test_looks_inside_the_node_for_whole_cards() -> None:
+    """Four of three pairs of which one card is busy: two whole pairs, where GaiaGPU takes the first four."""
+    scores = [[0 if a == b else 50 if a // 2 == b // 2 else 30 for b in range(6)] for a in range(6)]
+    held = held_on(scores, gpu1=(1, 0))
+
+    assert (2, 3, 4, 5) == answer(held, scores, share(400, 0))
+    assert (2, 3, 4, 5) == answer(held, scores, share(100, 0, cards=4))
+    assert (0,) == answer(held, scores, share(100))
+
+
+def test_whole_cards_are_those_of_policy_topology() -> None:
+    held = held_on(PAIRS, gpu4=(10, 1), gpu7=(10, 1))
+    free = (0, 1, 2, 3, 5, 6)
+
+    assert [by_topology(SetScorer(PAIRS), free, (), size) for size in (1, 2, 3, 4)] == [
+        answer(held, PAIRS, share(100 * size, 0)) for size in (1, 2, 3, 4)
+    ]
+
+
+def test_cards_that_nobody_may_get_are_not_spared() -> None:
+    """GPU 5 is cordoned or ill, so nobody can get the pair of GPUs 4 and 5 whole: a share breaks nothing on GPU 4."""
+    ill = [msgspec.structs.replace(each, healthy=each.index != 5) for each in held_on(PAIRS)]
+
+    assert (4,) == answer(held_on(PAIRS), PAIRS, share(), CardRules(cordoned=frozenset([DeviceID("GPU-5")])))
+    assert (4,) == answer(ill, PAIRS, share())
+    assert (0,) == answer(held_on(PAIRS), PAIRS, share())
+
+
+def test_of_equally_connected_cards_those_with_the_least_left_are_taken() -> None:
+    scores = [[0 if a == b else 10 for b in range(6)] for a in range(6)]
+    held = held_on(scores, gpu0=(30, 1), gpu1=(30, 1), gpu2=(60, 1), gpu3=(60, 1))
+    busy = [msgspec.structs.replace(each, processes=each.index in (0, 2)) for each in held]
+
+    assert (2, 3) == answer(held, scores, share(cards=2))
+    assert (3,) == answer(busy, scores, share())
+
+
+def test_memory_that_differs_by_pages_is_equal() -> None:
+    """Of two unused cards the one that breaks no pair is taken, though the other has a page less."""
+    held = [card(0, memory=0), card(1, memory=0), card(2, memory=0)]
+    held[0] = msgspec.structs.replace(held[0], memory=8 * GIB + 4096)
+    held[1] = msgspec.structs.replace(held[1], memory=8 * GIB + 4095)
+    scores = [[0, 250, 10], [250, 0, 10], [10, 10, 0]]
+
+    assert (2,) == answer([held[0], held[1], msgspec.structs.replace(held[2], memory=8 * GIB + 8192)], scores, share())
+
+
+@pytest.mark.parametrize(
+    ("order", "weights", "expected"),
+    [
+        (CardOrder.BINPACK, Weights(), (1,)),
+        (CardOrder.BINPACK, Weights(0, 1, 0), (2,)),
+        (CardOrder.SPREAD, Weights(), (3,)),
+        (CardOrder.SPREAD, Weights(0, 0, 1), (0,)),
+    ],
+)
+def test_weights_say_what_makes_a_card_full(order: CardOrder, weights: Weights, expected: Answer) -> None:
+    """Of cores and GiB are held 20 and 1, 40 and 6, 60 and 2, 0 and 2."""
+    held = [card(0, 20, GIB), card(1, 40, 6 * GIB), card(2, 60, 2 * GIB), card(3, 0, 2 * GIB)]
+    scores = [[0 if a == b else 10 for b in range(4)] for a in range(4)]
+
+    assert expected == answer(held, scores, share(), CardRules(order=order, weights=weights))
+
+
+def test_many_cards_are_compared_within_bounds() -> None:
+    """Of 40 cards, half of them in use: more sets than are all compared, and more unused ones than are all weighed."""
+    scores = [[0 if a == b else 250 if a // 2 == b // 2 else 10 for b in range(40)] for a in range(40)]
+    held = [card(i, 30 if i % 4 < 2 else 0, GIB if i % 4 < 2 else 0) for i in range(40)]
+    uneven = [card(i, (0, 0, 40, 30)[i % 4], (0, 0, 1, 1)[i % 4] * GIB) for i in range(40)]
+    fuller = [msgspec.structs.replace(each, cores_held=60) if each.index in (8, 12) else each for each in held]
+
+    assert (0,) == answer(held, scores, share())
+    assert (0, 1, 4, 5) == answer(held, scores, share(cards=4))
+    assert (2, 3, 6, 7) == answer(uneven, scores, share(cards=4))
+    assert (2,) == answer(held, scores, share(80))
+    assert (2, 3) == answer(held, scores, share(200))
+    assert (2, 3) == answer(held, scores, share(80, cards=2))
+    assert (8, 9, 12) == answer(fuller, scores, share(cards=3), CardRules(order=CardOrder.BINPACK))
