@@ -19,6 +19,14 @@ from topoalign.registry.ports import (
     SeenNode,
     Synced,
 )
+from topoalign.registry.scheduling.node_filters import (
+    Constraints,
+    NodeSelector,
+    Requirement,
+    Taint,
+    Term,
+    Toleration,
+)
 from topoalign.runtime.clock import SystemClock, all_tasks_blocked
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.fake_api_server.server import fake_api_server
@@ -90,6 +98,29 @@ async def test_nodes_are_seen_with_labels_and_their_deletion(api: KubernetesApi,
     assert [SeenNode(name=NODE, uid=uid, labels=begin[0].labels), Synced()] == begin
     assert ("a", "b") == (begin[0].labels["zone"], changed.labels["zone"])
     assert GoneNode(name=NODE) == gone
+
+
+async def test_what_decides_where_a_pod_may_go_is_seen(api: KubernetesApi, cluster: FakeCluster) -> None:
+    """Of nodes taints and cordons; of pods what they select and tolerate. Either may be missing."""
+    cluster.add_node("node-1")
+    cluster.nodes.merge(("", "node-1"), {"spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}})
+    cluster.add_node("node-2")
+    cluster.nodes.merge(("", "node-2"), {"spec": {"unschedulable": True}})
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    said = {"nodeSelector": {"a": "b"}, "tolerations": [{"operator": "Exists"}], "affinity": {"nodeAffinity": required}}
+    cluster.add_pod({**POD, "spec": {**POD["spec"], **said}})
+    cluster.add_pod(shown_pod("plain"))
+    async with Followed(api.nodes()) as nodes:
+        tainted, cordoned = await nodes.next(2)
+    pod, plain = await api.pod("ml", "p"), await api.pod("ml", "plain")
+
+    assert ((Taint("k", "NoSchedule"),), False) == (tainted.taints, tainted.unschedulable)
+    assert ((), True) == (cordoned.taints, cordoned.unschedulable)
+    assert pod is not None and plain is not None
+    selector = NodeSelector([Term([Requirement("zone", "Exists")])])
+    assert Constraints({"a": "b"}, selector, (Toleration(operator="Exists"),)) == pod.to_schedule().constraints
+    assert Constraints() == plain.to_schedule().constraints
 
 
 async def test_after_lost_history_all_comes_again_and_what_vanished(api: KubernetesApi, cluster: FakeCluster) -> None:

@@ -24,8 +24,11 @@ def named(name: str, gpus: int) -> Candidate:
     return Candidate(msgspec.structs.replace(state, node=NodeName(name)), RULES)
 
 
-def members(*gpus: int) -> list[Member]:
-    return [Member(f"uid-{n}", pod(container("main", gpus=each), name=f"p{n}")) for n, each in enumerate(gpus)]
+ANYWHERE = frozenset(map(NodeName, ("a", "b", "c", "n0", "n1", "n2", "n3")))
+
+
+def members(*gpus: int, nodes: frozenset[NodeName] = ANYWHERE) -> list[Member]:
+    return [Member(f"uid-{n}", pod(container("main", gpus=each), name=f"p{n}"), nodes) for n, each in enumerate(gpus)]
 
 
 def planned(gang: Sequence[Member], nodes: Mapping[str, int], fixed: tuple[str, str] | None = None) -> Plan | None:
@@ -71,6 +74,31 @@ def test_a_pod_that_is_to_be_bound_now_goes_to_its_node() -> None:
         planned(members(2, 4, 2), {"a": 4, "b": 4}, ("uid-1", "b"))
     )
     assert planned(members(2, 4), {"a": 4, "b": 2}, ("uid-1", "b")) is None
+
+
+def test_a_launcher_without_gpus_is_planned_beside_its_workers() -> None:
+    """On its own nodes, or where workers leave it CPUs; and workers do not take the node that it needs."""
+    workers, launcher = members(4, 4), pod(container("main", cpus=2, gib=1), name="launcher")
+    only_there = frozenset({NodeName("c")})
+
+    beside = planned([*workers, Member("l", launcher, ANYWHERE)], {"a": 4, "b": 4})
+    apart = planned([*workers, Member("l", launcher, only_there)], {"a": 4, "b": 4, "c": 4})
+    assert {"a": ["l", "uid-0"], "b": ["uid-1"]} == uids(beside)
+    assert {"a": ["uid-0"], "b": ["uid-1"], "c": ["l"]} == uids(apart)
+
+
+def test_a_pod_goes_to_no_node_that_is_not_for_it() -> None:
+    """Although another member may go there; one with few nodes is placed before a larger one that may go anywhere."""
+    there = frozenset({NodeName("a")})
+    (small,) = members(2, nodes=there)
+    large = Member("large", pod(container("main", gpus=4), name="large"), ANYWHERE)
+
+    assert {"a": ["uid-0"], "b": ["large"]} == uids(planned([large, small], {"a": 4, "b": 4}))
+    assert planned([large, small], {"b": 4, "c": 4}) is None
+
+
+def test_small_pods_are_placed_first_where_large_ones_leave_them_no_room() -> None:
+    assert {"a": ["uid-1", "uid-2"], "b": ["uid-0"]} == uids(planned(members(3, 2, 2), {"a": 4, "b": 3}))
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.lists(st.integers(0, 4), max_size=4))

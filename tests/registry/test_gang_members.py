@@ -27,9 +27,9 @@ class Interrupted(Registry):
 
     happens: Callable[[], None] = staticmethod(lambda: None)
 
-    async def passing(self, pod: PodToSchedule) -> list[NodeName]:
+    async def passing(self, pod: PodToSchedule, chosen: NodeName | None = None) -> list[NodeName]:
         self.happens()
-        return await super().passing(pod)
+        return await super().passing(pod, chosen)
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """The scheduler's side of a whole registry, on a bus: when it answers, and what it says after streams were lost or mixed."""
 
+from collections.abc import Mapping
+
 import httpx
 import msgspec
 import pytest
@@ -168,6 +170,8 @@ async def test_pods_of_a_planned_gang_pass_on_their_own_nodes(world: World) -> N
         request = msgspec.structs.replace(pod(container("main", gpus=2), name=name), annotations=annotations)
         uid = str(world.kubernetes.add_pod(shown)["metadata"]["uid"])
         requests[name] = PodToSchedule(uid=uid, request=request)
+    for node in (NODE, other.node):
+        world.kubernetes.add_node(node)
     await world.say(*world.says.all(), *other.all())
     async with world.allocator(world.says), world.allocator(other), world.registry() as (scheduling, _):
         await world.rounds()
@@ -212,6 +216,41 @@ async def test_a_gang_is_planned_on_nodes_that_its_pods_may_go_to(world: World) 
         await scheduler.bind("ml", "b", requests["b"].uid, NODE)
 
         assert {others[1].node} == run[0].reservations.of_pod(requests["a"].uid).keys()
+
+
+TAINT = {"key": "maintenance", "effect": "NoExecute", "value": "yes"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "labels"),
+    [({"unschedulable": True}, {}), ({"taints": [TAINT]}, {}), ({}, {"pool": "other"})],
+    ids=["cordoned", "tainted", "another pool"],
+)
+async def test_a_gang_is_planned_by_a_registry_that_was_asked_no_filter(
+    world: World, spec: Mapping[str, object], labels: Mapping[str, str]
+) -> None:
+    """Another replica was. What Kubernetes shows of pods and nodes leaves out what its scheduler leaves out."""
+    others = [Says(f"node-{n}", machine(), RULES) for n in (0, 2)]
+    uids: dict[str, str] = {}
+    for name in ("a", "b"):
+        shown = shown_pod(name, gpus=4)
+        shown["metadata"]["annotations"] |= {GANG: "g", GANG_SIZE: "2"}
+        shown["spec"]["nodeSelector"] = {"pool": "gpu"}
+        uids[name] = str(world.kubernetes.add_pod(shown)["metadata"]["uid"])
+    for node in (NODE, others[0].node, others[1].node):
+        world.kubernetes.add_node(node, {"pool": "gpu"})
+    world.kubernetes.nodes.merge(("", others[0].node), {"metadata": {"labels": labels}, "spec": spec})
+    await world.say(*world.says.all(), *others[0].all(), *others[1].all())
+    async with (
+        world.allocator(world.says),
+        world.allocator(others[0]),
+        world.allocator(others[1]),
+        world.registry() as run,
+    ):
+        await world.rounds()
+        await run[0].scheduler.bind("ml", "b", uids["b"], NODE)
+
+        assert {others[1].node} == run[0].reservations.of_pod(uids["a"]).keys()
 
 
 async def test_waiting_pods_are_woken_when_a_node_is_offered(world: World) -> None:

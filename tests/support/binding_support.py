@@ -99,7 +99,7 @@ class Registry:
             bus, clock or SystemClock(), self.api, self.reservations, fits, self.gangs.plan, self.shown
         )
 
-    async def passing(self, pod: PodToSchedule) -> list[NodeName]:
+    async def passing(self, pod: PodToSchedule, chosen: NodeName | None = None) -> list[NodeName]:
         """Nodes that would admit the pod, as the view has it."""
         held = {name: self.candidate(name) for name in self.site.ledgers}
         return [name for name, at in held.items() if isinstance(admit(at.state, pod.request, RULES), Admission)]

@@ -12,8 +12,9 @@ import msgspec
 
 from topoalign.core.model.errors import NoFit, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import NodeName
-from topoalign.kubelet.files.manifest import Pod, kubelet_request_of
+from topoalign.kubelet.files.manifest import kubelet_request_of
 from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.node_filters import Pod, Taint, constraints_of
 
 FINISHED = ("Succeeded", "Failed")
 """Phases of a pod that holds nothing any more."""
@@ -81,7 +82,8 @@ class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_schedule(self) -> PodToSchedule:
         """The pod as the scheduler shows it. Raises InvalidField for amounts that cannot be read."""
-        return PodToSchedule(uid=self.uid, request=kubelet_request_of(self.content))
+        request = kubelet_request_of(self.content)
+        return PodToSchedule(uid=self.uid, request=request, constraints=constraints_of(self.content))
 
 
 class GonePod(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +101,9 @@ class SeenNode(msgspec.Struct, frozen=True, kw_only=True):
     uid: str
     """A node that is deleted and created again has another one."""
     labels: Mapping[str, str]
+    taints: tuple[Taint, ...] = ()
+    unschedulable: bool = False
+    """It is cordoned."""
 
 
 class GoneNode(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,12 +4,13 @@ Where all pods of a gang go: pods of which none is of use without the others.
 They are planned as a whole, or not at all. GPUs of different nodes reach one another over NVLink within a fabric; so each
 fabric is tried alone, and all nodes together only where no fabric has room.
 
-The rule within a group of nodes: node by node, each takes the pods that it would admit one after the other, the pods that
-ask for most first. For pods that are alike this finds a place for all if there is one. For pods that differ it may miss
-one: the gang waits, and nothing is reserved.
+The rule within a group of nodes: node by node, each takes the pods that it would admit one after the other, of those that
+may go to it. For pods that are alike this finds a place for all if there is one. Pods that differ are tried in three orders:
+those that ask for most first, those that may go to the fewest nodes first, those that ask for least first. This may miss a
+place that another order would find: the gang waits, and nothing is reserved.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -32,6 +33,8 @@ class Member(NamedTuple):
 
     uid: str
     request: PodRequest
+    nodes: Collection[NodeName]
+    """The only ones to which it may go; equal ones are one object."""
 
 
 class Candidate(NamedTuple):
@@ -79,22 +82,50 @@ def plan_gang(
 
     Raises InvalidField for a member that cannot be meant.
     """
-    left = sorted(members, key=size_of)
-    plan: Plan = {}
     if fixed is not None:
         nodes = (fixed[1], *(node for node in nodes if node != fixed[1]))
-        left.sort(key=lambda member: member.uid != fixed[0])
+    for order in orders(members):
+        plan = yield from plan_in_order(gang, order, nodes, candidate, seconds, fixed)
+        if plan is not None:
+            return plan
+    return None
+
+
+def orders(members: Sequence[Member]) -> Iterator[list[Member]]:
+    """The orders in which nodes are offered the members: one for those that are alike, else each that differs."""
+    largest = sorted(members, key=size_of)
+    scarcest = sorted(largest, key=lambda member: len(member.nodes))
+    smallest = sorted(largest, key=lambda member: tuple(-amount for amount in size_of(member)[:2]))
+    yield largest
+    if scarcest != largest:
+        yield scarcest
+    if smallest not in (largest, scarcest):
+        yield smallest
+
+
+def plan_in_order(
+    gang: str,
+    members: Sequence[Member],
+    nodes: Sequence[NodeName],
+    candidate: Callable[[NodeName], Candidate | None],
+    seconds: float,
+    fixed: tuple[str, NodeName] | None,
+) -> Generator[None, None, Plan | None]:
+    """As `plan_gang`, with the nodes and the members taken in their order, a member that is fixed first."""
+    left = sorted(members, key=lambda member: fixed is not None and member.uid != fixed[0])
+    plan: Plan = {}
     for node in nodes:
-        if not left:
-            break
-        at = candidate(node)
-        placed = (yield from fill(gang, left, at, seconds)) if at is not None else []
+        here = [member for member in left if node in member.nodes]
+        at = candidate(node) if here else None
+        placed = (yield from fill(gang, here, at, seconds)) if at is not None else []
         if fixed is not None and node == fixed[1] and fixed[0] not in {each.pod_uid for each in placed}:
             return None
         if placed:
             plan[node] = tuple(placed)
             taken = {each.pod_uid for each in placed}
             left = [each for each in left if each.uid not in taken]
+        if not left:
+            break
     return plan if not left else None
 
 

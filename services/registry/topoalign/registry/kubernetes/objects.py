@@ -24,6 +24,7 @@ from topoalign.registry.ports import (
     SeenNode,
     SeenPod,
 )
+from topoalign.registry.scheduling import node_filters
 
 T = TypeVar("T")
 
@@ -48,7 +49,7 @@ class PodMetadata(manifest.Metadata, frozen=True, rename="camel"):
     owner_references: list[Owner] | None = None
 
 
-class PodSpec(manifest.Spec, frozen=True, kw_only=True, rename="camel"):
+class PodSpec(node_filters.Spec, frozen=True, kw_only=True, rename="camel"):
     """The fields of a pod's `spec` that are looked at."""
 
     node_name: str | None = None
@@ -61,7 +62,7 @@ class PodStatus(msgspec.Struct, frozen=True):
     reason: str | None = None
 
 
-class ShownPod(manifest.Pod, frozen=True, kw_only=True):
+class ShownPod(node_filters.Pod, frozen=True, kw_only=True):
     """A v1 Pod."""
 
     metadata: PodMetadata
@@ -77,10 +78,18 @@ class NodeMetadata(msgspec.Struct, frozen=True):
     labels: dict[str, str] | None = None
 
 
+class NodeSpec(msgspec.Struct, frozen=True):
+    """The fields of a node's `spec` that are looked at."""
+
+    taints: tuple[node_filters.Taint, ...] | None = None
+    unschedulable: bool | None = None
+
+
 class ShownNode(msgspec.Struct, frozen=True):
     """A v1 Node."""
 
     metadata: NodeMetadata
+    spec: NodeSpec | None = None
 
 
 class ListMetadata(msgspec.Struct, frozen=True, rename="camel"):
@@ -122,8 +131,14 @@ def seen_pod(shown: ShownPod) -> SeenPod:
 
 def seen_node(shown: ShownNode) -> SeenNode:
     """The node as the registry looks at it."""
-    metadata = shown.metadata
-    return SeenNode(name=NodeName(metadata.name), uid=metadata.uid, labels=metadata.labels or {})
+    metadata, spec = shown.metadata, shown.spec or NodeSpec()
+    return SeenNode(
+        name=NodeName(metadata.name),
+        uid=metadata.uid,
+        labels=metadata.labels or {},
+        taints=spec.taints or (),
+        unschedulable=bool(spec.unschedulable),
+    )
 
 
 def gone_pod(pod: SeenPod) -> GonePod:

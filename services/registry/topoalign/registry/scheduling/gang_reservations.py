@@ -15,6 +15,7 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import anyio
+import msgspec
 import structlog
 
 from topoalign.core.admission.gang_plan import Candidate, Member, Plan, fabric_of, groups, key_of, plan_gang
@@ -64,12 +65,13 @@ class Gangs:
         self,
         reservations: Reservations,
         clock: Clock,
-        nodes: Callable[[PodToSchedule], Awaitable[Sequence[NodeName]]],
+        nodes: Callable[[PodToSchedule, NodeName | None], Awaitable[Sequence[NodeName]]],
         hardware: Callable[[NodeName], Topology],
         candidate: Callable[[NodeName], Candidate | None],
     ) -> None:
         """
-        `nodes`: those that would admit the pod now, the best first. `hardware`: what such a node has. `candidate`: the node
+        `nodes`: those that would admit the pod now, the best first, among those to which it may go or the one that the
+        scheduler has chosen. `hardware`: what such a node has. `candidate`: the node
         with what is held there; None: it is not offered any more.
         """
         self._reservations, self._nodes = reservations, nodes
@@ -131,7 +133,7 @@ class Gangs:
             members = self._whole(gang, pod.uid)
             planned = self._reservations.of_gang(gang.name)
             waiting = [
-                Member(uid, each.pod.request)
+                each.pod
                 for uid, each in members.items()
                 if each.node is None and uid not in planned and holds_something(each.pod.request)
             ]
@@ -171,7 +173,7 @@ class Gangs:
                     await self._reservations.cancel(uid, {node})
 
     async def _planned(
-        self, gang: str, waiting: Sequence[Member], pod: PodToSchedule, node: NodeName
+        self, gang: str, waiting: Sequence[PodToSchedule], pod: PodToSchedule, node: NodeName
     ) -> tuple[Plan | None, dict[NodeName, int]]:
         """A plan, if possible with this pod on this node, and the positions of the reservations that it stands on."""
         positions: dict[NodeName, int] = {}
@@ -180,14 +182,19 @@ class Gangs:
             positions[name] = self._reservations.of(name).position
             return self._candidate(name)
 
-        kinds = {key_of(each.request): PodToSchedule(uid=each.uid, request=each.request) for each in waiting}
-        nodes = dict.fromkeys([name for each in (pod, *kinds.values()) for name in await self._nodes(each)])
+        fitting = {kind_of(pod): await self._nodes(pod, node)}
+        for each in waiting:
+            if kind_of(each) not in fitting:
+                fitting[kind_of(each)] = await self._nodes(each, None)
+        kinds = {kind: frozenset(names) for kind, names in fitting.items()}
+        members = [Member(each.uid, each.request, kinds[kind_of(each)]) for each in waiting]
+        nodes = dict.fromkeys(name for names in fitting.values() for name in names)
         fabrics = {name: fabric_of(self._hardware(name)) for name in nodes}
         for fixed in ((pod.uid, node), None):
             for group in groups(fabrics, node):
                 if fixed is not None and node not in group:
                     continue
-                steps = plan_gang(gang, waiting, group, candidate, GANG_SECONDS, fixed)
+                steps = plan_gang(gang, members, group, candidate, GANG_SECONDS, fixed)
                 while True:
                     try:
                         next(steps)
@@ -197,6 +204,11 @@ class Gangs:
                         break
                     await self._turns.give()
         return None, positions
+
+
+def kind_of(pod: PodToSchedule) -> tuple[bytes, bytes]:
+    """Equal for pods that ask for the same and may go to the same nodes."""
+    return key_of(pod.request), msgspec.json.encode(pod.constraints, order="deterministic")
 
 
 def member_of(pod: SeenPod) -> SeenMember | None:

@@ -23,6 +23,7 @@ from topoalign.registry.ports import GoneNode, GonePod, KubernetesApi, SeenNode,
 from topoalign.registry.scheduling.gang_reservations import Gangs
 from topoalign.registry.scheduling.holds import holds_something
 from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.node_filters import NodeTraits, allows
 from topoalign.registry.scheduling.refused_pods import Cancelling, RefusedPods, was_refused
 from topoalign.registry.scheduling.reports import Reports
 from topoalign.registry.scheduling.shown_pods import ShownPods
@@ -63,6 +64,7 @@ class KubernetesWatch:
         self.pods = ShownPods()
         self._ended: set[str] = set()
         """UIDs of finished pods that are still there."""
+        self._traits: dict[NodeName, NodeTraits] = {}
         self._synced: set[str] = set()
         self._cancelled = Queue[str]()
         """UIDs of pods whose reservations are to be ended."""
@@ -73,6 +75,11 @@ class KubernetesWatch:
         if not missing:
             return None
         return self._api.trouble or f"{' and '.join(sorted(missing))} of Kubernetes are not listed yet"
+
+    def allows(self, pod: PodToSchedule, node: NodeName) -> bool:
+        """Whether Kubernetes has the node, and its scheduler's filters leave it to the pod (`node_filters`)."""
+        traits = self._traits.get(node)
+        return traits is not None and allows(traits, pod.constraints)
 
     async def run(self) -> None:
         """Follows pods and nodes, for ever."""
@@ -105,9 +112,13 @@ class KubernetesWatch:
                 match each:
                     case SeenNode():
                         self.nodes[each.name] = each.uid
+                        self._traits[each.name] = NodeTraits(
+                            name=each.name, labels=each.labels, taints=each.taints, unschedulable=each.unschedulable
+                        )
                         self._view.label(each.name, each.labels)
                     case GoneNode():
                         self.nodes.pop(each.name, None)
+                        self._traits.pop(each.name, None)
                         self._view.forget(each.name)
                     case Synced():
                         self._synced.add("nodes")

@@ -7,6 +7,7 @@ import msgspec
 
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest
+from topoalign.registry.scheduling.node_filters import Constraints
 
 
 class PodToSchedule(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,6 +17,8 @@ class PodToSchedule(msgspec.Struct, frozen=True, kw_only=True):
     """UID of the pod: a pod that is created again under its name is another one."""
     request: PodRequest
     """Its names, what its containers ask for, and its annotations, which are not trusted."""
+    constraints: Constraints = Constraints()
+    """To which nodes it may go. The scheduler asks about no others."""
 
 
 class NodeRefusal(msgspec.Struct, frozen=True, kw_only=True):

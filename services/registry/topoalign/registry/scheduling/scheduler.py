@@ -71,11 +71,13 @@ class Scheduler:
         """Binds pods. None: the registry has no access to Kubernetes."""
         self.planned: Callable[[str], NodeName | None] = lambda uid: None
         """UID of a pod -> the only node for it, where it is planned together with others."""
+        self.allows: Callable[[PodToSchedule, NodeName], bool] = lambda pod, node: True
+        """Whether Kubernetes lets the pod go to the node, where the scheduler has not said so."""
         self.refused: Callable[[PodToSchedule, Iterable[NodeRefusal]], None] = lambda pod, refusals: None
         """Told a pod that none of the nodes takes that were asked about, with the refusal of each."""
         self._behind, self._verdicts = behind, Verdicts(view)
         self._asked: OrderedDict[object, Sequence[NodeName]] = OrderedDict()
-        """Gang and what its pod asks for -> the nodes that were asked about last: others are not for it."""
+        """Gang and what its pod asks for, and where -> the nodes that were asked about last: others are not for it."""
 
     async def prepare(self, pod: PodToSchedule) -> None:
         """As `Scheduling.prepare`."""
@@ -125,15 +127,18 @@ class Scheduler:
         scores, places = scores_of(self._request(pod), self.view), self.view.places
         return [scores[places[node]] if node in places else 0 for node in nodes]
 
-    async def best(self, pod: PodToSchedule) -> Sequence[NodeName]:
+    async def best(self, pod: PodToSchedule, chosen: NodeName | None = None) -> Sequence[NodeName]:
         """
-        All nodes that would admit the pod, the best first. Where pods of its gang that ask for the same were asked about,
-        those among which the scheduler chose: it alone knows selectors and taints. With turns of the event loop, as
-        `prepare`. Raises as `filter` does.
+        All nodes that would admit the pod, the best first. Where pods of its gang that are like it were asked about, those
+        among which the scheduler chose: it alone knows all of its filters. Else those that it would ask about as far as the
+        registry can tell, and the node that it has `chosen`. With turns of the event loop, as `prepare`. Raises as `filter`
+        does.
         """
         await self.prepare(pod)
         request = self._request(pod)
-        asked = self._asked.get(key_of_gang(pod, request)) or tuple(self.view.nodes)
+        asked = self._asked.get(key_of_gang(pod, request))
+        if asked is None:
+            asked = [node for node in self.view.nodes if node == chosen or self.allows(pod, node)]
         passed = self._filter(pod, request, asked).passed
         scores = dict(zip(passed, self.prioritize(pod, passed), strict=True))
         return sorted(passed, key=lambda node: (-scores[node], node))
@@ -223,5 +228,6 @@ class Scheduler:
 
 
 def key_of_gang(pod: PodToSchedule, request: Request) -> object:
-    """Equal for the pods of a gang that ask for the same."""
-    return pod.request.namespace, pod.request.annotations.get(GANG), request.key
+    """Equal for the pods of a gang that ask for the same and may go to the same nodes."""
+    where = msgspec.json.encode(pod.constraints, order="deterministic")
+    return pod.request.namespace, pod.request.annotations.get(GANG), request.key, where

@@ -64,7 +64,7 @@ class Scheduling:
                 api, clock, self.view, self.reservations, gangs, delete_refused=settings.delete_refused_pods
             )
             self.view.offered = self._offered
-            self.scheduler.planned = gangs.node_of
+            self.scheduler.planned, self.scheduler.allows = gangs.node_of, self.watch.allows
             self.binder = Binder(context.bus, clock, api, self.reservations, self._fits, gangs.plan, self.watch.pods)
             events = PodEvents(self.binder, self.reservations.of_pod, self.watch.reports.tell)
             self.scheduler.binder, self.scheduler.refused = events, events.refuse

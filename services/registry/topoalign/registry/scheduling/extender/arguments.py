@@ -21,6 +21,7 @@ from topoalign.core.model.errors import InvalidField, Undecodable, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.kubelet.files import manifest
 from topoalign.registry.scheduling.model import PodToSchedule, Victims
+from topoalign.registry.scheduling.node_filters import Pod, constraints_of
 from topoalign.runtime.strict_json import refuse_oddities
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -167,13 +168,13 @@ def understood(body: bytes) -> PodToSchedule:
         raise InvalidField("Pod", f"{len(body)} bytes, more than {LARGEST_POD}", "make its annotations smaller")
     try:
         refuse_oddities(body)
-        pod = msgspec.json.decode(body, type=manifest.Pod | None)
+        pod = msgspec.json.decode(body, type=Pod | None)
     except (msgspec.MsgspecError, RecursionError, Undecodable) as error:
         raise InvalidField("Pod", clean(str(error), 200), manifest.REMEDY) from error
     uid = pod and pod.metadata and pod.metadata.uid
     if pod is None or not uid:
         raise InvalidField("Pod.metadata.uid", "there is none", "send the pod as the API server has it")
-    return PodToSchedule(uid=uid, request=manifest.kubelet_request_of(pod))
+    return PodToSchedule(uid=uid, request=manifest.kubelet_request_of(pod), constraints=constraints_of(pod))
 
 
 remembered = lru_cache(REMEMBERED)(understood)

@@ -1,0 +1,193 @@
+"""
+Which nodes kube-scheduler's filters leave to a pod, by what the API server shows of both.
+
+A node is for a pod if it has every label of `nodeSelector`; if one term of the required node affinity matches it, where
+there is one; if the pod tolerates each of its taints NoSchedule and NoExecute; and if it is not cordoned, or the pod
+tolerates that. A term matches with all its expressions and fields; one without any matches nothing, and so does one that
+an API server would not take. Pods that other pods draw or keep off, volumes and ports are not looked at.
+
+Source: Kubernetes v1.36, plugins NodeAffinity, TaintToleration and NodeUnschedulable; k8s.io/component-helpers,
+scheduling/corev1 (`nodeaffinity`, `ToleratesTaint`); k8s.io/apimachinery, labels (`Requirement.Matches`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from topoalign.core.model.ids import NodeName
+from topoalign.kubelet.files import manifest
+
+UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
+"""Key of the taint that a cordoned node counts as having."""
+REPELLING = ("NoSchedule", "NoExecute")
+LARGEST = 2**63 - 1
+
+
+class Taint(msgspec.Struct, frozen=True):
+    """An entry of a node's `spec.taints`."""
+
+    key: str
+    effect: str
+    value: str = ""
+
+
+class Toleration(msgspec.Struct, frozen=True):
+    """An entry of a pod's `spec.tolerations`. An empty effect or key stands for all."""
+
+    key: str = ""
+    operator: str = ""
+    """`Exists`, or `Equal`, which an empty one means."""
+    value: str = ""
+    effect: str = ""
+
+
+class Requirement(msgspec.Struct, frozen=True):
+    """An entry of `matchExpressions` or `matchFields`."""
+
+    key: str
+    operator: str
+    values: list[str] | None = None
+
+
+class Term(msgspec.Struct, frozen=True, rename="camel"):
+    """An entry of `nodeSelectorTerms`."""
+
+    match_expressions: list[Requirement] | None = None
+    match_fields: list[Requirement] | None = None
+
+
+class NodeSelector(msgspec.Struct, frozen=True, rename="camel"):
+    """`requiredDuringSchedulingIgnoredDuringExecution` of a node affinity."""
+
+    node_selector_terms: list[Term] | None = None
+
+
+class NodeAffinity(msgspec.Struct, frozen=True):
+    """The field `affinity.nodeAffinity` of a pod."""
+
+    required: NodeSelector | None = msgspec.field(name="requiredDuringSchedulingIgnoredDuringExecution", default=None)
+
+
+class Affinity(msgspec.Struct, frozen=True, rename="camel"):
+    """The field `affinity` of a pod."""
+
+    node_affinity: NodeAffinity | None = None
+
+
+class Constraints(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a pod says of the nodes that it may go to."""
+
+    labels: Mapping[str, str] = {}
+    """`nodeSelector`."""
+    required: NodeSelector | None = None
+    """Of its node affinity; None: there is none."""
+    tolerations: tuple[Toleration, ...] = ()
+
+
+class Spec(manifest.Spec, frozen=True, kw_only=True, rename="camel"):
+    """The fields of a pod's `spec` that say what it asks for and where it may go."""
+
+    node_selector: dict[str, str] | None = None
+    affinity: Affinity | None = None
+    tolerations: tuple[Toleration, ...] | None = None
+
+
+class Pod(manifest.Pod, frozen=True, kw_only=True):
+    """A v1 Pod with these fields."""
+
+    spec: Spec | None = None
+
+
+def constraints_of(pod: Pod) -> Constraints:
+    """What the pod says of the nodes that it may go to."""
+    spec = pod.spec or Spec()
+    near = spec.affinity and spec.affinity.node_affinity
+    return Constraints(spec.node_selector or {}, near.required if near else None, spec.tolerations or ())
+
+
+class NodeTraits(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a Kubernetes node these filters look at."""
+
+    name: NodeName
+    labels: Mapping[str, str] = {}
+    taints: tuple[Taint, ...] = ()
+    unschedulable: bool = False
+    """It is cordoned."""
+
+
+def allows(node: NodeTraits, pod: Constraints) -> bool:
+    """Whether the node is for the pod."""
+    taints = [taint for taint in node.taints if taint.effect in REPELLING]
+    if node.unschedulable:
+        taints.append(Taint(UNSCHEDULABLE, "NoSchedule"))
+    return (
+        all(node.labels.get(key) == value for key, value in pod.labels.items())
+        and (pod.required is None or selects(pod.required, node))
+        and all(any(tolerates(each, taint) for each in pod.tolerations) for taint in taints)
+    )
+
+
+def selects(selector: NodeSelector, node: NodeTraits) -> bool:
+    """Whether one of the terms matches the node."""
+    return any(matches(term, node) for term in selector.node_selector_terms or ())
+
+
+def matches(term: Term, node: NodeTraits) -> bool:
+    """Whether all of the term matches the node; False where there is nothing in it."""
+    expressions, fields = term.match_expressions or (), term.match_fields or ()
+    return (
+        bool(expressions or fields)
+        and all(meets(each, node.labels) for each in expressions)
+        and all(meets_field(each, {"metadata.name": node.name}) for each in fields)
+    )
+
+
+def meets(requirement: Requirement, labels: Mapping[str, str]) -> bool:
+    """Whether labels meet an expression. A label that is not there is in no list, and neither above nor below a number."""
+    found, values = labels.get(requirement.key), requirement.values or []
+    match requirement.operator:
+        case "In":
+            return found in values
+        case "NotIn":
+            return bool(values) and found not in values
+        case "Exists":
+            return found is not None and not values
+        case "DoesNotExist":
+            return found is None and not values
+        case "Gt" | "Lt":
+            return found is not None and in_order(requirement.operator, found, values)
+    return False
+
+
+def meets_field(requirement: Requirement, fields: Mapping[str, str]) -> bool:
+    """Whether fields meet a requirement of `matchFields`, which has one value; a field that is not known is empty."""
+    if requirement.operator not in ("In", "NotIn") or len(requirement.values or ()) != 1:
+        return False
+    return (fields.get(requirement.key, "") in (requirement.values or ())) == (requirement.operator == "In")
+
+
+def in_order(operator: str, found: str, values: Sequence[str]) -> bool:
+    """Whether a label is a number above (`Gt`) or below (`Lt`) the only value, which is a number, too."""
+    numbers = [integer(found), *map(integer, values)]
+    if len(numbers) != 2 or numbers[0] is None or numbers[1] is None:
+        return False
+    return numbers[0] > numbers[1] if operator == "Gt" else numbers[0] < numbers[1]
+
+
+def integer(text: str) -> int | None:
+    """The number of 64 bits that Go's ParseInt reads in these digits; None: it is none."""
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 1000:
+        return None
+    number = int(text)
+    return number if -LARGEST - 1 <= number <= LARGEST else None
+
+
+def tolerates(toleration: Toleration, taint: Taint) -> bool:
+    """Whether a toleration is for a taint."""
+    if toleration.effect not in ("", taint.effect) or toleration.key not in ("", taint.key):
+        return False
+    if toleration.operator == "Exists":
+        return True
+    return toleration.operator in ("", "Equal") and toleration.value == taint.value
