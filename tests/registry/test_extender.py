@@ -134,6 +134,15 @@ async def test_resources_of_a_whole_pod_leave_it_its_devices(
     assert [{GPU: 1}] == [dict(each.requests) for each in seen.request.containers]
 
 
+@pytest.mark.parametrize("verb", ["filter", "prioritize"])
+async def test_what_takes_long_is_prepared(http: httpx.AsyncClient, scheduling: RecordedScheduling, verb: str) -> None:
+    """With turns of the event loop, before the answer is made in one."""
+    await post(http, verb, asking("a", "b"))
+
+    assert 1 == len(scheduling.pods)
+    assert scheduling.pods == scheduling.prepared
+
+
 async def test_every_node_has_an_integer_for_a_score(http: httpx.AsyncClient) -> None:
     answer = await http.post("prioritize", json=asking("a", "b", "c"))
 

@@ -60,6 +60,19 @@ async def test_a_scheduler_is_answered_once_every_node_was_read_and_asked(world:
     assert ([NODE], ["ghost"]) == (answer["NodeNames"], list(answer["FailedAndUnresolvableNodes"]))
 
 
+async def test_what_is_known_at_the_start_is_frozen_once(world: World) -> None:
+    """Else the collector looks through what was made of thousands of nodes when a pod comes: a twentieth of a second."""
+    await world.say(*world.says.all())
+    async with world.allocator(world.says), world.registry() as (scheduling, _):
+        early = scheduling.behind(), world.freezes
+        for _ in range(5):
+            await world.clock.advance(PAUSE)
+            await all_tasks_blocked()
+
+        assert (True, 0) == (early[0] is not None, early[1])
+        assert (None, 1) == (scheduling.behind(), world.freezes)
+
+
 async def test_a_twin_is_told_and_not_offered_until_one_is_alone(world: World) -> None:
     """C43: a second agent begins under the node's name, with a journal of its own; then it is stopped."""
     await world.say(*world.says.all())

@@ -1,6 +1,6 @@
 """A request that amounts do not decide takes long on thousands of nodes: it is judged with turns of the event loop."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +11,7 @@ from view_support import RULES, SETTLED, Says, asked, tell_all
 
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.cluster import Cluster
-from topoalign.registry.scheduling import orders, scheduler
+from topoalign.registry.scheduling import orders, scheduler, view
 from topoalign.registry.scheduling.model import Victims
 from topoalign.registry.scheduling.nodes import NodeView
 from topoalign.registry.scheduling.scheduler import Scheduler
@@ -97,6 +97,45 @@ async def test_a_long_filter_gives_turns_and_finds_all_done(large: Large) -> Non
 
     assert (NODES_IN_A_TURN, sorted(NODES)) == (longest, judged)
     assert ([], NODES) == (large.turns[-1], tuple(passed))
+
+
+@pytest.mark.parametrize("question", ["prepare", "best", "preempt", "fits_in_every_order"])
+async def test_nodes_that_changed_at_once_are_renewed_with_turns(
+    large: Large, monkeypatch: pytest.MonkeyPatch, question: str
+) -> None:
+    """A few are left, which is no long work; and those that change in the turns do not count as a few."""
+    monkeypatch.setattr(view, "FEW", 1)
+    changes = iter(NODES)
+    renew = ClusterView._renew
+
+    def renewing(self: ClusterView, node: NodeName) -> None:
+        large.clock.pass_by(LONGEST_SECONDS / NODES_IN_A_TURN)
+        large.turns[-1].append(f"renewed {node}")
+        renew(self, node)
+
+    def between() -> None:
+        for node in (next(changes, None), next(changes, None)):
+            if node is not None:
+                large.view.mark(node)
+
+    monkeypatch.setattr(ClusterView, "_renew", renewing)
+    large.between = between
+    questions: dict[str, Callable[[], Awaitable[object]]] = {
+        "prepare": lambda: large.scheduler.prepare(POD),
+        "best": lambda: large.scheduler.best(POD),
+        "preempt": lambda: large.scheduler.preempt(POD, {}),
+        "fits_in_every_order": lambda: large.scheduler.fits_in_every_order(NODES[0], POD),
+    }
+    async with background() as tasks:
+        tasks.start_soon(large.note_turns)
+        await anyio.lowlevel.checkpoint()
+        await questions[question]()
+    large.turns.append([])
+    large.scheduler.filter(POD, NODES)
+    renewed = [sum(each.startswith("renewed") for each in turn) for turn in large.turns]
+
+    assert sum(renewed) > len(NODES)
+    assert (NODES_IN_A_TURN, True) == (max(renewed), renewed[-1] <= 1)
 
 
 async def test_what_a_gang_is_planned_on_gives_turns_too(large: Large) -> None:

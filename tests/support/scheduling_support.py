@@ -31,6 +31,7 @@ class RecordedScheduling:
         self.labels: list[Mapping[NodeName, Mapping[str, str]]] = []
         self.bound: list[tuple[str, str, str, NodeName]] = []
         self.victims: list[Mapping[NodeName, Victims]] = []
+        self.prepared: list[PodToSchedule] = []
         self.error: TopoalignError | None = None
 
     def _asked(self, pod: PodToSchedule) -> None:
@@ -40,6 +41,7 @@ class RecordedScheduling:
 
     async def prepare(self, pod: PodToSchedule) -> None:
         """Nothing takes long here."""
+        self.prepared.append(pod)
 
     def filter(
         self, pod: PodToSchedule, nodes: Sequence[NodeName], labels: Mapping[NodeName, Mapping[str, str]] = {}

@@ -45,7 +45,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     with freezing(asyncio.get_running_loop().call_soon_threadsafe):
         async with kubernetes(context, settings, replica := token_hex(6)) as api, anyio.create_task_group() as tasks:
             if scheduling:
-                side = Scheduling(context, settings, client, cluster, registry, api, replica)
+                side = Scheduling(context, settings, client, cluster, registry, api, replica, gc.freeze)
                 log.info("extender listens", url=await tasks.start(side.run))
             await registry.run(task_status=task_status)
 

@@ -53,8 +53,8 @@ class Scheduling(Protocol):
 
     async def prepare(self, pod: PodToSchedule) -> None:
         """
-        Does what a `filter` that follows would take long for, with turns of the event loop in between. What is done stays
-        done where this is cancelled. Raises as `filter` does.
+        Does what a `filter` or `prioritize` that follows would take long for, with turns of the event loop in between. What
+        is done stays done where this is cancelled. Raises as `filter` does.
         """
 
     def filter(

@@ -81,7 +81,11 @@ class Scheduler:
 
     async def prepare(self, pod: PodToSchedule) -> None:
         """As `Scheduling.prepare`."""
-        await self._verdicts.prepare(self._request(pod))
+        while True:
+            await self.view.catch_up()
+            await self._verdicts.prepare(self._request(pod))
+            if not self.view.is_behind():
+                return
 
     def filter(
         self, pod: PodToSchedule, nodes: Sequence[NodeName], labels: Mapping[NodeName, Mapping[str, str]] = {}
@@ -145,6 +149,7 @@ class Scheduler:
 
     async def preempt(self, pod: PodToSchedule, victims: Mapping[NodeName, Victims]) -> Mapping[NodeName, Victims]:
         """As `Scheduling.preempt`. Raises NotReadYet."""
+        await self.view.catch_up()
         request, turns = self._request(pod), self.view.turns()
         helped: dict[NodeName, Victims] = {}
         for node, each in victims.items():
@@ -162,6 +167,7 @@ class Scheduler:
 
         Raises InvalidField and NotReadYet as `filter` does.
         """
+        await self.view.catch_up()
         request, uids = self._request(pod), frozenset({pod.uid})
         view, holds = self.view.nodes.get(node), self.view.holds(node)
         if view is not None and not holds.uids:

@@ -42,12 +42,13 @@ class Scheduling:
         registry: Registry,
         api: KubernetesApi | None,
         replica: str,
+        freeze: Callable[[], None] = lambda: None,
     ) -> None:
         """
         `client` and `cluster` are those of the registry, and keep usage. `api`: None where the registry has no access to
-        Kubernetes, and binds nothing. `replica`: an id that no other registry has.
+        Kubernetes, and binds nothing. `replica`: an id that no other registry has. `freeze`: as of `Registry`.
         """
-        self._context, self._settings, self._registry = context, settings, registry
+        self._context, self._settings, self._registry, self._freeze = context, settings, registry, freeze
         clock = context.clock
         self.view = ClusterView(
             cluster, lambda: client.unsettled, clock, scorer_of(settings.scoring, settings.scoring_packing)
@@ -92,6 +93,7 @@ class Scheduling:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.view.run, self._registry.behind, PAUSE)
             tasks.start_soon(self.reservations.run)
+            tasks.start_soon(self._freeze_once)
             if watch is not None:
                 tasks.start_soon(watch.run)
             if self.topologies is not None:
@@ -104,6 +106,12 @@ class Scheduling:
                 lambda: watch.version if watch is not None else None,
                 task_status=task_status,
             )
+
+    async def _freeze_once(self) -> None:
+        """As soon as all is known: what was made of it stays, and the collector would look through it at the next call."""
+        while self.behind() is not None:
+            await self._context.clock.sleep(PAUSE)
+        self._freeze()
 
     def offers(self, resource: ResourceName) -> bool:
         """Whether some node offers this resource, or did."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from topoalign.core.admission.kinds import Kind
+from topoalign.core.model.events import DESCRIBED
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.machines import catalogue
 from topoalign.registry.scheduling.view import ClusterView
@@ -29,13 +30,29 @@ def sibling(view: ClusterView, labels: Mapping[str, str]) -> Kind | None:
 def likely(view: ClusterView, machine: str, instance_type: str) -> Iterator[Kind]:
     """What it may be, the most certain first. Empty texts tell nothing."""
     if machine:
-        yield from view.labelled(MACHINE, machine)
-        yield from view.playing(machine)
+        yield from labelled(view, MACHINE, machine)
+        yield from playing(view, machine)
         if machine in catalogue.names():
-            alike = next(view.labelled(INSTANCE_TYPE, instance_type), None)
+            alike = next(labelled(view, INSTANCE_TYPE, instance_type), None)
             yield described(machine) if alike is None else Kind(described(machine).topology, alike.rules, None)
     if instance_type:
-        yield from view.labelled(INSTANCE_TYPE, instance_type)
+        yield from labelled(view, INSTANCE_TYPE, instance_type)
+
+
+def labelled(view: ClusterView, label: str, value: str) -> Iterator[Kind]:
+    """The kinds of the offered nodes whose Kubernetes Node has this label, by name of the node."""
+    for name in sorted(view.nodes):
+        kind = view.nodes[name].kind
+        if kind is not None and view.labels(name).get(label) == value:
+            yield kind
+
+
+def playing(view: ClusterView, machine: str) -> Iterator[Kind]:
+    """The kinds of the offered nodes that play this described machine, by name."""
+    for name in sorted(view.nodes):
+        kind, announced = view.nodes[name].kind, view.facts(name).topology
+        if kind is not None and announced is not None and announced.source == DESCRIBED + machine:
+            yield kind
 
 
 @lru_cache(maxsize=32)

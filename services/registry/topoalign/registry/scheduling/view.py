@@ -24,7 +24,6 @@ from topoalign.core.admission.kinds import Kind, kind_key
 from topoalign.core.admission.prediction import PredictionBasis, prediction_basis
 from topoalign.core.demand.rules import check_rules
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable
-from topoalign.core.model.events import DESCRIBED
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.ports import Clock
 from topoalign.core.scoring.quality import Packing
@@ -33,11 +32,13 @@ from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster, bare
 from topoalign.registry.scheduling.holds import Hold, NodeHolds
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.nodes import NodeView
+from topoalign.registry.scheduling.nodes import NodeView, side_by_side
 from topoalign.registry.scheduling.standing import KUBELET_UNKNOWN, obstacle
 from topoalign.runtime.turns import Turns
 
 QUALITY = scorer_of(Scoring.QUALITY, Packing.BINPACK)
+FEW = 16
+"""Nodes that are renewed at once, which takes some milliseconds."""
 BASES_KEPT = 128
 """Nodes of which the basis of predictions is kept."""
 
@@ -110,6 +111,20 @@ class ClusterView:
         """Readiness: why not every node can be judged at once."""
         return None if self._started else f"{len(self._due)} nodes are not looked at yet"
 
+    def is_behind(self) -> bool:
+        """Whether `renew` would renew more than a few nodes at once."""
+        self._look()
+        return len(self._due) > FEW
+
+    async def catch_up(self) -> None:
+        """Does the work of `renew` with turns of the event loop in between, but for a few nodes."""
+        turns = self.turns()
+        while self.is_behind():
+            for node in tuple(self._due):
+                if node in self._due:  # else it was renewed in a turn
+                    self._renew(node)
+                    await turns.give()
+
     def renew(self) -> None:
         """Everything that is known counts from now on."""
         self._look()
@@ -181,20 +196,6 @@ class ClusterView:
         self._labels.pop(node, None)
         self._deleted.add(node)
         self.mark(node)
-
-    def labelled(self, label: str, value: str) -> Iterator[Kind]:
-        """The kinds of the offered nodes whose Kubernetes Node has this label, by name of the node."""
-        for name in sorted(self._labels):
-            view = self.nodes.get(name)
-            if view is not None and view.kind is not None and self._labels[name].get(label) == value:
-                yield view.kind
-
-    def playing(self, machine: str) -> Iterator[Kind]:
-        """The kinds of the offered nodes that play this described machine, by name."""
-        for name in sorted(self.nodes):
-            kind, announced = self.nodes[name].kind, self._cluster.member(name).state.topology
-            if kind is not None and announced is not None and announced.source == DESCRIBED + machine:
-                yield kind
 
     def basis(self, node: NodeView) -> PredictionBasis:
         """What predictions for an offered node stand on, with what is held there."""
@@ -286,12 +287,3 @@ class ClusterView:
         self._free_places.append(self.places.pop(node))
         self._changed.pop(node)
         self._bases.pop(node, None)
-
-
-def side_by_side(places: Mapping[NodeName, int]) -> dict[NodeName, int]:
-    """
-    The same under copies of the names that lie side by side, by name. Names come one by one with the facts of their nodes,
-    and lie far from one another; looking up 5,000 of them took half as long again.
-    """
-    names = msgspec.json.decode(msgspec.json.encode(sorted(places)), type=list[NodeName])
-    return {name: places[name] for name in names}

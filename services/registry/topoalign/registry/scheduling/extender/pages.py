@@ -105,7 +105,9 @@ class Extender:
         """How good each node is for the pod."""
         asked = read_arguments(body)
         try:
-            scores = self._scheduling.prioritize(read_pod(asked.pod), asked.nodes)
+            pod = read_pod(asked.pod)
+            await self._scheduling.prepare(pod)
+            scores = self._scheduling.prioritize(pod, asked.nodes)
         except TopoalignError as failure:
             log.info("no scores", code=failure.code, finding=failure.finding)
             scores = [0] * len(asked.nodes)
