@@ -167,7 +167,7 @@ def test_memory_of_whole_cards_is_not_looked_at() -> None:
         (20, 0, AmountMissing, "memory: nothing is asked for beside cores"),
         (0, 1, AmountMissing, "cores: nothing is asked for beside memory"),
         (20, 4 * BLOCK + 1, MemoryAboveCard, f"memory: {4 * BLOCK + 1} bytes"),
-        (500, 0, evaluators.NoFreeCard, "fewer than 5 cards"),
+        (500, 0, evaluators.NoFreeCard, "cores: the node has fewer than 5 cards"),
     ],
 )
 def test_what_cannot_be_given_is_refused(cores: int, memory: int, error: type[TopoalignError], finding: str) -> None:

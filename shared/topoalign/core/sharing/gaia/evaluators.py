@@ -14,11 +14,17 @@ Source: gpu-manager 8cd842ed, algorithm/nvidia, and allocateOne for `evaluate`.
 
 from collections.abc import Iterator
 
-from topoalign.core.model.errors import NoFit
 from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard, ShareRequest
 from topoalign.core.sharing.gaia import BLOCK
 from topoalign.core.sharing.gaia.tree import GpuTree, Node
-from topoalign.core.sharing.refusals import AmountMissing, MemoryAboveCard, NothingAsked, NotWholeCards, ShareFields
+from topoalign.core.sharing.refusals import (
+    AmountMissing,
+    MemoryAboveCard,
+    NothingAsked,
+    NotWholeCards,
+    ShareDoesNotFit,
+    ShareFields,
+)
 
 Chosen = tuple[SharedCard, ...]
 """The cards in the order in which the container gets them; () if there are not enough."""
@@ -26,17 +32,17 @@ Chosen = tuple[SharedCard, ...]
 FIELDS = ShareFields()
 
 
-class NoFreeCard(NoFit):
+class NoFreeCard(ShareDoesNotFit):
     """Raised when no card, or not enough cards, have what is asked for."""
 
     code = "NoFreeCard"
 
-    def __init__(self, request: ShareRequest) -> None:
+    def __init__(self, request: ShareRequest, fields: ShareFields = FIELDS) -> None:
         super().__init__(
+            fields.cores,
             f"no card of the node has {request.cores} cores and {request.memory} bytes of memory left"
             if request.cores < WHOLE_CARD
             else f"the node has fewer than {request.cores // WHOLE_CARD} cards of which nobody holds anything",
-            "ask for less, or wait until other containers have ended; `topoalign gpu list` shows who holds what",
         )
 
 
@@ -61,7 +67,7 @@ def evaluate(tree: GpuTree, request: ShareRequest, fields: ShareFields = FIELDS)
     else:
         raise AmountMissing(*((fields.memory, fields.cores) if cores else (fields.cores, fields.memory)))
     if not chosen:
-        raise NoFreeCard(request)
+        raise NoFreeCard(request, fields)
     return chosen
 
 
