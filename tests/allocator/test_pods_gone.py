@@ -623,12 +623,15 @@ async def test_who_displaces_the_displacer_displaces_them_all(node: Node) -> Non
     assert {"x1", "x2"} == {former.owner.pod for former in given.displaced}
 
 
-async def test_a_container_lost_right_after_a_reboot_is_displaced_by_name(node: Node) -> None:
+@pytest.mark.parametrize("is_listed", [True, False])
+async def test_a_container_lost_right_after_a_reboot_is_displaced(node: Node, is_listed: bool) -> None:
     """
-    A container that the kubelet lists without devices after a reboot may be admitted with its former ones already, although
-    no poll has shown that before the checkpoint was lost. Once it has others it did not run.
+    A container whose pod is there may be admitted with its former devices already after a reboot, although no poll has shown
+    that before the checkpoint was lost. Once it has others it did not run.
     """
     await rebooted_without_checkpoint(node)
+    if not is_listed:  # not yet, by a kubelet that has just started
+        node.kubelet.usage = ()
     (given,) = await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     write(node, entry("uid-2", GPUS[0]))
     show(node, "x2", "uid-2", GPUS[0])
@@ -658,15 +661,20 @@ async def test_without_directories_a_container_that_is_listed_by_name_runs(node:
     assert [owner("x1")] == [former.owner for former in given.displaced]
 
 
-async def test_nothing_from_before_a_reboot_is_displaced(node: Node) -> None:
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_nothing_of_a_pod_that_ended_with_a_reboot_is_displaced(node: Node, is_lost: bool) -> None:
     """
-    A pod that runs when the node goes down often fails afterwards, and its directory stays for a while. The kubelet lists
-    it no more.
+    A pod that runs when the node goes down often fails afterwards, and its directory stays for a while. Its checkpoint
+    tells that it is known to the kubelet; where that is lost, the pod has ended when its directory is gone.
     """
     await runs(node, "x1", "uid-1", GPUS[0])
-    await lost(node)
+    if is_lost:
+        await lost(node)
+        directories(node)
     node.boot = "another boot"
     node.restart()
+    node.kubelet.kubelet += 1
+    node.kubelet.shown.clear()
     node.kubelet.usage = ()
     (given,) = await node.device_allocations.allocate(GPU, [[GPUS[0]]])
 

@@ -284,7 +284,7 @@ class NothingIsForgotten(Liveness):
 class NobodyIsDisplaced(Liveness):
     """Who has to make way has ended."""
 
-    def is_displaced(self, allocation: Allocation, listing: Listing, boot: str) -> bool:
+    def is_displaced(self, allocation: Allocation, listing: Listing) -> bool:
         return False
 
 

@@ -48,7 +48,7 @@ def displaced_by(
     """
     found: list[Displaced] = []
     for record in records:
-        if listing is not None and record.owner is not None and liveness.is_displaced(record, listing, ledger.boot):
+        if listing is not None and record.owner is not None and liveness.is_displaced(record, listing):
             both = by_resource(touching(ledger.state.ownership, record, asked))
             found.append(Displaced(allocation=record.id, owner=record.owner, pod_uid=record.pod_uid, devices=both))
         if not is_before(record, ledger.boot):

@@ -179,7 +179,12 @@ class Liveness:
         One that it gives devices is shown with them, and one that it refuses is listed no more (v1.36.3 lists active pods);
         so one that it lists without devices was admitted with its former ones, and runs.
         """
-        return is_bare(allocation, listing) and self.is_forgotten(allocation, listing, "")
+        names_it = any(
+            used.owner == allocation.owner
+            and not any(used.devices.get(resource) for resource in allocation.from_kubelet)
+            for used in listing.usage
+        )
+        return names_it and self.is_forgotten(allocation, listing, "")
 
     def is_waited_for(self, allocation: Allocation, listing: Listing) -> bool:
         """
@@ -192,15 +197,15 @@ class Liveness:
         is_listed = any(part.pod_uid == uid for part in entries_of(places(allocation), listing))
         return is_listed and not directories.is_gone(uid) and uid not in directories.untold
 
-    def is_displaced(self, allocation: Allocation, listing: Listing, boot: str) -> bool:
+    def is_displaced(self, allocation: Allocation, listing: Listing) -> bool:
         """
         Whether a container that is bound, and not shown, may run on although the kubelet gives its devices to another one.
 
-        As `is_forgotten`; where there are no UIDs or directories, if the kubelet lists a container of its name. One from
-        before `boot` may be admitted already if the kubelet lists it, settled or not (`has_returned`).
+        As `is_forgotten`, but of any boot: a kubelet may lose its checkpoint before a poll has shown what it admitted again
+        after a reboot. Where there are no UIDs or directories, if the kubelet lists a container of its name.
         """
         owner = allocation.owner
-        if owner is None or not self._is_unknown(allocation, listing, "" if is_bare(allocation, listing) else boot):
+        if owner is None or not self._is_unknown(allocation, listing, ""):
             return False
         return runs(owner, allocation.pod_uid, allocation.from_kubelet, listing)
 
@@ -228,14 +233,6 @@ class Liveness:
 def is_before(allocation: Allocation, boot: str) -> bool:
     """Whether an allocation was given, and last seen, before this boot of the node: its container does not run."""
     return bool(boot and allocation.boot) and allocation.boot != boot
-
-
-def is_bare(allocation: Allocation, listing: Listing) -> bool:
-    """Whether the kubelet lists the container of an allocation, and with no device of its resources."""
-    return any(
-        used.owner == allocation.owner and not any(used.devices.get(resource) for resource in allocation.from_kubelet)
-        for used in listing.usage
-    )
 
 
 def has_other_devices(
