@@ -9,11 +9,12 @@ from api_server_support import shown_pod
 from view_support import SETTLED
 
 from topoalign.core.model.errors import BusRefused
-from topoalign.core.model.ids import NodeName
+from topoalign.core.model.ids import Namespace, NodeName, PodName
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.ports import ApiUnavailable, Report
+from topoalign.registry.scheduling.holds import Hold
 from topoalign.registry.scheduling.kubernetes_watch import PAUSE, KubernetesWatch
 from topoalign.registry.scheduling.view import ClusterView
 from topoalign.registry.scheduling.wake_ups import KEPT_SECONDS
@@ -145,6 +146,25 @@ async def test_a_pod_that_ended_holds_nothing_and_is_not_reserved(how: str) -> N
         await world.settle()
 
         assert ([], set(), {}) == (world.held(), world.reserved.uids, world.watch.pods.bound)
+
+
+async def test_what_is_reserved_for_a_bound_pod_elsewhere_ends() -> None:
+    """It was stored after its registry had given up the bind. What is reserved on the pod's own node stays."""
+    world = World()
+    here, elsewhere = (
+        str(world.cluster.add_pod(shown_pod(name, node=node))["metadata"]["uid"])
+        for name, node in (("here", NODE), ("elsewhere", "node-2"))
+    )
+    async with world.running():
+        world.reserved.uids = {here, elsewhere}
+        holds = (
+            Hold(pod_uid=uid, namespace=Namespace("ml"), pod=PodName("p"), allocations=()) for uid in (here, elsewhere)
+        )
+        world.view.hold(NODE, tuple(holds))
+        await world.clock.advance(PAUSE)
+        await world.settle()
+
+        assert {here} == world.reserved.uids
 
 
 async def test_reservations_of_pods_that_ended_before_the_start_end() -> None:

@@ -33,7 +33,7 @@ from topoalign.registry.scheduling.wake_ups import WakeUps
 VERSION_SECONDS = 300.0
 """Between two questions for the API server's version, which an upgrade changes."""
 PAUSE = 1.0
-"""Between two while it is not known."""
+"""Between two while it is not known, and between two looks at what is reserved."""
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 
@@ -89,6 +89,7 @@ class KubernetesWatch:
                 self._follow_nodes,
                 self._cancel_all,
                 self._end_left_over,
+                self._end_elsewhere,
                 self._ask_version,
             ):
                 tasks.start_soon(each)
@@ -193,6 +194,17 @@ class KubernetesWatch:
                 continue
             if seen is None or seen.uid != uid or seen.finished:
                 self._cancelled.put_nowait(uid)
+
+    async def _end_elsewhere(self) -> None:
+        """
+        Ends what is reserved for bound pods on other nodes. Whoever reserved it was killed, or gave up before it heard that it
+        was stored. It would be predicted to be taken, and is not: the pods after it would get other devices than reserved.
+        """
+        while True:
+            await self._clock.sleep(PAUSE)
+            for uid, nodes in self._view.reserved_on.items():
+                if uid in self.pods.bound and nodes - {self.pods.bound[uid]}:
+                    self._cancelled.put_nowait(uid)
 
     async def _ask_version(self) -> None:
         while True:
