@@ -197,8 +197,8 @@ class KubernetesWatch:
 
     async def _end_elsewhere(self) -> None:
         """
-        Ends what is reserved for bound pods on other nodes. Whoever reserved it was killed, or gave up before it heard that it
-        was stored. It would be predicted to be taken, and is not: the pods after it would get other devices than reserved.
+        Ends what is reserved for bound pods on other nodes. Whoever reserved it was killed, or gave up before it heard that
+        it was stored. It would be predicted to be taken, and is not: pods after it would get other devices than reserved.
         """
         while True:
             await self._clock.sleep(PAUSE)
