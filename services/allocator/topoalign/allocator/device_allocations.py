@@ -153,6 +153,8 @@ class DeviceAllocations:
 
     async def ended(self) -> list[Allocation]:
         """Live allocations that have ended (`Liveness.has_ended`); none while the kubelet is away. Callers share polls."""
+        if not self.state.allocations:
+            return []
         asked = self._shares
         with anyio.move_on_after(PREFER_SECONDS), suppress(Unavailable):
             async with self._sharing:

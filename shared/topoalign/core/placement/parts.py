@@ -13,6 +13,7 @@ the first of them, is counted and searched in bytes.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from itertools import compress, islice
 from typing import NamedTuple
 
@@ -28,12 +29,10 @@ class MarkedDevices(Collection[DeviceID]):
     """A set of devices of one resource, iterated in the hardware's order."""
 
     def __init__(self, places: Mapping[DeviceID, int], devices: Iterable[DeviceID]) -> None:
-        """`places`: of all that is listed of the resource (`places_of`). Raises KeyError for a device without a place."""
+        """`places`: of all that is listed of the resource (`places_of`), in their order. Others are left out of the set."""
         self.places = places
-        self.marks = bytearray(len(places))
+        self.marks = bytearray(map(frozenset(devices).__contains__, places))
         """1 at the place of each device of the set, else 0."""
-        for place in map(places.__getitem__, devices):
-            self.marks[place] = 1
 
     def __contains__(self, device: object) -> bool:
         place = self.places.get(device)  # type: ignore[call-overload]  # what is no id has no place
@@ -47,8 +46,8 @@ class MarkedDevices(Collection[DeviceID]):
 
     def without(self, devices: Iterable[DeviceID]) -> "MarkedDevices":
         """The others of the set."""
-        others = MarkedDevices(self.places, ())
-        others.marks[:] = self.marks
+        others = copy(self)
+        others.marks = self.marks.copy()
         for device in devices:
             if device in others:
                 others.marks[self.places[device]] = 0
@@ -57,10 +56,7 @@ class MarkedDevices(Collection[DeviceID]):
 
 def marked(topology: Topology, resource: ResourceName, devices: Collection[DeviceID]) -> MarkedDevices | None:
     """The set of these devices; None where one of them is not listed, or is named more than once."""
-    try:
-        found = MarkedDevices(places_of(topology).get(resource, {}), devices)
-    except KeyError:
-        return None
+    found = MarkedDevices(places_of(topology).get(resource, {}), devices)
     return found if len(found) == len(devices) else None
 
 
