@@ -78,10 +78,13 @@ class Taking:
     def whole_nodes(self) -> None:
         """Takes the free NUMA nodes that fit in what is still needed."""
         inside = self.cpus.in_node
-        self.take_units(inside[node] for node in self.nodes() if inside[node] <= self.free)
+        if self.may_fit(inside):
+            self.take_units(inside[node] for node in self.nodes() if inside[node] <= self.free)
 
     def whole_sockets(self) -> None:
         """Takes the free sockets that fit in what is still needed."""
+        if not self.may_fit(self.cpus.in_socket):
+            return
         inside = [self.cpus.in_socket[socket] for socket in self.sockets()]
         self.take_units([socket for socket in inside if self.is_free(socket, self.cpus.cpus_per_socket)])
 
@@ -89,6 +92,10 @@ class Taking:
         """Takes the free cores that fit in what is still needed."""
         inside = [self.cpus.in_core[core] for core in self.cores()]
         self.take_units([core for core in inside if self.is_free(core, self.cpus.cpus_per_core)])
+
+    def may_fit(self, units: Mapping[int, frozenset[int]]) -> bool:
+        """Whether any of these units has no more CPUs than are still needed, so that they have to be ordered."""
+        return any(len(unit) <= self.needed for unit in units.values())
 
     def is_free(self, unit: frozenset[int], average: int) -> bool:
         """Whether a core or socket counts as free: by the average number of CPUs, or by all its CPUs."""

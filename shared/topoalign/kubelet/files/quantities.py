@@ -7,6 +7,7 @@ requested unit is rounded up, as there. Example: `1.5` CPUs in whole CPUs is 2.
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil
 
 from topoalign.core.model.requests import LARGEST_QUANTITY
@@ -26,7 +27,12 @@ def exact(quantity: str) -> Fraction | None:
     match = _QUANTITY.fullmatch(quantity)
     if match is None:
         return None
-    number, suffix, exponent = match.groups()
+    return value_of(*match.groups())
+
+
+@lru_cache(maxsize=1 << 10)
+def value_of(number: str, suffix: str | None, exponent: str | None) -> Fraction | None:
+    """`exact` of what a quantity consists of. Cached: pods ask for the same amounts again and again, each in several calls."""
     factor = FACTORS[suffix] if suffix else Fraction(10) ** int(exponent or 0)
     value = Fraction(number) * factor
     return value if value <= LARGEST_QUANTITY else None
