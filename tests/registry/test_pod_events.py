@@ -1,5 +1,7 @@
 """What a pod's Events tell of its bind, and of why no node takes it."""
 
+from collections import Counter
+
 import pytest
 from reservation_support import container, reservation
 
@@ -7,7 +9,7 @@ from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.registry.ports import Report
-from topoalign.registry.scheduling.model import NodeRefusal, PodToSchedule
+from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.pod_events import PodEvents
 
 pytestmark = pytest.mark.anyio
@@ -70,7 +72,7 @@ async def test_a_pod_that_fits_nowhere_is_told_the_counts_of_all_reasons() -> No
         namespace=Namespace("ml"), name=PodName("p"), containers=(ContainerRequest(name=ContainerName("main")),)
     )
     codes = ["NotAligned", "NotEnoughDevices", "NotAligned"]
-    world.events.refuse(PodToSchedule(uid="u", request=request), [NodeRefusal(code=code) for code in codes])
+    world.events.refuse(PodToSchedule(uid="u", request=request), Counter(codes))
 
     (report,) = world.told
     assert "no node of 3 fits: NotAligned on 2; NotEnoughDevices on 1; see `topoalign why ml/p`" == report.note

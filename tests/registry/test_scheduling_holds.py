@@ -9,7 +9,7 @@ from faults_support import THOROUGH
 from view_support import NODE, RULES, OneNode, Says, asked, scheduler_of, some_request, some_says, tell_all
 
 from topoalign.core.model.events import Allocation, Owner
-from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
 from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.registry.cluster import Cluster
@@ -87,6 +87,18 @@ def test_a_pod_that_runs_already_is_not_held_a_second_time() -> None:
     world.tell(world.says.end("a"))
 
     assert ("", "") == (once, world.code(gpus=4))
+
+
+def test_of_a_pod_that_fits_nowhere_the_reasons_are_counted() -> None:
+    """Of one that fits on some node nothing is told."""
+    world, told = node(), list[object]()
+    scheduler = world.scheduler
+    scheduler.refused = lambda pod, counts: told.append((pod.uid, dict(counts)))
+    ghosts = [NodeName("ghost-1"), NodeName("ghost-2")]
+    scheduler.filter(asked(gpus(4), "a"), [NODE, *ghosts])
+    scheduler.filter(asked(gpus(9), "b"), [NODE, *ghosts])
+
+    assert [("b", {"NotAligned": 1, "UnknownNode": 2})] == told
 
 
 def test_a_node_is_renewed_only_where_something_else_is_held() -> None:

@@ -32,7 +32,7 @@ def exact(quantity: str) -> Fraction | None:
 
 @lru_cache(maxsize=1 << 10)
 def value_of(number: str, suffix: str | None, exponent: str | None) -> Fraction | None:
-    """`exact` of what a quantity consists of. Cached: pods ask for the same amounts again and again, each in several calls."""
+    """`exact` of what a quantity consists of. Cached: pods ask for the same amounts, and each is read in several calls."""
     factor = FACTORS[suffix] if suffix else Fraction(10) ** int(exponent or 0)
     value = Fraction(number) * factor
     return value if value <= LARGEST_QUANTITY else None

@@ -6,14 +6,14 @@ An Event wakes no pod and changes none. How many are written is bounded by `repo
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from topoalign.core.model.errors import TopoalignError, clean, quoted
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.reservations import Reservation
 from topoalign.registry.ports import Report
-from topoalign.registry.scheduling.model import NodeRefusal, PodToSchedule
+from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.scheduler import Binder
 
 MOST_CODES = 5
@@ -52,9 +52,9 @@ class PodEvents:
             note = f"reserved on {clean(node)}: {quoted(devices)}"
             self._tell(Report(namespace=namespace, name=name, uid=uid, reason="DevicesReserved", note=note))
 
-    def refuse(self, pod: PodToSchedule, refusals: Iterable[NodeRefusal]) -> None:
-        """No node takes the pod; `refusals`: one of each node."""
-        counts, namespace, name = Counter(each.code for each in refusals), pod.request.namespace, pod.request.name
+    def refuse(self, pod: PodToSchedule, counts: Counter[str]) -> None:
+        """No node takes the pod; `counts`: code of a refusal -> how many nodes refuse for this."""
+        namespace, name = pod.request.namespace, pod.request.name
         why = "; ".join(f"{code} on {count}" for code, count in counts.most_common(MOST_CODES))
         note = f"no node of {counts.total()} fits: {why}; see `topoalign why {clean(namespace)}/{clean(name)}`"
         report = Report(namespace=namespace, name=name, uid=pod.uid, reason="NoNodeFits", note=note, kind="Warning")

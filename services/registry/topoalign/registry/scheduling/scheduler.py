@@ -5,8 +5,8 @@ Nothing here has an effect on the view. A node that the registry does not know i
 the machine of `topoalign.io/machine`, or an empty sibling of the same instance type, under the rules of a sibling's kubelet.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from operator import not_
 from typing import Protocol
@@ -18,7 +18,7 @@ from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import NodeName, PodName
 from topoalign.core.model.requests import GANG, AdmissionRules
 from topoalign.registry.scheduling.binding import PODS_PENDING
-from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSchedule, Victims
+from topoalign.registry.scheduling.model import Filtered, PodToSchedule, Victims
 from topoalign.registry.scheduling.orders import MOST_PENDING, Comer, all_fit
 from topoalign.registry.scheduling.scores import scores_of
 from topoalign.registry.scheduling.siblings import sibling
@@ -73,8 +73,8 @@ class Scheduler:
         """UID of a pod -> the only node for it, where it is planned together with others."""
         self.allows: Callable[[PodToSchedule, NodeName], bool] = lambda pod, node: True
         """Whether Kubernetes lets the pod go to the node, where the scheduler has not said so."""
-        self.refused: Callable[[PodToSchedule, Iterable[NodeRefusal]], None] = lambda pod, refusals: None
-        """Told a pod that none of the nodes takes that were asked about, with the refusal of each."""
+        self.refused: Callable[[PodToSchedule, Counter[str]], None] = lambda pod, codes: None
+        """Told a pod that none of the nodes takes that were asked about, with how many refuse it for each reason."""
         self._behind, self._verdicts = behind, Verdicts(view)
         self._asked: OrderedDict[object, Sequence[NodeName]] = OrderedDict()
         """Gang and what its pod asks for, and where -> the nodes that were asked about last: others are not for it."""
@@ -123,7 +123,10 @@ class Scheduler:
         refused = dict(zip(compress(nodes, numbers), map(refusals.__getitem__, filter(None, numbers)), strict=True))
         passed = tuple(compress(nodes, map(not_, numbers)))
         if not passed:
-            self.refused(pod, refused.values())
+            told = Counter[str]()
+            for number, count in Counter(numbers).items():
+                told[refusals[number].code] += count
+            self.refused(pod, told)
         return Filtered(passed=passed, refused=refused)
 
     def prioritize(self, pod: PodToSchedule, nodes: Sequence[NodeName]) -> Sequence[int]:

@@ -198,7 +198,8 @@ def decoded(body: bytes, kind: type[S]) -> S:
 
 def once(body: bytes, found: msgspec.Struct) -> bool:
     """Whether no key of the outermost object stands twice. What is left without the inner values has no escapes."""
-    fields = [(each.encode_name, getattr(found, each.name)) for each in msgspec.structs.fields(found)]
+    names = zip(found.__struct_encode_fields__, found.__struct_fields__, strict=True)
+    fields = [(name, getattr(found, field)) for name, field in names]
     for _, value in fields:
         if isinstance(value, Raw):
             body = body.replace(bytes(value), b"", 1)
