@@ -1,0 +1,68 @@
+"""
+Keeps nats.js, the JetStream part of the NATS client library, unloaded until somebody uses it (nats-py 2.16.0).
+
+The client library imports all of it, and uses the names of some headers. The bus speaks the API of JetStream itself. So a
+node agent would spend a fifth of the time in which it imports the library, and 1.5 MB, on what it never calls. The module
+that stands in has those names; it is loaded with its first other attribute, so that other code of the process finds in it
+what it expects.
+"""
+
+import sys
+from enum import StrEnum
+from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from types import ModuleType
+from typing import Any
+
+JETSTREAM = "nats.js"
+API = "nats.js.api"
+
+
+class Header(StrEnum):
+    """The headers that the client library itself looks at. Their names are those of the protocol."""
+
+    CONSUMER_STALLED = "Nats-Consumer-Stalled"
+    DESCRIPTION = "Description"
+    STATUS = "Status"
+
+
+class DeferredApi(ModuleType):
+    """Stands in for `nats.js.api`."""
+
+    Header = Header
+
+    def __getattr__(self, name: str) -> Any:
+        """What it does not have is that of the module itself."""
+        return getattr(import_module(API), name)
+
+
+class DeferredPackage(ModuleType):
+    """Stands in for `nats.js`, and becomes it."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Loads the package for whatever else it is asked for."""
+        if name not in JETSTREAM_NAMES:
+            raise AttributeError(f"module {JETSTREAM!r} has no attribute {name!r}")
+        vars(self).pop("api", None)
+        assert self.__spec__ is not None and self.__spec__.loader is not None
+        self.__spec__.loader.exec_module(self)
+        return getattr(self, name)
+
+
+JETSTREAM_NAMES = ("JetStreamContext", "JetStreamManager", "__all__")
+
+
+def defer_jetstream() -> None:
+    """Imports the client library without `nats.js`. Does nothing where somebody has imported the library before."""
+    if "nats" in sys.modules:
+        return
+    nats = PathFinder.find_spec("nats")
+    spec = PathFinder.find_spec(JETSTREAM, nats.submodule_search_locations) if nats is not None else None
+    if spec is None:
+        return
+    package = DeferredPackage(JETSTREAM)
+    vars(package).update(vars(module_from_spec(spec)))
+    vars(package)["api"] = DeferredApi(API)
+    sys.modules[JETSTREAM] = package
+    import_module("nats").js = package  # type: ignore[attr-defined]  # which the import would have bound
