@@ -8,6 +8,7 @@ from whole_node_support import Node, fits, node
 
 from topoalign.allocator.companions import CompanionsLacking
 from topoalign.allocator.device_plugin.responses import Teller
+from topoalign.core.deviceshare.names import JOINT_ANNOTATION
 from topoalign.core.model.errors import DeviceInUse
 from topoalign.core.model.events import Allocation, AllocationDeviated, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.anyio
 DEFAULT = Namespace("default")
 MACHINE = two_nodes(nics=4)
 """GPU-0 to GPU-3 with mlx5_0 and mlx5_1 on NUMA node 0, the others on node 1."""
+TOGETHER = '{"deviceTypes": ["gpu", "rdma"]}'
 FUNCTIONS = ("0000:05:00.1", "0000:05:00.2")
 
 
@@ -180,19 +182,32 @@ async def test_a_container_without_its_companions_fails_if_it_needs_them(needed:
             assert (other,) == live(it)[1].companions
 
 
-async def test_a_container_that_needs_companions_gets_no_other_gpus() -> None:
-    """Its own GPU became ill: the kubelet comes with others, and does not say for whom."""
+@pytest.mark.parametrize("known", [True, False])
+async def test_companions_are_chosen_anew_where_the_kubelet_takes_other_gpus(known: bool) -> None:
+    """
+    Its own GPU became ill, and the kubelet does not say for whom it comes with others. What the pod asks for is known since
+    a registry asked about it; an agent that was started since then refuses it.
+    """
     async with node(machine=MACHINE) as it:
+        asked = msgspec.structs.replace(pod("a", gpus=2), annotations={JOINT_ANNOTATION: TOGETHER})
+        if known:
+            it.device_allocations.remember(asked)
         it.reserve(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1"), needed=True))
         health = it.ledger.state.health
         assert health is not None
         ill = {**health.devices, DeviceID("GPU-3"): DeviceHealth(state=HealthState.UNHEALTHY, reason="Xid 79")}
         it.ledger.hear(msgspec.structs.replace(health, revision=health.revision + 1, devices=ill))
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 7)
-        refused = await it.kubelet.admit(pod("a", gpus=2))
+        decision = await it.kubelet.admit(asked)
         fits(await it.kubelet.admit(pod("b", gpus=1)))
+        deviations = [event for event, _ in it.ledger.pending if isinstance(event, AllocationDeviated)]
 
-        assert CompanionsLacking.code in str(refused)
+        if known:
+            assert [("GPU-2", "GPU-3", "mlx5_1")] == [each.preferred for each in deviations]
+            assert ids("GPU-0", "GPU-1") == live(it)[0].devices[GPU]
+            assert ids("mlx5_0") == live(it)[0].companions
+        else:
+            assert CompanionsLacking.code in str(decision)
 
 
 async def test_a_reservation_on_devices_of_an_ended_pod_still_counts() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.joint import reason_against
-from topoalign.core.admission.pipeline import UNREAD
+from topoalign.core.admission.pipeline import BY_RESERVATION
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.deviceshare.candidates import Asked
 from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION
@@ -214,7 +214,7 @@ def test_a_device_of_unknown_place_is_not_said_to_be_off_the_alignment() -> None
 
 
 @pytest.mark.parametrize("key", [JOINT_ANNOTATION, HINT_ANNOTATION, PARTITION_ANNOTATION])
-def test_each_annotation_about_devices_is_said_to_play_no_part(key: str) -> None:
+def test_a_prediction_says_that_the_kubelet_reads_no_annotation(key: str) -> None:
     """Any of the three alone is enough for the note: a kubelet reads none of them."""
     plain = pod(container(gpus=1))
     annotated = msgspec.structs.replace(plain, annotations={key: "{}"})
@@ -222,22 +222,30 @@ def test_each_annotation_about_devices_is_said_to_play_no_part(key: str) -> None
 
     notes = [admit(node(catalogue.machine("hgx-h100")), each, rules).explanation.notes for each in (plain, annotated)]
 
-    assert ((), (UNREAD,)) == tuple(notes)
+    assert ((), (BY_RESERVATION,)) == tuple(notes)
 
 
-def test_the_kubelet_reads_no_annotations_and_its_prediction_says_so() -> None:
+def test_annotations_count_under_a_kubelet_as_in_mode_best() -> None:
+    """Here its alignment leaves the whole choice, so that both modes choose the same."""
     state = holding(node(catalogue.machine("epyc-nps4-4gpu")), "GPU-0")
     plain, asked = pod(container(gpus=1, nics=1)), joint(container(gpus=1, nics=1))
     rules = AdmissionRules(mode=Mode.KUBELET, policy=Policy.NONE, placement=Placement.SIMPLE)
     best = msgspec.structs.replace(rules, mode=Mode.BEST)
 
-    decision, without = admit(state, asked, rules), admit(state, plain, rules)
-
-    assert admitted(without) == admitted(decision)
-    assert {GPU: ("GPU-1",), NIC: ("mlx5_0",)} == admitted(decision)["main"].devices
+    assert {GPU: ("GPU-1",), NIC: ("mlx5_0",)} == admitted(admit(state, plain, rules))["main"].devices
+    assert {GPU: ("GPU-2",), NIC: ("mlx5_1",)} == admitted(admit(state, asked, rules))["main"].devices
     assert {GPU: ("GPU-2",), NIC: ("mlx5_1",)} == admitted(admit(state, asked, best))["main"].devices
-    assert any("kubelet does not read them" in note for note in decision.explanation.notes)
-    assert () == without.explanation.notes
+
+
+def test_the_kubelet_aligns_without_a_look_at_what_goes_together() -> None:
+    """It takes the lowest NUMA node with a free GPU, which has no NIC. NICs in the limits would have it look for both."""
+    state = holding(node(catalogue.machine("epyc-nps4-4gpu")), "GPU-0")
+    asked = joint(container(gpus=1, others={"koordinator.sh/rdma": 100}))
+    kubelet = msgspec.structs.replace(RESTRICTED, mode=Mode.KUBELET)
+
+    assert "DevicesDoNotFit" == refused(admit(state, asked, kubelet)).code
+    assert ("mlx5_1",) == admitted(admit(state, joint(container(gpus=1, nics=1)), kubelet))["main"].devices[NIC]
+    assert {GPU: ("GPU-2",), NIC: ("mlx5_1",)} == admitted(admit(state, asked, RESTRICTED))["main"].devices
 
 
 def test_koordinators_own_resources_ask_for_whole_devices() -> None:

@@ -22,8 +22,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """For a pod as a whole, memory resources that no app container asks for are left out."""
     asks_for_zero_devices: bool
     """A limit of 0 devices is asked for like any other; otherwise it counts as not asked."""
-    reads_annotations: bool
-    """Devices of pods with annotations for it are decided jointly."""
+    aligns_jointly: bool
+    """Devices that annotations name together are aligned together; otherwise each resource by itself, and they are chosen
+    together within that alignment."""
 
     # What has to hold before a pod is decided.
     starts_kubelet: bool
@@ -76,7 +77,7 @@ KUBELET = Profile(
     exclusive_by_qos=True,
     drops_memory_of_init_containers=True,
     asks_for_zero_devices=True,
-    reads_annotations=False,
+    aligns_jointly=False,
     starts_kubelet=True,
     refuses_unknown_resources=False,
     prefers_by_empty_machine=True,
@@ -103,7 +104,7 @@ BEST = Profile(
     exclusive_by_qos=False,
     drops_memory_of_init_containers=False,
     asks_for_zero_devices=False,
-    reads_annotations=True,
+    aligns_jointly=True,
     starts_kubelet=False,
     refuses_unknown_resources=True,
     prefers_by_empty_machine=False,

@@ -7,23 +7,37 @@ NIC that somebody else has got meanwhile, or that is not healthy, is lacking; of
 does as well. A container that needs its companions is refused where some are lacking, so that it fails where everybody sees
 it: its pod is made anew, and scheduled again. Any other container gets those that are left.
 
-GPUs that are reserved for nobody have no companions. But where those of a container that needs its companions cannot be
-given any more, the kubelet comes with others for it, and does not say so: then no container gets as many GPUs as that one
-until its reservation has ended.
+GPUs that are reserved for nobody have no companions. But the kubelet may take others than those that are reserved: its
+alignment changes when a pod ends, or a GPU becomes ill. So while a container waits for as many GPUs, and for companions,
+those that it would be given with these GPUs come with them: chosen as its pod asks, if it was heard of since this process
+started. Where there are none, and it needs them, it is refused. Registries bind no other pod beside it that asks for as
+many.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from topoalign.allocator.reconciliation.device_order import in_order
+from topoalign.core.admission.within_alignment import Bounds, place_among
+from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.deviceshare.demand import is_joint
+from topoalign.core.deviceshare.node_devices import ContainerDevices
 from topoalign.core.model.allocations import Allocation
-from topoalign.core.model.errors import NoFit, quoted
-from topoalign.core.model.ids import GPU, AllocationID, DeviceID, ResourceName
+from topoalign.core.model.errors import BadRequest, NoFit, quoted
+from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, Mode, Placement, PodRequest
 from topoalign.core.model.reservations import ReservedContainer
+from topoalign.core.model.topology.bitmask import mask_of
 from topoalign.core.placement.reserved import parts_of, reserved_with
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.reservations import NodeReservations, allocations_of
+
+REMEMBERED = 1_000
+"""Pods with annotations about devices whose requests are kept: far more than are bound to a node and not admitted yet."""
 
 
 class CompanionsLacking(NoFit):
@@ -56,9 +70,16 @@ class Companions(NamedTuple):
 class ReservedCompanions:
     """The companions that are reserved on the node."""
 
-    def __init__(self, state: Callable[[], NodeState], clock: Clock, reserved: Callable[[], NodeReservations]) -> None:
-        """`reserved`: what is reserved on the node now."""
-        self._state, self._clock, self._reserved = state, clock, reserved
+    def __init__(
+        self,
+        state: Callable[[], NodeState],
+        clock: Clock,
+        reserved: Callable[[], NodeReservations],
+        placement: Placement,
+    ) -> None:
+        """`reserved`: what is reserved on the node now; `placement`: the node's device policy."""
+        self._state, self._clock, self._reserved, self._placement = state, clock, reserved, placement
+        self._requests: OrderedDict[tuple[Namespace, PodName], PodRequest] = OrderedDict()
 
     def waiting(self, resource: ResourceName, devices: Collection[DeviceID]) -> ReservedContainer | None:
         """The container for which just these GPUs are reserved and not given yet, if something comes with them."""
@@ -100,27 +121,74 @@ class ReservedCompanions:
             raise CompanionsLacking(waiting.devices.get(GPU, ()), lacking)
         return Companions(devices, functions, tuple(lacking))
 
-    def check_met(self, resource: ResourceName, devices: Collection[DeviceID]) -> None:
-        """
-        For GPUs that are reserved for nobody: raises CompanionsLacking where a container waits that needs companions, and
-        as many GPUs, and cannot have its own any more.
-        """
-        reserved, state = self._reserved(), self._state()
-        if resource != GPU or not reserved.reservations:
-            return
-        for _, each, gpus in parts_of(reserved, self._clock.monotonic(), resource):
-            is_met = gpus.isdisjoint(devices) and all(state.health_of(gpu).usable for gpu in gpus)
-            if each.needs_companions and len(gpus) == len(devices) and not is_met:
-                raise CompanionsLacking(devices, [each for ids in each.companions.values() for each in ids])
+    def remember(self, pod: PodRequest) -> None:
+        """A registry is about to reserve something for this pod."""
+        if is_joint(pod.annotations):
+            self._requests[pod.namespace, pod.name] = pod
+            self._requests.move_to_end((pod.namespace, pod.name))
+            while len(self._requests) > REMEMBERED:
+                self._requests.popitem(last=False)
 
-    def check_followed(self, resource: ResourceName, preferred: Collection[DeviceID]) -> None:
+    def observe(self) -> None:
+        """Something was granted: what is shown of reservations is noted before it can end."""
+        self._reserved()
+
+    def preferred(
+        self, available: Collection[DeviceID], must_include: Sequence[DeviceID], size: int
+    ) -> tuple[DeviceID, ...]:
+        """The GPUs to prefer for a container that waits for as many and cannot have its own any more; () for nobody."""
+        others = tuple(device for device in available if device not in must_include)
+        found = self._instead(Bounds(size, tuple(must_include), others), ())
+        return found[1].devices.get(GPU, ()) if found is not None and found[1] is not None else ()
+
+    def adopted(
+        self, resource: ResourceName, devices: Collection[DeviceID], gone: Collection[AllocationID]
+    ) -> tuple[Companions, tuple[DeviceID, ...]]:
         """
-        For other devices than those that were preferred: raises CompanionsLacking where these are reserved for a container
-        that needs its companions.
+        What comes with GPUs that are reserved for nobody, once these allocations have ended, and what was reserved instead
+        of all that: nothing, or what a container gets beside them that waits for as many. Raises CompanionsLacking.
         """
-        waiting = self.waiting(resource, preferred)
-        if waiting is not None and waiting.needs_companions:
-            raise CompanionsLacking(preferred, [each for ids in waiting.companions.values() for each in ids])
+        found = self._instead(Bounds(len(devices), tuple(devices), ()), gone) if resource == GPU else None
+        if found is None:
+            return Companions(), ()
+        waiting, given = found
+        reserved = tuple(
+            each for part in (waiting.devices, waiting.companions) for ids in part.values() for each in ids
+        )
+        if given is None:
+            if waiting.needs_companions:
+                raise CompanionsLacking(devices, [each for ids in waiting.companions.values() for each in ids])
+            return Companions(), reserved
+        beside = {
+            name: tuple(each for each in ids if each in given.companions)
+            for name, ids in given.devices.items()
+            if name != GPU
+        }
+        return Companions({name: ids for name, ids in beside.items() if ids}, given.functions), reserved
+
+    def _instead(
+        self, gpus: Bounds, gone: Collection[AllocationID]
+    ) -> tuple[ReservedContainer, ContainerDevices | None] | None:
+        """
+        The container that waits for as many GPUs and for companions, and what it gets if the kubelet takes these GPUs (None:
+        that cannot be found). None: there is no such container.
+        """
+        reserved, now = self._reserved(), self._clock.monotonic()
+        if not reserved.reservations:
+            return None
+        waiting = [each for each in parts_of(reserved, now, GPU) if len(each[2]) == gpus.amount and each[1].companions]
+        for uid, container, _ in waiting:
+            pod = next(each for each in reserved.reservations if each.pod_uid == uid)
+            request = self._requests.get((pod.namespace, pod.pod))
+            state = self._state()
+            for name in gone:
+                state = state.without(name)
+            for each in reserved.held(now):
+                for allocation in allocations_of(each) if each.pod_uid != uid else ():
+                    state = state.holding(without_gpus(allocation))
+            if request is not None and (given := placed(state, request, container, gpus, self._placement)) is not None:
+                return container, given
+        return (waiting[0][1], None) if waiting else None
 
     def named(self, resource: ResourceName, allocation: Allocation) -> dict[ResourceName, tuple[DeviceID, ...]]:
         """
@@ -156,6 +224,28 @@ class ReservedCompanions:
         live = self._state().allocations.values()
         given = next((each for each in live if gpus and gpus == {*each.from_kubelet.get(GPU, ())}), None)
         yield from companions_told(given) if given is not None else reserved_told(reserved)
+
+
+def placed(
+    state: NodeState, request: PodRequest, reserved: ReservedContainer, gpus: Bounds, placement: Placement
+) -> ContainerDevices | None:
+    """What a container of this pod gets where the kubelet takes these GPUs, and the NICs that are reserved for it."""
+    rules = AdmissionRules(mode=Mode.KUBELET, placement=placement)
+    bounds = {GPU: gpus}
+    if nics := reserved.devices.get(NIC):
+        bounds[NIC] = Bounds(len(nics), nics, ())
+    near = {node for gpu in gpus.allowed for node in state.hardware.devices.get(GPU, {}).get(gpu) or ()}
+    try:
+        container = next(each for each in read_pod(request, rules).containers if each.container == reserved.container)
+        return place_among(state, container, rules, bounds, (mask_of(near), None) if near else (None,))
+    except (BadRequest, NoFit, StopIteration):
+        return None
+
+
+def without_gpus(allocation: Allocation) -> Allocation:
+    """What an allocation has beside GPUs."""
+    devices = {name: ids for name, ids in allocation.devices.items() if name != GPU}
+    return msgspec.structs.replace(allocation, devices=devices)
 
 
 def companions_told(allocation: Allocation) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:

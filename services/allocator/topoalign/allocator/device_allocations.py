@@ -40,7 +40,8 @@ from topoalign.core.model.errors import (
     Unavailable,
 )
 from topoalign.core.model.events import Allocation
-from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.ids import GPU, DeviceID, ResourceName
+from topoalign.core.model.requests import Placement, PodRequest
 from topoalign.core.placement.parts import marked
 from topoalign.core.placement.reserved import prefer_reserved, reserved_devices
 from topoalign.core.placement.sparing import prefer_sparing
@@ -94,7 +95,7 @@ class DeviceAllocations:
         self._turn = anyio.Lock(fast_acquire=True)
         """Of the calls for which the kubelet has to be asked: one at a time."""
         self.owner_polls = OwnerPolls(clock, lambda: ledger.state, self.reconcile)
-        self._companions = ReservedCompanions(lambda: ledger.state, clock, reserved)
+        self._companions = ReservedCompanions(lambda: ledger.state, clock, reserved, Placement(placement))
         self._grants = Grants(
             ledger,
             clock,
@@ -145,6 +146,8 @@ class DeviceAllocations:
         offered = available if among is None else among
         reserved, now = self._reserved(), self._clock.monotonic()
         chosen = prefer_reserved(hardware, reserved, now, resource, offered, must_include, size)
+        if not chosen and resource == GPU:
+            chosen = self._companions.preferred(offered, must_include, size)
         if not chosen:
             kept = {*devices_displaced_by(ended), *reserved_devices(reserved, now, resource)}
             chosen = prefer_sparing(hardware, owned, resource, offered, must_include, size, self._placement, kept)
@@ -206,6 +209,10 @@ class DeviceAllocations:
         if self._ledger.unconfirmed is not None:
             self._confirm_record(poll)
         call.poll, call.grant = poll, grant
+
+    def remember(self, pod: PodRequest) -> None:
+        """A registry is about to reserve something for this pod, and asked what it would get."""
+        self._companions.remember(pod)
 
     def named(self, resource: ResourceName, allocation: Allocation) -> dict[ResourceName, tuple[DeviceID, ...]]:
         """As `AllocatorPort.named`."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from topoalign.allocator.allocate_checks import check_allocate, check_amount
-from topoalign.allocator.companions import Companions, ReservedCompanions, companions_told
+from topoalign.allocator.companions import ReservedCompanions, companions_told
 from topoalign.allocator.group_commit import AllocateCall
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import PodResources, Poll
@@ -91,6 +91,7 @@ class Grants:
             self._reconciliation.liveness.inherit(rests)
             tell_displaced(answers)
             self._reconciliation.liveness.granted(granted, answers, call.grant or grant)
+        self.companions.observe()
 
     def judge(self, call: AllocateCall) -> Judgement | None:
         """
@@ -120,7 +121,6 @@ class Grants:
         granted, gone, deviations = new
         for name, chosen in self._preferences.deviations(resource, granted).items():
             deviations.setdefault(name, chosen)
-            self.companions.check_followed(resource, chosen)
         reasons = {former.allocation: "displaced" for each in granted for former in each.displaced}
         rests = remainders(self._ledger, gone.values(), containers, listing, granted)
         granted += [rest.allocation for rest in rests]
@@ -166,11 +166,11 @@ class Grants:
         """
         check_amount(self.state, resource, len(asked))
         owned, hardware = self.state.ownership, self.state.hardware
-        companions = Companions()
+        instead: tuple[DeviceID, ...] = ()
         if waiting is not None:
             companions = self.companions.left(waiting, new.gone)
         else:
-            self.companions.check_met(resource, asked)
+            companions, instead = self.companions.adopted(resource, asked, new.gone)
         new.granted.append(
             Allocation(
                 id=self._ledger.next_id(len(new.granted)),
@@ -184,7 +184,9 @@ class Grants:
             )
         )
         if companions.lacking:
-            new.deviations[new.granted[-1].id] = (*new.granted[-1].device_ids, *companions.lacking)
+            instead = (*new.granted[-1].device_ids, *companions.lacking)
+        if instead:
+            new.deviations[new.granted[-1].id] = instead
         return new.granted[-1]
 
 

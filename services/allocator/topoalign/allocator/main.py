@@ -50,8 +50,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     It is started when its endpoints answer. Raises StateFault where the record cannot be used or another allocator answers
     for the node, and InvalidField for settings that cannot be used.
     """
-    settings = from_environment(AllocatorSettings, context.environment)
-    configuration = context.configuration
+    settings, configuration = from_environment(AllocatorSettings, context.environment), context.configuration
     ready = partial(hardware_known, context.bus, settings.node, context.clock) if settings.take_over else None
     async with open_in_turn(settings.state_dir, settings.node, context.clock, ready) as journal:
         await refuse_twin(context.hub or context.bus, settings.node)
@@ -68,6 +67,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             hint_seconds=settings.hint_seconds,
             ensure_fresh=hardware_watch.ensure_fresh,
             lists=kubelet.allocations.lists if kubelet is not None else lists_nothing,
+            confirmed=kubelet.allocations.remember if kubelet is not None else lambda pod: None,
         )
         allocator = Allocator(
             ledger,

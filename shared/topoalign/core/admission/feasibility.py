@@ -9,8 +9,9 @@ kind of machine and demand (`need_of`), and of a node only what is free on them 
 
 The policies restricted and single-numa-node admit a pod where one preferred set has all that is asked for, because the
 kubelet's merge prefers nothing but equal sets (v1.36.3, topologymanager, mergePermutation). The rest is totals. Where more
-than amounts decides, `decide` has to be asked: several containers of which one is aligned to several NUMA nodes, memory that
-no preferred set has under a policy that admits all the same, more than eight NUMA nodes under a policy that aligns.
+than amounts decides, `decide` has to be asked: devices that are chosen together, several containers of which one is aligned
+to several NUMA nodes, memory that no preferred set has under a policy that admits all the same, more than eight NUMA nodes
+under a policy that aligns.
 """
 
 import hashlib
@@ -71,6 +72,8 @@ def need_of(topology: Topology, demand: PodDemand) -> Need | None:
     """What a demand comes to on a machine. None: more than amounts decides."""
     rules = demand.rules
     if not profile_of(rules.mode).prefers_by_empty_machine or not are_listed(topology, demand):
+        return None
+    if any(each.joint is not None for each in demand.containers):
         return None
     asking = [each for each in demand.containers if each.devices or each.cpus or each.memory]
     one = asking[0] if asking else demand.containers[0]

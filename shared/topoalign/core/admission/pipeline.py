@@ -15,6 +15,7 @@ import msgspec
 from topoalign.core.admission.alignment import Aligned, NotAligned, align, goes_on, unaligned
 from topoalign.core.admission.alternatives import considered
 from topoalign.core.admission.joint import place_jointly, sets_considered
+from topoalign.core.admission.within_alignment import place_within
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.deviceshare.node_devices import ContainerDevices
@@ -42,7 +43,7 @@ from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.numa_sets.search import SearchBudget
 from topoalign.core.placement.cpus import NotWholeCores, allocate_cpus
-from topoalign.core.placement.devices import check_amount, choose_devices
+from topoalign.core.placement.devices import choosing
 from topoalign.core.placement.memory import holding, memory_for
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.cost import slow_merge
@@ -57,7 +58,9 @@ Reply = HintAnswer | tuple[DeviceID, ...] | None
 
 Steps = Generator[Question, Reply, T]
 
-UNREAD = "the pod's annotations about devices play no part: a kubelet does not read them (mode best does)"
+BY_RESERVATION = (
+    "the kubelet reads no annotations: devices are chosen so for a pod that the registry binds, for no other"
+)
 
 
 class AdmissionRun:
@@ -130,6 +133,7 @@ class AdmissionRun:
             memory=memory,
             affinity=None if hint.affinity is None else nodes_of(hint.affinity),
             lowest_first=bool(memory) and self.profile.gives_back_lowest_first,
+            companions=got.companions,
         )
         self.state = holding(self.state, allocation, earlier)
 
@@ -140,18 +144,21 @@ class AdmissionRun:
         """
         joint, hardware = ContainerDevices(), self.state.hardware
         if container.joint is not None:
-            joint = place_jointly(self.state, container, self.rules, aligned.together)
+            affinity = aligned.together if container.together else aligned.hint.affinity
+            place = place_jointly if container.together else place_within
+            joint = place(self.state, container, self.rules, affinity)
             if self.explain:
-                self.considered += sets_considered(self.state, container, aligned.together, joint)
+                self.considered += sets_considered(self.state, container, affinity, joint)
         given = dict(joint.devices)
-        apart = [name for name in container.devices if name not in container.together and name in hardware.devices]
+        known = {*joint.devices, *container.together}
+        apart = [name for name in container.devices if name not in known and name in hardware.devices]
         if self.profile.gpus_first:
             apart.sort(key=lambda name: hardware.kind_of(name) != "gpu")
         for resource in apart:
             gpus = [gpu for name, some in given.items() if hardware.kind_of(name) == "gpu" for gpu in some]
             chosen = yield from self.devices_of(resource, container, aligned.hint, tuple(gpus))
             given.update({resource: chosen} if chosen else {})
-        return ContainerDevices(given, joint.functions)
+        return ContainerDevices(given, joint.functions, joint.companions)
 
     def devices_of(
         self,
@@ -161,22 +168,17 @@ class AdmissionRun:
         near: tuple[DeviceID, ...],
     ) -> Steps[tuple[DeviceID, ...]]:
         """Devices of one resource; `near`: the container's GPUs. Raises NoFit where they cannot be given."""
-        amount = container.devices[resource]
-        check_amount(self.state.hardware, resource, amount)
-        devices = self.state.hardware.devices[resource]
+        amount, devices = container.devices[resource], self.state.hardware.devices[resource]
+        choice_of = choosing(self.state, container, resource, hint.affinity)
         reusable = reusable_devices(held_by_pod(self.state, self.demand), resource)
         if self.profile.takes_over_at_random and 0 < amount < len(reusable):
             self.by_chance.append(
                 f"container {clean(container.container)} takes over {amount} of the {len(reusable)} {clean(resource)} of "
                 "init containers, and the kubelet picks them at random: these, and what later containers get, are by chance"
             )
-        healthy = frozenset(self.state.healthy(resource))
-        choosing = choose_devices(
-            resource, devices, healthy, self.state.ownership.holders.keys(), reusable, amount, hint.affinity
-        )
         asking: PreferenceQuestion | None = None
         try:
-            choice = next(choosing)
+            choice = next(choice_of)
             asking = PreferenceQuestion(
                 resource=resource,
                 available=choice.available,
@@ -186,7 +188,7 @@ class AdmissionRun:
                 near=near,
                 beside=self.beside(resource, container),
             )
-            choosing.send((yield from self.preferred(asking)))
+            choice_of.send((yield from self.preferred(asking)))
         except StopIteration as done:
             chosen: tuple[DeviceID, ...] = done.value
         if self.explain:
@@ -257,8 +259,8 @@ class AdmissionRun:
 
     def notes(self) -> Iterator[str]:
         """What a prediction cannot say for certain, or people would not expect of the kubelet."""
-        if self.demand.ignores_annotations:
-            yield UNREAD
+        if self.demand.jointly and not self.profile.aligns_jointly:
+            yield BY_RESERVATION
         yield from self.by_chance
         if not self.profile.merges_combinations:
             return

@@ -20,7 +20,14 @@ from topoalign.core.demand.quantities import (
 )
 from topoalign.core.demand.rules import check_rules
 from topoalign.core.demand.validate import validate_pod
-from topoalign.core.deviceshare.demand import RESOURCES, JointDemand, check_keys, container_demand, is_joint
+from topoalign.core.deviceshare.demand import (
+    RESOURCES,
+    JointDemand,
+    check_keys,
+    container_demand,
+    is_joint,
+    kubelet_demand,
+)
 from topoalign.core.model.allocations import Role
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import ContainerName, Namespace, PodName, ResourceName, is_native
@@ -42,9 +49,9 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     devices: Quantities
     """Devices by resource, in the order of the names, which is the order in which the kubelet asks for hints."""
     together: frozenset[ResourceName] = NO_RESOURCES
-    """Those of the devices that are decided together."""
+    """Those of the devices that are aligned and chosen together; none for a kubelet, which aligns each by itself."""
     joint: JointDemand | None = None
-    """What is asked for together. None: nothing."""
+    """What is asked for together, with what comes beyond the devices. None: nothing."""
     cpus: int = 0
     """CPUs of its own; 0: it runs in the shared pool."""
     memory: Quantities = {}
@@ -71,9 +78,7 @@ class PodDemand(msgspec.Struct, frozen=True, kw_only=True):
     manages_memory: bool
     """Whether the memory manager looks at this pod at all."""
     jointly: bool
-    """Whether its annotations about devices are followed: those that they are about are decided together."""
-    ignores_annotations: bool
-    """Whether it has such annotations, and they play no part in this mode."""
+    """Whether it has annotations about devices: those that they are about are chosen together."""
 
     @property
     def namespace(self) -> Namespace:
@@ -129,12 +134,11 @@ def pod_demand(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
     check_rules(rules)
     profile = profile_of(rules.mode)
     annotated = is_joint(pod.annotations)
-    jointly = annotated and profile.reads_annotations
-    if profile.reads_annotations:
+    if profile.aligns_jointly:
         check_keys(pod.annotations)
     manages_memory = rules.memory_manager == "Static" and (not profile.exclusive_by_qos or pod.qos is Qos.GUARANTEED)
     containers = tuple(
-        container_of(pod, each, rules, profile, jointly, manages_memory)
+        container_of(pod, each, rules, profile, annotated, manages_memory)
         for each in (*pod.init_containers, *pod.containers)
     )
     return PodDemand(
@@ -146,8 +150,7 @@ def pod_demand(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
         cpus=pod_cpus(pod, profile) if rules.cpu_manager == "static" else 0,
         memory=in_order(pod_memory(pod, profile)) if manages_memory else {},
         manages_memory=manages_memory,
-        jointly=jointly,
-        ignores_annotations=annotated and not jointly,
+        jointly=annotated,
     )
 
 
@@ -161,11 +164,13 @@ def container_of(
 ) -> ContainerDemand:
     """The demand of a container of this pod. Raises InvalidField for annotations and what it asks beside them."""
     devices = wanted_devices(device_limits(container), profile)
-    together = RESOURCES.intersection(devices) if jointly else NO_RESOURCES
+    together = RESOURCES.intersection(devices) if jointly and profile.aligns_jointly else NO_RESOURCES
     joint = None
     if together:
         part = {name: devices[name] for name in devices if name in together}
         joint = container_demand(pod.annotations, part, compat=rules.compat == "koordinator")
+    elif jointly:
+        joint = kubelet_demand(pod.annotations, devices)
     init = container in pod.init_containers
     return ContainerDemand(
         namespace=pod.namespace,

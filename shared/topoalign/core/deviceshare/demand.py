@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from topoalign.core.deviceshare.annotations import NO_HINT, Hint, PartitionSpec, read_annotations
+from topoalign.core.deviceshare.annotations import NO_HINT, Hint, PartitionSpec, path, read_annotations
 from topoalign.core.deviceshare.names import (
     ALLOCATED_ANNOTATION,
     ANNOTATIONS,
@@ -14,6 +14,7 @@ from topoalign.core.deviceshare.names import (
     FPGA,
     FUNCTION,
     GPU_RESOURCES,
+    HINT_ANNOTATION,
     LEVELS,
     RDMA,
     WHOLE,
@@ -146,6 +147,33 @@ def container_demand(
         hints={**demand.hints, DeviceType.RDMA: hint},
         requests={**demand.requests, DeviceType.RDMA: {RDMA: nics * FUNCTION}},
     )
+
+
+def kubelet_demand(annotations: Mapping[str, str], devices: Mapping[ResourceName, int]) -> JointDemand | None:
+    """
+    What a container of Kubernetes asks for: whole GPUs and NICs of the kubelet, by its limits, and NICs or virtual functions
+    that come with its GPUs. These are `koordinator.sh/rdma`, which the kubelet passes over; or where it asks for no NICs at
+    all and `deviceTypes` names them, one. None: neither GPUs nor NICs, or annotations that are about none of them.
+
+    Raises InvalidField for annotations and requests that cannot be meant.
+    """
+    asked = {name: devices[name] for name in (GPU, NIC) if devices.get(name)}
+    if not asked:
+        return None
+    said = read_annotations(annotations, compat=False)
+    if asked.get(NIC) and said.hints.get(DeviceType.RDMA, NO_HINT).vf_selector is not None:
+        raise InvalidField(
+            f"{path(HINT_ANNOTATION)}.{DeviceType.RDMA}.vfSelector",
+            f"has no effect on {NIC}, of which a kubelet gives whole devices",
+            f"ask for {RDMA} instead, or leave NICs out of the limits and name them in deviceTypes",
+        )
+    types = said.joint.device_types if said.joint is not None else ()
+    units = ResourceName(RDMA)
+    if asked.get(GPU) and devices.get(units):
+        asked[units] = devices[units]
+    elif asked.get(GPU) and DeviceType.RDMA in types and not asked.get(NIC):
+        asked[NIC] = 1
+    return container_demand(annotations, asked)
 
 
 def check_whole(demand: JointDemand) -> None:

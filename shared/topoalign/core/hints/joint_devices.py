@@ -1,10 +1,10 @@
 """
 Pods whose GPUs and NICs are decided together, by Koordinator's annotations: what is asked, and on which NUMA nodes it fits.
 
-They are decided so in mode `best`; the kubelet does not look at annotations. A set of NUMA nodes is a hint only where the
-devices were really found, for a whole pod those of all its containers one after another. So what a policy admits as aligned
-can be allocated, `SamePCIe` and required scopes included. Sets are tried one by one, the small ones first, under one limit
-on work for all of them and all containers.
+They are aligned so in mode `best`; a kubelet aligns each resource by itself (`admission.within_alignment`). A set of NUMA
+nodes is a hint only where the devices were really found, for a whole pod those of all its containers one after another. So
+what a policy admits as aligned can be allocated, `SamePCIe` and required scopes included. Sets are tried one by one, the
+small ones first, under one limit on work for all of them and all containers.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ from topoalign.core.hints.reuse import allocation_for, held_by_pod, reusable_dev
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.hints import Hints, TopologyHint
-from topoalign.core.model.ids import GPU, NIC
+from topoalign.core.model.ids import GPU, NIC, DeviceID
 from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, mask_of
 from topoalign.core.numa_sets.search import SearchBudget
 from topoalign.core.policy import POLICIES
@@ -47,7 +47,8 @@ def asked_for(state: NodeState, demand: ContainerDemand, chooser: Chooser | None
 def left_to(state: NodeState, demand: Demand) -> LeftOver:
     """What init containers of the pod left to its other containers."""
     held = held_by_pod(state, demand)
-    return LeftOver(reusable_devices(held, GPU) | reusable_devices(held, NIC), reusable_functions(held))
+    devices = (reusable_devices(held, each, companions=True) for each in (GPU, NIC))
+    return LeftOver(frozenset[DeviceID]().union(*devices), reusable_functions(held))
 
 
 def is_held(state: NodeState, demand: ContainerDemand, held: Allocation) -> bool:
@@ -99,7 +100,7 @@ class Places:
     def __init__(self, asked: HintRequest) -> None:
         """`containers`: those of the demand that ask for devices together."""
         self.state = asked.state
-        self.containers = [each for each in asked.demand.containers if each.joint is not None]
+        self.containers = [each for each in asked.demand.containers if each.together]
         self.compat = any(each.joint.compat for each in self.containers if each.joint is not None)
         self.single_node = POLICIES[asked.rules.policy].single_node
         self.work = SearchBudget()

@@ -11,11 +11,15 @@ The function asks by yielding the choice, so that the same code serves a plugin 
 from collections.abc import Collection, Generator, Sequence
 from typing import NamedTuple
 
+from topoalign.core.demand.pod_demand import ContainerDemand
 from topoalign.core.hints.devices import Devices, real_nodes
+from topoalign.core.hints.reuse import held_by_pod, reusable_devices
 from topoalign.core.model.errors import NoFit
+from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import Mask
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.state.fold import NodeState
 
 
 class Choice(NamedTuple):
@@ -96,6 +100,24 @@ def check_amount(topology: Topology, resource: ResourceName, amount: int) -> Non
     limits = [offer.most for offer in topology.offers_of.get(resource, ()) if offer.most is not None]
     if limits and amount > min(limits):
         raise TooLarge(resource, amount, min(limits))
+
+
+def choosing(state: NodeState, container: ContainerDemand, resource: ResourceName, affinity: Mask | None) -> Choosing:
+    """
+    `choose_devices` for a container on a node as it is, with what earlier containers of its pod left. Raises TooLarge; the
+    generator raises NoHealthyDevice and NotEnoughDevices.
+    """
+    amount, owned = container.devices[resource], state.ownership
+    check_amount(state.hardware, resource, amount)
+    return choose_devices(
+        resource,
+        state.hardware.devices[resource],
+        [device for device in state.healthy(resource) if base_of(device) not in owned.companions],
+        owned.holders.keys(),
+        reusable_devices(held_by_pod(state, container), resource),
+        amount,
+        affinity,
+    )
 
 
 def choose_devices(

@@ -13,6 +13,8 @@ Source: kubelet v1.36.3, cm/topologymanager (scopes) and the managers' `GetTopol
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from topoalign.core.admission.alignment import Aligned
 from topoalign.core.admission.pipeline import AdmissionRun, Steps
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
@@ -21,7 +23,7 @@ from topoalign.core.hints.reuse import held_by_pod
 from topoalign.core.model.decisions import PreferenceQuestion
 from topoalign.core.model.hints import TopologyHint
 from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.policy import POLICIES
 from topoalign.core.state.fold import NodeState
@@ -122,3 +124,8 @@ class Admitting(AdmissionRun):
 def started(root: Path, devices: DeviceManager, machine: Topology, rules: AdmissionRules) -> Managers:
     """The managers of a kubelet that starts. Raises StateFault for a file that cannot be used."""
     return Managers(devices, CpuManager(root, machine, rules), MemoryManager(root, machine, rules))
+
+
+def unannotated(pod: PodRequest) -> PodRequest:
+    """The pod as a kubelet sees it, which reads no annotations about devices."""
+    return msgspec.structs.replace(pod, annotations={})

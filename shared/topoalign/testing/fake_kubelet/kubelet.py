@@ -38,7 +38,7 @@ from topoalign.kubelet.grpc.client import FAILURES, described
 from topoalign.kubelet.grpc.plugin_api import KUBELET_SOCKET
 from topoalign.kubelet.grpc.transport import Server
 from topoalign.runtime.clock import SystemClock
-from topoalign.testing.fake_kubelet.admission import Admitting, Managers, started
+from topoalign.testing.fake_kubelet.admission import Admitting, Managers, started, unannotated
 from topoalign.testing.fake_kubelet.cpu_manager import RECONCILE_SECONDS
 from topoalign.testing.fake_kubelet.device_manager import DeviceManager
 from topoalign.testing.fake_kubelet.node import node_state
@@ -177,7 +177,7 @@ class FakeKubelet:
         `uid`: None for one made of its name. `volumes`: whether it has any. `start`: whether all its containers are
         started at once; else `start_containers` does it.
         """
-        demand = read_pod(pod, self._rules)
+        demand = read_pod(unannotated(pod), self._rules)
         async with self._turn:
             await self.until(lambda kubelet: kubelet._managers is not None)
             managers = self.managers
@@ -208,7 +208,7 @@ class FakeKubelet:
 
     async def decide(self, pod: PodRequest) -> Decision:
         """What `admit` would say, with nothing given to anyone. Raises InvalidField."""
-        return await decide(AdmissionRun(self.state(), read_pod(pod, self._rules)), self.plugins)
+        return await decide(AdmissionRun(self.state(), read_pod(unannotated(pod), self._rules)), self.plugins)
 
     async def start_containers(self, namespace: Namespace, name: PodName) -> None:
         """

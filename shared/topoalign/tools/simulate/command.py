@@ -18,7 +18,8 @@ from topoalign.tools.simulate.report import Report
 
 SHAPES = ("40:gpus=1,cpus=4,memory=8", "20:gpus=2,cpus=8,memory=16", "10:gpus=4,cpus=16,memory=32")
 PODS_HELP = (
-    "Pods to create, COUNT:gpus=N,cpus=N,memory=GIB,nics=N; may be repeated.  [default: 70 with 1, 2 and 4 GPUs]"
+    "Pods to create, COUNT:gpus=N,cpus=N,memory=GIB,nics=N,same-pcie; may be repeated.  "
+    "[default: 70 with 1, 2 and 4 GPUs]"
 )
 
 
@@ -100,7 +101,7 @@ def simulate(
 
         found = anyio.run(simulated)
     show(found, as_json=as_json)
-    return FINDINGS if found.refused or found.doubled or found.unexplained else None
+    return FINDINGS if found.refused or found.doubled or found.apart or found.unexplained else None
 
 
 def show(found: Report, *, as_json: bool) -> None:

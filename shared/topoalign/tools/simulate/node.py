@@ -9,9 +9,11 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
+from topoalign.core.deviceshare.demand import is_joint
+from topoalign.core.deviceshare.node_inventory import places_of
 from topoalign.core.model.decisions import Refusal
 from topoalign.core.model.ids import DeviceID, Namespace, NodeName, PodName
-from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.kubelet.files import configuration, manifest
 from topoalign.machines import load_machine
 from topoalign.runtime.runner import Running, run_services
@@ -21,6 +23,7 @@ from topoalign.testing.fake_api_server.objects import ApiError, Object
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.tools.simulate.reserved import Given
 
+GPUS_VARIABLE, NICS_VARIABLE = "NVIDIA_VISIBLE_DEVICES", "TOPOALIGN_NICS"
 SERVICES = ("discovery", "hinting", "allocator")
 LATE_SECONDS = 0.5
 """A kubelet that takes pods in a random order takes the next one so much later at most."""
@@ -69,26 +72,21 @@ class SimulatedNode:
         """When pods gave back what they had, in seconds of the loop."""
         self.doubled: list[tuple[str, DeviceID]] = []
         """Pod and device, where it was given a device that a running pod had."""
+        self.apart: list[tuple[str, DeviceID]] = []
+        """Pod and GPU, where no NIC of the pod is beside a GPU of it and its annotations ask for one."""
         self._held: dict[DeviceID, str] = {}
         self._bound: list[Object] = []
         """Pods that its kubelet has not taken yet, in the order in which they were bound."""
         self._bound_more = anyio.Event()
-        plugins, resources = folder / "device-plugins", folder / "pod-resources"
-        for each in (plugins, resources):
+        for each in (plugins := folder / "device-plugins", resources := folder / "pod-resources"):
             each.mkdir(parents=True)
         (config := folder / "config.yaml").write_bytes(msgspec.json.encode(kubelet_configuration(policy)))
         rules: AdmissionRules = configuration.load_configuration(config)
         self._topology = load_machine(machine).topology
         self.kubelet = FakeKubelet(plugins, resources, self._topology, rules)
-        self._environment = {
-            PREFIX + "NODE": name,
-            PREFIX + "NATS_URL": nats,
-            PREFIX + "MACHINE": machine,
-            PREFIX + "STATE_DIR": str(folder / "state"),
-            PREFIX + "KUBELET_DIR": str(plugins),
-            PREFIX + "SETTLE_SECONDS": "0",
-            PREFIX + "LOG_LEVEL": "error",
-        }
+        settings = {"NODE": name, "NATS_URL": nats, "MACHINE": machine, "STATE_DIR": str(folder / "state")}
+        settings |= {"KUBELET_DIR": str(plugins), "SETTLE_SECONDS": "0", "LOG_LEVEL": "error"}
+        self._environment = {PREFIX + each: value for each, value in settings.items()}
 
     async def run(self, seconds: tuple[float, float], *, task_status: TaskStatus[None]) -> None:
         """Runs until cancelled; started once its devices are allocatable. Pods last between two numbers of `seconds`."""
@@ -154,15 +152,25 @@ class SimulatedNode:
             self._set_status(request.namespace, request.name, phase="Failed", reason=decision.reason, message=message)
             return
         self.admitted.append(request.name)
-        devices = (device for allocation in decision.allocations for device in allocation.device_ids)
-        self.given.append(Given(pod["metadata"]["uid"], frozenset(devices), anyio.current_time()))
-        for allocation in decision.allocations:
-            for device in allocation.device_ids:
-                if device in self._held:
-                    self.doubled.append((request.name, device))
-                self._held[device] = request.name
+        devices = frozenset(device for allocation in decision.allocations for device in allocation.device_ids)
+        self.given.append(Given(pod["metadata"]["uid"], devices, anyio.current_time()))
+        gpus, nics = self._told(request, GPUS_VARIABLE), self._told(request, NICS_VARIABLE)
+        for device in devices.union(gpus, nics):
+            if device in self._held:
+                self.doubled.append((request.name, device))
+            self._held[device] = request.name
+        if is_joint(request.annotations):
+            places = places_of(self._topology)
+            beside = {places[nic].switch for nic in nics}
+            self.apart += ((request.name, gpu) for gpu in gpus if places[gpu].switch not in beside)
         self._set_status(request.namespace, request.name, phase="Running")
         tasks.start_soon(self._last, request.namespace, request.name, self._chance.uniform(*seconds))
+
+    def _told(self, pod: PodRequest, variable: str) -> list[DeviceID]:
+        """The devices that this variable names to the containers of a pod."""
+        responses = self.kubelet.running[pod.namespace, pod.name].responses.values()
+        said = [each.envs[variable] for each in responses if variable in each.envs]
+        return [DeviceID(name) for names in dict.fromkeys(said) for name in names.split(",")]
 
     async def _last(self, namespace: Namespace, name: PodName, seconds: float) -> None:
         """The containers of a pod run, and end."""

@@ -37,6 +37,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Pods on whose nodes nothing became free from shortly before they were reserved until they were admitted."""
     deviated: int
     """Of these, pods that got devices which were reserved for none."""
+    apart: int
+    """GPUs that have no NIC of their pod beside them although its annotations ask for one. Anything but 0 is a defect."""
     waiting: int
     """Pods that were never bound."""
     unexplained: int
@@ -76,6 +78,7 @@ def report(cluster: SimulatedCluster, pods: int, seconds: float) -> Report:
         undisturbed=found["undisturbed"],
         deviated=found["deviated"],
         waiting=pods - bound,
+        apart=sum(len(node.apart) for node in cluster.nodes),
         unexplained=sum(not explained(pod) for pod in waiting),
         errors=dict(Counter(cluster.scheduler.errors)),
         calls=dict(cluster.scheduler.calls),

@@ -86,17 +86,21 @@ class Admissions:
         hint_seconds: float = 0.25,
         ensure_fresh: Callable[[], Awaitable[None]] = nothing_to_ask,
         lists: Callable[[str], bool | None] = lists_nothing,
+        confirmed: Callable[[PodRequest], None] = lambda pod: None,
     ) -> None:
         """
         `kubelet`: reads what predictions for a node with a kubelet stand on; None: the node's own rules and record. `lists`
         tells whether the kubelet lists a pod of this name, None where there is no kubelet to ask.
-        `ensure_fresh` is called before anything is given out, as by `DeviceAllocations`.
+        `ensure_fresh` is called before anything is given out, as by `DeviceAllocations`; `confirmed` is told of each pod
+        that is confirmed for a registry.
         """
         self._ledger, self._bus, self._rules, self._ensure_fresh = ledger, bus, rules, ensure_fresh
         self._lists = lists
         self._kubelet_owns_devices = kubelet_owns_devices
         self._hint_seconds = hint_seconds
-        self.predictions = Predictions(ledger, rules, kubelet, kubelet_owns_devices=kubelet_owns_devices)
+        self.predictions = Predictions(
+            ledger, rules, kubelet, kubelet_owns_devices=kubelet_owns_devices, confirmed=confirmed
+        )
         self._turn = anyio.Lock()
         self._decisions: OrderedDict[str, Decision] = OrderedDict()
         self.deadlines = Deadlines(ledger.clock, ledger.state.epoch)

@@ -31,8 +31,8 @@ def holds(held: Sequence[Allocation], demand: PodDemand, state: NodeState) -> bo
         for block in allocation.memory:
             sizes[block.resource] += block.size
         if (
-            {name: len(ids) for name, ids in allocation.devices.items() if name not in together} != devices
-            or (allocation.virtual_functions and not together)
+            {name: len(ids) for name, ids in allocation.from_kubelet.items() if name not in together} != devices
+            or (allocation.virtual_functions and not (together or allocation.companions))
             or (allocation.cpus and len(parse_cpuset(allocation.cpus)) * 1000 != container.asked.get(CPU))
             or not all(is_size(allocation, size, container.asked.get(name, 0)) for name, size in sizes.items())
         ):

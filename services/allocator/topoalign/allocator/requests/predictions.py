@@ -5,7 +5,7 @@ On a node with a kubelet both predict what it would decide, from its files as th
 all, `confirm` those that have changed by their times, because a scheduler waits for it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -26,9 +26,19 @@ class Predictions:
     """Answers what-if and confirm for one node."""
 
     def __init__(
-        self, ledger: Ledger, rules: AdmissionRules, kubelet: KubeletWatch | None, *, kubelet_owns_devices: bool
+        self,
+        ledger: Ledger,
+        rules: AdmissionRules,
+        kubelet: KubeletWatch | None,
+        *,
+        kubelet_owns_devices: bool,
+        confirmed: Callable[[PodRequest], None] = lambda pod: None,
     ) -> None:
-        """`kubelet`: reads what predictions stand on; None: the node's own rules and record."""
+        """
+        `kubelet`: reads what predictions stand on; None: the node's own rules and record. `confirmed` is told of each pod
+        that is confirmed.
+        """
+        self._confirmed = confirmed
         self._ledger, self._kubelet = ledger, kubelet
         self._rules = msgspec.structs.replace(rules, mode=Mode.KUBELET) if kubelet_owns_devices else rules
 
@@ -46,7 +56,9 @@ class Predictions:
         check_discovered(self._ledger)
         if self._kubelet is not None:
             await self._kubelet.read_changed()
-        return self._predict(request.pod, {}, request.reserved)
+        decision = self._predict(request.pod, {}, request.reserved)
+        self._confirmed(request.pod)
+        return decision
 
     def _predict(
         self,

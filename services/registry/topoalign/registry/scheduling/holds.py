@@ -128,6 +128,11 @@ class NodeHolds:
         """UIDs of the reserved pods."""
         return self._reserved.keys()
 
+    def reserved_after(self, uid: str) -> frozenset[str]:
+        """UIDs of the pods that were reserved after this one; none where nothing is reserved for it."""
+        uids = [*self._reserved]
+        return frozenset(uids[uids.index(uid) + 1 :]) if uid in uids else frozenset()
+
     def waiting(self, state: NodeState) -> list[tuple[PodToSchedule, bool]]:
         """
         The pods that the kubelet may admit in any order, as `settle` found last: those of which the node, in this state
@@ -139,7 +144,7 @@ class NodeHolds:
             if (request := hold.request or self._request(uid)) is not None
         ]
         found += [
-            (each.waiting, each.hold)
+            (unreserved(each.waiting), each.hold)
             for uid, each in self._bound.items()
             if each.waiting is not None and uid not in self._reserved
         ]
@@ -214,10 +219,15 @@ class NodeHolds:
         return state
 
 
+def unreserved(pod: PodToSchedule) -> PodToSchedule:
+    """A pod of which no reservation is known: it gets what its limits say, whatever its annotations ask."""
+    return PodToSchedule(uid=pod.uid, request=msgspec.structs.replace(pod.request, annotations={}))
+
+
 def predicted(state: NodeState, pod: PodToSchedule, rules: AdmissionRules) -> Hold | None:
     """What a pod will get on a node in this state. None: its kubelet would refuse it, or that cannot be told."""
     try:
-        demand = read_pod(pod.request, rules)
+        demand = read_pod(unreserved(pod).request, rules)
     except InvalidField:
         return None
     decision = decide(as_others(state, demand), demand)

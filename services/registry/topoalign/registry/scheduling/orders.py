@@ -4,6 +4,9 @@ Whether a kubelet would admit pods in whatever order they come to it.
 A kubelet admits pods in the order in which it hears of them, which is not that in which they were bound. So a pod is bound
 beside pods that a node has not shown yet only if all of them are admitted in every order: two pods that fit one after the
 other may not fit the other way round, where the first one takes CPUs of two NUMA nodes.
+
+And a kubelet does not say for which pod it asks. Pods that ask for the same are interchangeable; a pod whose annotations are
+about its devices is bound beside no other one that asks for as many GPUs, until that one is shown (`are_mistakable`).
 """
 
 from collections.abc import Sequence
@@ -12,6 +15,7 @@ from typing import NamedTuple
 from topoalign.core.admission.admit import decide
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.model.decisions import Admission
+from topoalign.core.model.ids import GPU
 from topoalign.core.state.fold import NodeState
 from topoalign.runtime.turns import Turns
 
@@ -28,6 +32,19 @@ class Comer(NamedTuple):
     """Under a name that no other one has."""
     must_fit: bool
     """Whether all is in vain if it is refused."""
+
+
+def are_mistakable(one: Comer, other: Comer) -> bool:
+    """
+    Whether a kubelet that asks for GPUs for one of the pods may be answered with those of the other, and that matters: both
+    have a container with as many GPUs, and ask for something else with it. A kubelet does not name the pod.
+    """
+    if one.key == other.key or not any(
+        each.joint is not None for pod in (one, other) for each in pod.demand.containers
+    ):
+        return False
+    gpus, others = ({each.devices.get(GPU, 0) for each in pod.demand.containers} - {0} for pod in (one, other))
+    return not gpus.isdisjoint(others)
 
 
 async def all_fit(state: NodeState, pods: Sequence[Comer], turns: Turns) -> bool:

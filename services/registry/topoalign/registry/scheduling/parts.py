@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import msgspec
 
 from topoalign.core.model.events import Allocation
-from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.ids import GPU, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.kubelet import CheckpointEntry
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.state.fold import NodeState
@@ -40,9 +40,9 @@ def parts_of(shown: Shown, uid: str, names: PodNames) -> set[Part]:
 
 
 def parts(allocation: Allocation) -> Iterator[Part]:
-    """The parts of an allocation."""
+    """The parts of an allocation; companions are a part of the GPUs."""
     container = container_of(allocation)
-    yield from ((container, resource) for resource, ids in allocation.devices.items() if ids)
+    yield from ((container, resource) for resource, ids in allocation.from_kubelet.items() if ids)
     if allocation.cpus:
         yield container, CPUS
     if allocation.memory:
@@ -57,10 +57,15 @@ def container_of(allocation: Allocation) -> ContainerName:
 def without_parts(allocation: Allocation, ended: Collection[Part]) -> Allocation:
     """An allocation without the parts that have ended."""
     container = container_of(allocation)
-    devices = {name: ids for name, ids in allocation.devices.items() if (container, name) not in ended}
+    rest = {
+        name: tuple(each for each in ids if (container, GPU if each in allocation.companions else name) not in ended)
+        for name, ids in allocation.devices.items()
+    }
+    devices = {name: ids for name, ids in rest.items() if ids}
     return msgspec.structs.replace(
         allocation,
         devices=devices,
+        companions=companions_within(allocation, devices),
         virtual_functions=functions_within(allocation, devices),
         cpus="" if (container, CPUS) in ended else allocation.cpus,
         memory=() if (container, MEMORY) in ended else allocation.memory,
@@ -90,9 +95,18 @@ def not_given(allocation: Allocation, state: NodeState) -> Allocation:
     return msgspec.structs.replace(
         allocation,
         devices=devices,
+        companions=companions_within(allocation, devices),
         virtual_functions=functions_within(kept, devices),
         cpus=format_cpuset(allocation.cpu_ids - owned.cpus_in_use),
     )
+
+
+def companions_within(
+    allocation: Allocation, devices: Mapping[ResourceName, tuple[DeviceID, ...]]
+) -> tuple[DeviceID, ...]:
+    """The companions of an allocation that are among these devices."""
+    left = {each for ids in devices.values() for each in ids}
+    return tuple(each for each in allocation.companions if each in left)
 
 
 def functions_within(

@@ -19,7 +19,7 @@ from topoalign.core.model.ids import NodeName, PodName
 from topoalign.core.model.requests import GANG, AdmissionRules
 from topoalign.registry.scheduling.binding import PODS_PENDING
 from topoalign.registry.scheduling.model import Filtered, PodToSchedule, Victims
-from topoalign.registry.scheduling.orders import MOST_PENDING, Comer, all_fit
+from topoalign.registry.scheduling.orders import MOST_PENDING, Comer, all_fit, are_mistakable
 from topoalign.registry.scheduling.scores import scores_of
 from topoalign.registry.scheduling.siblings import sibling
 from topoalign.registry.scheduling.standing import UNKNOWN_NODE
@@ -187,6 +187,10 @@ class Scheduler:
             return PODS_PENDING
         moving = uids | {each.uid for each, _ in waiting}
         comers = [self._comer(place, *each, fixed.rules) for place, each in enumerate(((pod, True), *waiting))]
+        later = holds.reserved_after(pod.uid)  # of a gang, say, of which all is reserved: one has to come first
+        others = [comer for comer, (each, _) in zip(comers[1:], waiting, strict=True) if each.uid not in later]
+        if any(are_mistakable(comers[0], other) for other in others):
+            return PODS_PENDING
         fit = await all_fit(self.view.basis_of(facts, moving).state, comers, self.view.turns())
         return "" if fit else PODS_PENDING
 

@@ -18,7 +18,7 @@ from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.deviceshare.demand import OWN_DOMAIN
 from topoalign.core.model.errors import BadRequest, InvalidField, clean, quoted
 from topoalign.core.model.ids import GPU, NIC, ResourceName
-from topoalign.core.model.requests import GANG, GANG_SIZE, AdmissionRules
+from topoalign.core.model.requests import GANG, GANG_SIZE, AdmissionRules, Mode
 from topoalign.kubelet.files import manifest
 from topoalign.registry.scheduling.gangs import gang_of, path
 
@@ -132,7 +132,8 @@ def check_request(pod: Pod, namespace: str) -> None:
     request = msgspec.structs.replace(request, namespace=namespace or request.namespace)
     gang_of(request)
     try:
-        read_pod(request, AdmissionRules())
+        for mode in Mode:
+            read_pod(request, AdmissionRules(mode=mode))
     except InvalidField as error:
         field = AMOUNT.sub(r"spec.\1.resources.\2", error.field).replace("pod.annotations", "metadata.annotations")
         raise InvalidField(field, error.finding.removeprefix(f"{error.field}: "), error.remedy) from error

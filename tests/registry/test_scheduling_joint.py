@@ -1,0 +1,126 @@
+"""Pods with annotations about devices: where they are offered, what is held for them, and what their binds wait for."""
+
+import json
+
+import msgspec
+import pytest
+from decision_support import container, pod
+from view_support import NODE, RULES, OneNode, asked
+
+from topoalign.core.deviceshare.names import JOINT_ANNOTATION
+from topoalign.core.model.events import Allocation, AllocationBound, AllocationGranted, Owner
+from topoalign.core.model.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.model.requests import PodRequest, Policy
+from topoalign.machines import catalogue
+from topoalign.registry.scheduling.holds import Hold
+
+pytestmark = pytest.mark.anyio
+SAME_PCIE = json.dumps({"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"})
+MAIN = ContainerName("main")
+
+
+def joint(name: str, gpus: int, nics: int = 0) -> PodRequest:
+    return msgspec.structs.replace(plain(name, gpus, nics), annotations={JOINT_ANNOTATION: SAME_PCIE})
+
+
+def plain(name: str, gpus: int, nics: int = 0) -> PodRequest:
+    return pod(container(gpus=gpus, nics=nics), name=name)
+
+
+def node() -> OneNode:
+    """Four GPUs on a NUMA node each; only GPU-0 and GPU-2 have a NIC beside them."""
+    rules = msgspec.structs.replace(RULES, policy=Policy.NONE)
+    found = OneNode(rules, catalogue.machine("epyc-nps4-4gpu"))
+    found.tell(found.says.all())
+    return found
+
+
+def code(world: OneNode, request: PodRequest) -> str:
+    refused = world.scheduler.filter(asked(request), (NODE,)).refused
+    return refused[NODE].code if NODE in refused else ""
+
+
+def hold(name: str, gpus: tuple[str, ...], companions: tuple[str, ...], nics: tuple[str, ...] = ()) -> Hold:
+    """What is reserved for a pod of one container."""
+    beside = tuple(map(DeviceID, companions))
+    given = Allocation(
+        id=AllocationID(f"reserved/{name}"),
+        owner=Owner(namespace=Namespace("default"), pod=PodName(name), container=MAIN),
+        devices={GPU: tuple(map(DeviceID, gpus)), NIC: (*map(DeviceID, nics), *beside)},
+        companions=beside,
+        pod_uid=f"uid-{name}",
+    )
+    return Hold(pod_uid=f"uid-{name}", namespace=Namespace("default"), pod=PodName(name), allocations=(given,))
+
+
+def test_a_node_is_offered_where_nics_are_found_beside_the_gpus() -> None:
+    """What is held for the first pod is held with the NICs that come with it; pods without annotations need none."""
+    world = node()
+    before = code(world, joint("b", 2)), code(world, joint("b", 3))
+    world.view.hold(NODE, [hold("a", ("GPU-0",), ("mlx5_0",))])
+
+    assert ("", "DevicesDoNotFit") == before
+    assert ("", "DevicesDoNotFit", "") == (
+        code(world, joint("b", 1)),
+        code(world, joint("b", 2)),
+        code(world, plain("b", 3)),
+    )
+
+
+def test_a_pod_of_another_scheduler_is_expected_to_get_its_limits_alone() -> None:
+    """No registry has reserved anything for it, so nothing comes with its GPU."""
+    world = node()
+    world.view.expect(NODE, asked(joint("foreign", 1)))
+    left = code(world, plain("b", 0, nics=2))
+    world.view.gone(NODE, "uid-foreign")
+    world.view.hold(NODE, [hold("a", ("GPU-0",), ("mlx5_0",))])
+
+    assert ("", "NotEnoughDevices") == (left, code(world, plain("b", 0, nics=2)))
+
+
+async def test_pods_that_could_get_one_anothers_gpus_are_bound_in_turn() -> None:
+    """A kubelet does not say for which pod it asks. What asks for the same, or for another number of GPUs, does not wait."""
+    world = node()
+    world.view.expect(NODE, asked(plain("a", 1)))
+    alike = [await world.scheduler.fits_in_every_order(NODE, asked(each)) for each in (joint("b", 1), plain("b", 1))]
+    world.view.gone(NODE, "uid-a")
+    world.view.expect(NODE, asked(plain("c", 2)))
+    others = [await world.scheduler.fits_in_every_order(NODE, asked(joint("b", 1)))]
+    world.view.gone(NODE, "uid-c")
+    first = msgspec.structs.replace(hold("a", ("GPU-0",), ("mlx5_0",)), request=joint("a", 1))
+    world.view.hold(NODE, [first])
+    reserved = [await world.scheduler.fits_in_every_order(NODE, asked(each)) for each in (plain("b", 1), joint("b", 1))]
+
+    assert (["PodsPending", ""], [""], ["PodsPending", ""]) == (alike, others, reserved)
+
+
+async def test_of_pods_that_are_reserved_together_the_first_is_bound() -> None:
+    """As those of a gang: none is shown before it is bound, so each would wait for the other."""
+    world = node()
+    requests = {"a": joint("a", 1), "b": plain("b", 1)}
+    given = {"a": hold("a", ("GPU-0",), ("mlx5_0",)), "b": hold("b", ("GPU-1",), ())}
+    world.view.hold(NODE, [msgspec.structs.replace(each, request=requests[name]) for name, each in given.items()])
+    refusals = [await world.scheduler.fits_in_every_order(NODE, asked(each)) for each in requests.values()]
+
+    assert ["", "PodsPending"] == refusals
+
+
+def test_companions_are_held_until_the_gpus_are_shown() -> None:
+    """The NIC of the limits is another part: its own Allocate shows it."""
+    world = node()
+    world.view.hold(NODE, [hold("a", ("GPU-0",), ("mlx5_0",), nics=("mlx5_1",))])
+    state, (held,) = world.says.state, world.view.holds(NODE).added_to(world.says.state, RULES).allocations.values()
+    grant = msgspec.structs.replace(
+        held, id=AllocationID("a-1"), owner=None, pod_uid="", devices={**held.devices, NIC: held.companions}
+    )
+    owner = held.owner
+    assert owner is not None
+    epoch, seq = state.epoch, state.seq
+    granted = AllocationGranted(node=NODE, epoch=epoch, seq=seq + 1, allocation=grant)
+    bound = AllocationBound(node=NODE, epoch=epoch, seq=seq + 2, allocation=grant.id, owner=owner, pod_uid="uid-a")
+    world.tell([granted, bound])
+    refused = code(world, plain("b", 0, nics=1))
+    (rest,) = world.view.holds(NODE).added_to(world.says.state, RULES).allocations.values()
+
+    assert "NotEnoughDevices" == refused
+    assert ({NIC: ("mlx5_1",)}, ()) == (rest.devices, rest.companions)
