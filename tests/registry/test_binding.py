@@ -3,6 +3,7 @@ Binds: what the scheduler does with each outcome is measured (extender.md 6), an
 answered only after the pod was read with our node in it, and always then.
 """
 
+import gc
 from collections.abc import AsyncIterator, Callable
 
 import anyio
@@ -363,6 +364,17 @@ async def test_a_pod_must_fit_beside_those_that_are_pending(site: Site, bus: Mem
 
     assert [(NODE, first), (NODE, second)] == asked
     assert {"a": ["GPU-0"]} == registry.reserved()
+
+
+async def test_no_lock_is_kept_of_a_node_without_a_bind(site: Site, bus: MemoryBus, api: Troubled) -> None:
+    """Names of nodes may never come twice, as an autoscaler makes them."""
+    registry = Registry(site, bus, api=api)
+    uid = site.add("a")
+    async with running(site, bus, registry):
+        await registry.bind("a", uid)
+    gc.collect()
+
+    assert [] == [*registry.binder._turns]
 
 
 async def test_what_is_reserved_stays_while_others_are_pending(site: Site, bus: MemoryBus, api: Troubled) -> None:

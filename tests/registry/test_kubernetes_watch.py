@@ -34,6 +34,7 @@ class Reserved:
         self.names: dict[str, str] = {}
         self.read = True
         self.refusing = False
+        self.forgotten: list[NodeName] = []
 
     def of_pod(self, uid: str) -> dict[NodeName, object]:
         return {NODE: object()} if uid in self.uids else {}
@@ -43,6 +44,9 @@ class Reserved:
 
     def pods(self) -> dict[str, tuple[str, str]]:
         return {uid: ("ml", self.names.get(uid, "gone")) for uid in self.uids}
+
+    def forget(self, node: NodeName) -> None:
+        self.forgotten.append(node)
 
     async def cancel(self, uid: str, nodes: Collection[NodeName] | None = None) -> None:
         assert nodes == {NODE}
@@ -265,11 +269,12 @@ async def test_nodes_bring_labels_and_are_forgotten_when_deleted() -> None:
     world = World()
     world.cluster.add_node(NODE, {"zone": "a"})
     async with world.running():
-        seen = world.view.labels(NODE)["zone"]
+        seen = world.view.labels(NODE)["zone"], world.watch.has_gone(NODE)
         world.cluster.nodes.remove(("", NODE))
         await world.settle()
 
-        assert ("a", {}) == (seen, world.view.labels(NODE))
+        assert (("a", False), ({}, True)) == (seen, (world.view.labels(NODE), world.watch.has_gone(NODE)))
+        assert [NODE] == world.reserved.forgotten
 
 
 async def test_not_ready_until_pods_and_nodes_are_listed() -> None:

@@ -229,6 +229,25 @@ def test_a_node_has_others_until_it_has_shown_them() -> None:
     assert ((False, True), (False, True), False) == (reserved, bound, world.view.holds(NODE).has_others("b"))
 
 
+def test_nothing_is_kept_of_nodes_on_which_nothing_is_held() -> None:
+    """Names of nodes may never come twice, as an autoscaler makes them."""
+    world = node()
+    names = [NodeName(f"new-{number}") for number in range(100)]
+    for name in names:
+        world.view.holds(name)
+        world.view.hold(name, [])
+        world.view.expect(name, asked(gpus(1), f"uid-{name}"))
+        world.view.hold(name, [hold("a", "GPU-0")])
+    kept = len(world.view._holds)
+    for name in names:
+        world.view.forget(name)
+        world.view.gone(name, f"uid-{name}")
+        world.view.hold(name, [])
+    world.view.renew()
+
+    assert (100, 0, {}, 0) == (kept, len(world.view._holds), world.view.reserved_on, len(world.view._deleted))
+
+
 async def test_alike_pods_fit_in_every_order_up_to_three_that_wait() -> None:
     world = node()
     refusals = []

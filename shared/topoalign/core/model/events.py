@@ -225,7 +225,7 @@ class ReservationsChanged(Fact, frozen=True, kw_only=True, tag="ReservationsChan
     writer: str
     """Id of the registry replica that made the change. `epoch` and `seq` are its own."""
     seq: Number
-    """Counts the changes of this node that the writer made in its epoch, from 1."""
+    """Counts the changes of all nodes that the writer made in its epoch, from 1: those of one node have gaps."""
     reservations: tuple[Reservation, ...]
     """Every reservation of the node."""
     made: tuple[str, ...] = ()

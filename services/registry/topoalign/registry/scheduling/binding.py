@@ -16,9 +16,10 @@ A Binding that has failed for good cancels the reservation. One of which nothing
 scheduler tries again, and ends by its own time.
 """
 
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from weakref import WeakValueDictionary
 
 import anyio
 import msgspec
@@ -143,7 +144,8 @@ class Binder:
         """UID -> what it asks for, of the pods that were reserved here last."""
         self._bus, self._clock, self._api, self._reservations = bus, clock, api, reservations
         self._fits, self._plan, self._shown = fits, plan, shown or ShownPods()
-        self._turns: defaultdict[NodeName, anyio.Lock] = defaultdict(anyio.Lock)
+        self._turns: WeakValueDictionary[NodeName, anyio.Lock] = WeakValueDictionary()
+        """Node -> its lock, while a bind waits for it or has it."""
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
         """As `Scheduling.bind`."""
@@ -211,7 +213,8 @@ class Binder:
         writing raise.
         """
         gang = await self._plan(pod, node)
-        async with self._turns[node]:
+        turn = self._turns.setdefault(node, anyio.Lock())
+        async with turn:
             while True:
                 position = self._reservations.of(node).position
                 try:

@@ -81,6 +81,10 @@ class KubernetesWatch:
         traits = self._traits.get(node)
         return traits is not None and allows(traits, pod.constraints)
 
+    def has_gone(self, node: NodeName) -> bool:
+        """Whether Kubernetes has no such node; not before all of them are listed."""
+        return "nodes" in self._synced and node not in self.nodes
+
     async def run(self) -> None:
         """Follows pods and nodes, for ever."""
         async with anyio.create_task_group() as tasks:
@@ -121,6 +125,7 @@ class KubernetesWatch:
                         self.nodes.pop(each.name, None)
                         self._traits.pop(each.name, None)
                         self._view.forget(each.name)
+                        self._reservations.forget(each.name)
                     case Synced():
                         self._synced.add("nodes")
 

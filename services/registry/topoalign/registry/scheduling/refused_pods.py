@@ -53,6 +53,9 @@ class Cancelling(Protocol):
     def pods(self) -> Mapping[str, tuple[str, str]]:
         """UID -> namespace and name of all pods for which something is reserved."""
 
+    def forget(self, node: NodeName) -> None:
+        """Keeps nothing of a node that has gone, unless something is reserved there."""
+
     async def cancel(self, uid: str, nodes: Collection[NodeName] | None = None) -> None:
         """Ends what is reserved for this pod, on these nodes or on all. Raises a TopoalignError."""
 

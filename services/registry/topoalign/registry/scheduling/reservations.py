@@ -62,20 +62,21 @@ class Reservations:
         facts: Callable[[NodeName], NodeState],
         changed: Callable[[NodeName], None] = lambda node: None,
         freed: Callable[[NodeName], None] = lambda node: None,
+        has_gone: Callable[[NodeName], bool] = lambda node: False,
     ) -> None:
         """
         `writer`: id of this replica, which no other has. `facts`: what a node has said; raises NotFound. `changed` is told
         each node on which something else is held than before, `freed` each on which this registry ended what was reserved
-        for a pod that did not come.
+        for a pod that did not come. `has_gone`: whether there is no such node any more.
         """
         self.writer, self.epoch = writer, int(clock.wall() * 1000)
         self.counts: Counter[str] = Counter()
         """Reservations that this registry has written as made, consumed, expired and cancelled, and its conflicts."""
         self._bus, self._clock, self._facts = bus, clock, facts
-        self._changed, self._freed = changed, freed
+        self._changed, self._freed, self._has_gone = changed, freed, has_gone
         self._known: dict[NodeName, NodeReservations] = {}
-        self._seqs: dict[NodeName, int] = {}
-        """Node -> the seq of the newest message of this writer and epoch."""
+        self._seq = 0
+        """Of the last change, of whatever node: no id is used twice, though a node is forgotten and comes back."""
         self._ended: dict[NodeName, float] = {}
         """Node -> since when something has ended that the newest message still has, in monotonic seconds."""
         self._read = False
@@ -124,6 +125,14 @@ class Reservations:
             if seen is not known:
                 self._known[node] = seen
                 self._changed(node)
+
+    def forget(self, node: NodeName) -> None:
+        """
+        Keeps nothing of a node that has gone, unless something is reserved there. If it comes back, its first change meets a
+        conflict, which tells on which message it stands.
+        """
+        if not self.of(node).reservations:
+            self._known.pop(node, None)
 
     async def write(self, changes: Sequence[Change]) -> None:
         """
@@ -193,13 +202,14 @@ class Reservations:
     def _event(self, change: Change) -> ReservationsChanged:
         """What the node's reservations are after a change."""
         known, now = self.of(change.node), self._clock.monotonic()
+        self._seq += 1
         replaced = {*change.cancelled, *(each.pod_uid for each in change.made)}
         ended = known.ended(now)
         return ReservationsChanged(
             node=change.node,
             epoch=self.epoch,
             writer=self.writer,
-            seq=self._seqs.get(change.node, 0) + 1,
+            seq=self._seq,
             reservations=(*(each for each in known.held(now) if each.pod_uid not in replaced), *change.made),
             made=tuple(each.pod_uid for each in change.made),
             consumed=ended.consumed,
@@ -214,12 +224,9 @@ class Reservations:
         self._read = not end
         async with self._bus.follow(Stream.ALLOCATIONS, wire.reservation_subject()) as messages:
             async for received in messages:
-                if (
-                    received.position <= last
-                ):  # the stream was lost or rolled back: what is known is on no position of it
-                    self._known = {
-                        node: msgspec.structs.replace(known, position=0) for node, known in self._known.items()
-                    }
+                if received.position <= last:  # the stream was lost or rolled back: nothing is on a position of it
+                    for node, known in self._known.items():
+                        self._known[node] = msgspec.structs.replace(known, position=0)
                 last = received.position
                 if self._read:
                     if received.position > self._position_of(received):
@@ -260,13 +267,15 @@ class Reservations:
     def _apply(self, event: ReservationsChanged, position: int) -> None:
         node, known = event.node, self.of(event.node)
         if (event.writer, event.epoch) == (self.writer, self.epoch):
-            self._seqs[node] = max(event.seq, self._seqs.get(node, 0))
+            self._seq = max(event.seq, self._seq)
         if position == known.position:
             return
         self._known[node] = known.apply(event, position, self._clock.monotonic())
         self._ended.pop(node, None)
         with suppress(NotFound):
             self._known[node] = self._known[node].observe(self._facts(node))
+        if self._has_gone(node):
+            self.forget(node)
         self._changed(node)
 
     async def _tidy_regularly(self) -> None:

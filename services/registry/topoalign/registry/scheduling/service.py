@@ -48,14 +48,17 @@ class Scheduling:
         `client` and `cluster` are those of the registry, and keep usage. `api`: None where the registry has no access to
         Kubernetes, and binds nothing. `replica`: an id that no other registry has. `freeze`: as of `Registry`.
         """
-        self._context, self._settings, self._registry, self._freeze = context, settings, registry, freeze
+        self._context, self._settings, self._registry = context, settings, registry
+        self._cluster, self._freeze = cluster, freeze
         clock = context.clock
         self.view = ClusterView(
             cluster, lambda: client.unsettled, clock, scorer_of(settings.scoring, settings.scoring_packing)
         )
         self.scheduler = Scheduler(self.view, self.behind)
-        self.reservations = Reservations(context.bus, clock, replica, self.view.facts, self._hold, self._freed)
-        cluster.listeners.append(self.reservations.observe)
+        self.reservations = Reservations(
+            context.bus, clock, replica, self.view.facts, self._hold, self._freed, self._has_gone
+        )
+        cluster.listeners.append(self._observe)
         self.watch: KubernetesWatch | None = None
         self.binder: Binder | None = None
         self.topologies: TopologyObjects | None = None
@@ -134,6 +137,16 @@ class Scheduling:
     async def _fits(self, node: NodeName, pod: PodToSchedule) -> str:
         """As `fits_in_every_order`, of a pod that its node has confirmed: only others that are pending can change that."""
         return await self.scheduler.fits_in_every_order(node, pod) if self.view.holds(node).has_others(pod.uid) else ""
+
+    def _observe(self, node: NodeName) -> None:
+        """A node has said something, or nothing is known of it any more."""
+        if node in self._cluster:
+            self.reservations.observe(node)
+        else:
+            self.reservations.forget(node)
+
+    def _has_gone(self, node: NodeName) -> bool:
+        return self.watch is not None and self.watch.has_gone(node)
 
     def _freed(self, node: NodeName) -> None:
         """A reservation has ended without its pod, which nobody sees in Kubernetes."""

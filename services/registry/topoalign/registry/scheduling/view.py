@@ -5,13 +5,13 @@ For each node of `Cluster` the view has whether it is offered (`standing`), its 
 unique to it), and the version at which this changed last. It is renewed when facts of the node come, between two questions;
 only what came a moment before a question is renewed within it. A renewal costs its own node and no other.
 
-What a prediction stands on, the `PredictionBasis`, is large and made again of the node's facts where it is needed; a few
-are kept.
+What a prediction stands on, the `PredictionBasis`, is large and made again of the node's facts where needed; a few are kept.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -65,6 +65,8 @@ class ClusterView:
         """Called when a node is offered that was not, or has more free than before."""
         self.reserved_on: dict[str, frozenset[NodeName]] = {}
         """UID of a pod -> the nodes on which something is reserved for it: several where it was tried on more than one."""
+        self.turns = partial(Turns, clock)
+        """For work on all nodes that takes long."""
         self._cluster, self._unsettled_now, self._clock = cluster, unsettled, clock
         self._unsettled = Unsettled(frozenset(), frozenset())
         self._holds: dict[NodeName, NodeHolds] = {}
@@ -102,10 +104,6 @@ class ClusterView:
             self._started = True
             self._is_due = anyio.Event()
             await self._is_due.wait()
-
-    def turns(self) -> Turns:
-        """For work on all nodes that takes long."""
-        return Turns(self._clock)
 
     def waiting(self) -> str | None:
         """Readiness: why not every node can be judged at once."""
@@ -145,7 +143,7 @@ class ClusterView:
 
     def hold(self, node: NodeName, holds: Sequence[Hold]) -> None:
         """These are the pods now for which something of the node is reserved, and no other."""
-        kept = self.holds(node)
+        kept = self._holds.setdefault(node, NodeHolds())
         before = tuple(kept.reserved)
         if kept.reserve(holds):
             for uid in before:
@@ -153,29 +151,34 @@ class ClusterView:
             for uid in kept.reserved:
                 self.reserved_on[uid] = self.reserved_on.get(uid, frozenset()) | {node}
             self.mark(node)
+        self._let_go(node)
 
     def expect(self, node: NodeName, pod: PodToSchedule) -> None:
         """
         A pod is bound to the node, by whomever. To be called in the order of binding; again it has no effect, nor while
         something is reserved for the pod there.
         """
-        if self.holds(node).expect(pod):
+        if self._holds.setdefault(node, NodeHolds()).expect(pod):
             self.mark(node)
 
     def gone(self, node: NodeName, pod_uid: str) -> None:
         """A pod that was reserved for or bound to the node is no more, or will not be admitted."""
         self._end_reserved(pod_uid, node)
         if node in self._holds and self._holds[node].end(pod_uid):
+            self._let_go(node)
             self.mark(node)
 
+    def _let_go(self, node: NodeName) -> None:
+        if not self._holds[node].uids:
+            del self._holds[node]
+
     def _end_reserved(self, uid: str, node: NodeName) -> None:
-        left = self.reserved_on.pop(uid, frozenset()) - {node}
-        if left:
+        if left := self.reserved_on.pop(uid, frozenset()) - {node}:
             self.reserved_on[uid] = left
 
     def holds(self, node: NodeName) -> NodeHolds:
         """What is held on a node."""
-        return self._holds.setdefault(node, NodeHolds())
+        return self._holds.get(node, NodeHolds())
 
     def labels(self, node: NodeName) -> Mapping[str, str]:
         """Those of its Kubernetes Node; empty while they are not known."""
