@@ -63,18 +63,22 @@ requests = st.builds(
 )
 
 names = st.sampled_from(["", " ", ",", "a", "b,c", " a , d,", "A", "zzz"])
-annotations = st.fixed_dictionaries(
-    {},
-    optional={
-        "nvidia.com/use-gputype": st.sampled_from(["", "a100", "H100,ascend", "nvidia", ",", "V100"]),
-        "nvidia.com/nouse-gputype": st.sampled_from(["", "a100,", "V100", ","]),
-        "nvidia.com/use-gpuuuid": names,
-        "nvidia.com/nouse-gpuuuid": names,
-        "nvidia.com/vgpu-mode": st.sampled_from(["", "mig", "hami-core", "hami-core,mig"]),
-        "nvidia.com/numa-bind": st.sampled_from(["true", "1", "false", "yes", ""]),
-        "hami.io/gpu-scheduler-policy": st.sampled_from(POLICIES),
-    },
-)
+annotations = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("nvidia.com/use-gputype"), st.sampled_from(["", "a100", "H100,ascend", "nvidia", ",", "V100"])
+        ),
+        st.tuples(st.just("nvidia.com/nouse-gputype"), st.sampled_from(["", "a100,", "V100", ","])),
+        st.tuples(st.just("nvidia.com/use-gpuuuid"), names),
+        st.tuples(st.just("nvidia.com/nouse-gpuuuid"), names),
+        st.tuples(st.just("nvidia.com/vgpu-mode"), st.sampled_from(["", "mig", "hami-core", "hami-core,mig"])),
+        st.tuples(st.just("nvidia.com/numa-bind"), st.sampled_from(["true", "1", "false", "yes", ""])),
+        st.tuples(st.just("hami.io/gpu-scheduler-policy"), st.sampled_from(POLICIES)),
+        st.tuples(st.just("hami.io/gpu-scheduler-policy"), st.just("topology-aware")),
+    ),
+    max_size=3,
+).map(dict)
+"""Few of them, for each refuses cards."""
 pair_scores = st.dictionaries(
     st.sampled_from(UUIDS),
     st.dictionaries(st.sampled_from(UUIDS), st.sampled_from([-5, 0, 1, 10, 100, 200])),

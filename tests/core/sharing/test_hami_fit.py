@@ -185,5 +185,24 @@ def test_cards_of_another_numa_node_begin_the_walk_again() -> None:
     assert ["a", "b", "d"] == [uuid for uuid, _, _ in found(foreign, {**bind, "nvidia.com/use-gputype": "nvidia"})[1]]
 
 
+def test_all_cards_of_one_container_count_for_the_quota() -> None:
+    around = Surroundings(quota=NamespaceQuota(memory=1500))
+    walk = [usage(reference.Card(uuid)) for uuid in "abc"]
+
+    assert [("a", 700, 0), ("b", 700, 0)] == answer(walk, reference.Request(count=2, memory=700), around)[1]
+    assert (
+        "1/3 AllocatedCardsInsufficientRequest, 2/3 ResourceQuotaNotFit"
+        == answer(walk, reference.Request(count=2, memory=800), around)[2]
+    )
+
+
+def test_as_many_cards_as_are_asked_for_are_enough() -> None:
+    for policy in ("spread", "topology-aware"):
+        around = Surroundings(rules=read_rules({}, policy))
+        walk = [usage(reference.Card(uuid)) for uuid in "ab"]
+
+        assert (True, [("a", 0, 0), ("b", 0, 0)], "") == answer(walk, reference.Request(count=2), around)
+
+
 def test_a_card_without_cores_takes_who_asks_for_none() -> None:
     assert answer([usage(reference.Card("a", cores=0))], reference.Request(), Surroundings())[0]

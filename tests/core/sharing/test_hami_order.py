@@ -54,12 +54,11 @@ def test_scores_are_those_of_the_formula(
 
 
 def test_scores_are_as_exact_as_those_of_single_precision() -> None:
-    """With exact arithmetic these two cards are as full as one another; upstream takes the second for a little fuller."""
-    first = usage(reference.Card("a", slots=10, used_slots=1, cores=100, used_cores=20, memory=1000, used_memory=400))
-    second = usage(reference.Card("b", slots=10, used_slots=4, cores=100, used_cores=20, memory=1000, used_memory=100))
+    """0.1 + 0.1 + 0.6 is less than 0.6 + 0.1 + 0.1 in single precision, and more in double precision."""
+    first = usage(reference.Card("a", slots=10, used_slots=1, cores=100, used_cores=10, memory=1000, used_memory=600))
+    second = usage(reference.Card("b", slots=10, used_slots=6, cores=100, used_cores=10, memory=1000, used_memory=100))
 
-    assert (7.0, 7.0) != (device_score(first, []), device_score(second, []))
-    assert 7.0 == pytest.approx(device_score(first, []), abs=1e-5) == pytest.approx(device_score(second, []), abs=1e-5)
+    assert (8.0, 8.000000953674316) == (device_score(first, []), device_score(second, []))
 
 
 @pytest.mark.parametrize("text", ["slot=1,core=1,memory=3", " memory=3 , slot = 1,core=+1"])

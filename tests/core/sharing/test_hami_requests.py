@@ -53,6 +53,7 @@ def request(count: int = 1, memory: int = 0, percent: int = UNSET, cores: int = 
         ({"gpu": 1, "gpumem": "-1"}, NOTHING),
         ({"gpu": 1, "percentage": -3}, request(percent=100)),
         ({"gpu": 1, "percentage": 101}, request(percent=100)),
+        ({"gpu": 1, "gpumem": 10, "percentage": 150}, request(memory=10, percent=100)),
         ({"gpu": 1, "percentage": "0.5"}, request(percent=100)),
         ({"gpu": 1, "gpucores": "200"}, request(percent=100, cores=200)),
         ({"gpu": 1, "gpucores": "2.5"}, request(percent=100)),

@@ -63,13 +63,12 @@ def place(node: NodeCards, pod: PodShares) -> Placed | Unfit:
     given: list[Shares] = []
     cards = node.cards
     for number, requests in enumerate(pod.containers):
-        runs_alone = number < pod.init_containers
-        found = _serve(node, node.cards if runs_alone else cards, requests, pod, tuple(given))
+        found = _serve(node, cards, requests, pod, tuple(given))
         if isinstance(found, Unfit):
             return found
         shares, left = found
         given.append(shares)
-        if not runs_alone:
+        if number >= pod.init_containers:
             cards = left
     return Placed(score=node_score(node.cards), containers=tuple(given))
 
