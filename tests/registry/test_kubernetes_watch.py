@@ -171,6 +171,20 @@ async def test_what_is_reserved_for_a_bound_pod_elsewhere_ends() -> None:
         assert {here} == world.reserved.uids
 
 
+async def test_what_is_stored_for_a_pod_after_its_end_ends_too() -> None:
+    """Nobody tells of its end again. A pod that is reserved for before it is shown keeps what it has."""
+    world = World()
+    async with world.running():
+        await world.clock.advance(PAUSE)
+        uid = str(world.cluster.add_pod(shown_pod("soon"))["metadata"]["uid"])
+        world.reserved.uids, world.reserved.names = {"gone", uid}, {uid: "soon"}
+        for _ in range(2):
+            await world.clock.advance(PAUSE)
+            await world.settle()
+
+        assert {uid} == world.reserved.uids
+
+
 async def test_reservations_of_pods_that_ended_before_the_start_end() -> None:
     """Nobody tells of their end; one is deleted, one has finished, one was created again under its name."""
     world = World()

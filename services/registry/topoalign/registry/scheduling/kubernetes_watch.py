@@ -93,7 +93,6 @@ class KubernetesWatch:
                 self._follow_nodes,
                 self._cancel_all,
                 self._end_left_over,
-                self._end_elsewhere,
                 self._ask_version,
             ):
                 tasks.start_soon(each)
@@ -186,30 +185,34 @@ class KubernetesWatch:
                 log.warning("a reservation was not cancelled", pod_uid=clean(uid), finding=error.finding)
 
     async def _end_left_over(self) -> None:
-        """Once, ends what is reserved for pods that ended while no registry was there."""
+        """
+        Ends, every second, what is reserved for pods that are gone or bound elsewhere. They ended while no registry was
+        there, or it was stored after that was heard, as when a bind is given up. It would be predicted to be taken, and is
+        not: pods after it would get other devices than reserved.
+        """
         while self.behind() or self._reservations.behind():
             await self._clock.sleep(PAUSE)
-        for uid, (namespace, name) in self._reservations.pods().items():
-            if uid in self.pods.bound or uid in self.pods.waiting:
-                continue
-            try:  # another registry may have reserved for it since pods were listed
-                seen = await self._api.pod(namespace, name)
-            except TopoalignError as error:
-                log.warning("it is not known whether a pod has gone", pod_uid=clean(uid), finding=error.finding)
-                continue
-            if seen is None or seen.uid != uid or seen.finished:
-                self._cancelled.put_nowait(uid)
-
-    async def _end_elsewhere(self) -> None:
-        """
-        Ends what is reserved for bound pods on other nodes. Whoever reserved it was killed, or gave up before it heard that
-        it was stored. It would be predicted to be taken, and is not: pods after it would get other devices than reserved.
-        """
+        asked: set[str] | None = None  # at the start of all; then of those that were unknown a second ago, too
         while True:
-            await self._clock.sleep(PAUSE)
+            reserved = self._reservations.pods()
+            unknown = {uid for uid in reserved if uid not in self.pods.bound and uid not in self.pods.waiting}
+            for uid in unknown if asked is None else unknown & asked:
+                await self._end_gone(uid, *reserved[uid])
             for uid, nodes in self._view.reserved_on.items():
                 if uid in self.pods.bound and nodes - {self.pods.bound[uid]}:
                     self._cancelled.put_nowait(uid)
+            asked = unknown
+            await self._clock.sleep(PAUSE)
+
+    async def _end_gone(self, uid: str, namespace: str, name: str) -> None:
+        """Ends what is reserved for a pod that is not shown, unless another registry has reserved for it before it is."""
+        try:
+            seen = await self._api.pod(namespace, name)
+        except TopoalignError as error:
+            log.warning("it is not known whether a pod has gone", pod_uid=clean(uid), finding=error.finding)
+            return
+        if seen is None or seen.uid != uid or seen.finished:
+            self._cancelled.put_nowait(uid)
 
     async def _ask_version(self) -> None:
         while True:
