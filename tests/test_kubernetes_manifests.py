@@ -11,7 +11,7 @@ import kubernetes_validate
 import msgspec
 import pytest
 import yaml
-from manifests_support import DEPLOY, ROOT, Manifest, containers, one, pods, rendered, values
+from manifests_support import DEPLOY, NATS_USERS, ROOT, Manifest, containers, one, pods, rendered, values
 from starlette.routing import Route
 
 from topoalign.allocator.settings import AllocatorSettings
@@ -229,12 +229,34 @@ def test_stores_have_three_copies_on_three_servers(prod: tuple[Manifest, ...]) -
     urls = {values(each)["TOPOALIGN_NATS_URL"] for name, each in containers(prod) if name != "nats"}
 
     assert (3, {"3"}) == (nats["replicas"], told)
-    assert {",".join(f"nats://nats-{number}.nats:4222" for number in range(3))} == urls
+    assert {
+        ",".join(f"nats://{user}:$(NATS_PASSWORD)@nats-{number}.nats:4222" for number in range(3))
+        for user in ("node", "registry")
+    } == urls
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids="-".join)
+def test_passwords_of_nats_come_from_the_secret_before_they_are_used(variant: tuple[str, ...], folder: Path) -> None:
+    """Kubernetes puts a variable only into those after it; nothing names a secret that the overlay does not make."""
+    manifests = rendered(variant[0], folder, *variant[1:])
+    secrets = {each["metadata"]["name"]: each["data"] for each in manifests if each["kind"] == "Secret"}
+    for name, container in containers(manifests):
+        assert {each["secretRef"]["name"] for each in container.get("envFrom", ())} <= secrets.keys()
+        named = [each["name"] for each in container.get("env", ())]
+        if "NATS_PASSWORD" in named:
+            (password,) = [each for each in container["env"] if each["name"] == "NATS_PASSWORD"]
+            reference = password["valueFrom"]["secretKeyRef"]
+            assert reference["key"] in secrets[reference["name"]]
+            assert named.index("NATS_PASSWORD") < named.index("TOPOALIGN_NATS_URL")
+        else:
+            assert "$(" not in values(container).get("TOPOALIGN_NATS_URL", ""), name
 
 
 @pytest.mark.parametrize("place", ["base", "overlays/dev"])
 def test_nats_accepts_its_configuration_and_fits_our_stores(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POD_NAME", "nats-0")
+    for user in NATS_USERS:
+        monkeypatch.setenv(f"{user}_PASSWORD", f"p{user.lower()}")
     file = DEPLOY / place / "nats.conf"
     done = subprocess.run([find_nats_server(), "-t", "--config", file], capture_output=True, text=True, timeout=60)
     limit = re.search(r"max_file_store: (\d+)GB", file.read_text())

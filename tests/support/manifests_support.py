@@ -15,12 +15,13 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy" / "kubernetes"
 Manifest = dict[str, Any]
 
+NATS_USERS = ("NODE", "REGISTRY", "SUBSCRIBER", "ADMIN")
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"
 
 
 @cache
 def rendered(overlay: str, folder: Path, *components: str) -> tuple[Manifest, ...]:
-    """The objects of an overlay, in a copy below `folder` that has certificates; skips where there is no kubectl."""
+    """The objects of an overlay, in a copy below `folder` that has its secrets; skips where there is no kubectl."""
     if shutil.which("kubectl") is None:
         pytest.skip("no kubectl to render the manifests")
     copy = folder / "-".join([overlay, *components])
@@ -28,6 +29,7 @@ def rendered(overlay: str, folder: Path, *components: str) -> tuple[Manifest, ..
     place = copy / "overlays" / overlay
     for name in ("ca.crt", "tls.crt", "tls.key"):
         (place / name).write_text(CERTIFICATE)
+    (place / "nats.env").write_text("".join(f"{name}_PASSWORD=p{name.lower()}\n" for name in NATS_USERS))
     file = place / "kustomization.yaml"
     lines = [line for line in file.read_text().splitlines() if not re.match(r"#\s+- |# components:", line)]
     if components:
