@@ -105,6 +105,7 @@ def spoken_again(url: str, everybody: Allocators, reader: Reader, histories: lis
     for _ in fill(url, said_again(histories)):
         pass
     everybody.stand_by(histories)
+    reader.close()  # the registry may have closed the connection: nothing was asked for some seconds
     until(lambda: pages.shows(reader, histories[-1]), "the last node is not shown as it is")
     return once("spoken-again", began)
 
