@@ -22,8 +22,8 @@ from topoalign.core.ports import Bus, Stream
 NEXT = 3
 """Pods that wait for their node at the same time: a registry binds no more."""
 
-UNKNOWN_SECONDS = 2.0
-"""For so long at most a pod has ended and its node's allocator does not know of it."""
+UNKNOWN_SECONDS = 4.0
+"""For so long at most a pod has ended and its node's allocator still counts what it had: the times of `node`, and calls."""
 
 Devices = frozenset[DeviceID]
 
