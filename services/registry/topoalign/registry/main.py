@@ -26,7 +26,7 @@ from topoalign.runtime.settings import from_environment
 log = structlog.get_logger("topoalign.registry")
 
 MOST_PASSES = 3
-"""With 5,000 nodes that speak at once the longest block was 9 to 12 ms with three, 19 to 36 with five, and 49 with twenty."""
+"""With 5,000 nodes that speak at once the longest block is 9 to 12 ms with three, 19 to 36 with five, and 49 with twenty."""
 
 
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
