@@ -210,6 +210,31 @@ async def test_companions_are_chosen_anew_where_the_kubelet_takes_other_gpus(kno
             assert CompanionsLacking.code in str(decision)
 
 
+async def test_a_pod_whose_gpus_another_one_took_has_nics_beside_others() -> None:
+    """A pod of another scheduler asks for as many GPUs a moment before."""
+    async with node(machine=MACHINE) as it:
+        asked = msgspec.structs.replace(pod("a", gpus=2), annotations={JOINT_ANNOTATION: TOGETHER})
+        it.device_allocations.remember(asked)
+        it.reserve(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1"), needed=True))
+        fits(await it.kubelet.admit(pod("foreign", gpus=2)))
+        fits(await it.kubelet.admit(asked))
+
+        assert [ids("mlx5_1"), ids("mlx5_0")] == [each.companions for each in live(it)]
+
+
+async def test_gpus_reserved_without_companions_come_alone() -> None:
+    """Another container waits for as many, and for NICs."""
+    async with node(machine=MACHINE) as it:
+        it.reserve(
+            reservation("b", ReservedContainer(container=ContainerName("main"), devices={GPU: ids("GPU-0", "GPU-1")})),
+            joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1"), needed=True),
+        )
+        fits(await it.kubelet.admit(pod("b", gpus=2)))
+        fits(await it.kubelet.admit(pod("a", gpus=2)))
+
+        assert [(), ids("mlx5_1")] == [each.companions for each in live(it)]
+
+
 async def test_a_reservation_on_devices_of_an_ended_pod_still_counts() -> None:
     """The record keeps what the former pod had for some seconds; its GPUs and NICs are the next one's all the same."""
     async with node(machine=MACHINE) as it:

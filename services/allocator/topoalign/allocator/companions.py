@@ -21,6 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from topoalign.allocator.reconciliation.device_order import in_order
+from topoalign.allocator.told_companions import companions_told, reserved_told
 from topoalign.core.admission.within_alignment import Bounds, place_among
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.deviceshare.demand import is_joint
@@ -29,7 +30,7 @@ from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import BadRequest, NoFit, quoted
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, Placement, PodRequest
-from topoalign.core.model.reservations import ReservedContainer
+from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.bitmask import mask_of
 from topoalign.core.placement.reserved import parts_of, reserved_with
 from topoalign.core.ports import Clock
@@ -65,6 +66,25 @@ class Companions(NamedTuple):
     def ids(self) -> tuple[DeviceID, ...]:
         """The ids of all devices."""
         return tuple(device for ids in self.devices.values() for device in ids)
+
+
+class Waiting(NamedTuple):
+    """A container that waits for GPUs and for companions."""
+
+    pod: Reservation
+    container: ReservedContainer
+    is_certain: bool
+    """Whether its GPUs were given to nobody, so that the kubelet is still to come for it."""
+
+
+class Instead(NamedTuple):
+    """What a container that waits gets if the kubelet takes other GPUs than are reserved for it."""
+
+    container: ReservedContainer
+    given: ContainerDevices | None
+    """None: nothing can be found."""
+    is_certain: bool
+    """As in `Waiting`."""
 
 
 class ReservedCompanions:
@@ -139,7 +159,7 @@ class ReservedCompanions:
         """The GPUs to prefer for a container that waits for as many and cannot have its own any more; () for nobody."""
         others = tuple(device for device in available if device not in must_include)
         found = self._instead(Bounds(size, tuple(must_include), others), ())
-        return found[1].devices.get(GPU, ()) if found is not None and found[1] is not None else ()
+        return found.given.devices.get(GPU, ()) if found is not None and found.given is not None else ()
 
     def adopted(
         self, resource: ResourceName, devices: Collection[DeviceID], gone: Collection[AllocationID]
@@ -148,17 +168,20 @@ class ReservedCompanions:
         What comes with GPUs that are reserved for nobody, once these allocations have ended, and what was reserved instead
         of all that: nothing, or what a container gets beside them that waits for as many. Raises CompanionsLacking.
         """
-        found = self._instead(Bounds(len(devices), tuple(devices), ()), gone) if resource == GPU else None
+        is_own = reserved_with(self._reserved(), self._clock.monotonic(), resource, devices) is not None
+        found = (
+            self._instead(Bounds(len(devices), tuple(devices), ()), gone) if resource == GPU and not is_own else None
+        )
         if found is None:
             return Companions(), ()
-        waiting, given = found
+        waiting, given, is_certain = found
         reserved = tuple(
             each for part in (waiting.devices, waiting.companions) for ids in part.values() for each in ids
         )
         if given is None:
-            if waiting.needs_companions:
+            if waiting.needs_companions and is_certain:
                 raise CompanionsLacking(devices, [each for ids in waiting.companions.values() for each in ids])
-            return Companions(), reserved
+            return Companions(), reserved if is_certain else ()
         beside = {
             name: tuple(each for each in ids if each in given.companions)
             for name, ids in given.devices.items()
@@ -166,29 +189,44 @@ class ReservedCompanions:
         }
         return Companions({name: ids for name, ids in beside.items() if ids}, given.functions), reserved
 
-    def _instead(
-        self, gpus: Bounds, gone: Collection[AllocationID]
-    ) -> tuple[ReservedContainer, ContainerDevices | None] | None:
-        """
-        The container that waits for as many GPUs and for companions, and what it gets if the kubelet takes these GPUs (None:
-        that cannot be found). None: there is no such container.
-        """
+    def _instead(self, gpus: Bounds, gone: Collection[AllocationID]) -> Instead | None:
+        """What the kubelet may have come for with these GPUs. None: no container waits for as many and for companions."""
         reserved, now = self._reserved(), self._clock.monotonic()
-        if not reserved.reservations:
-            return None
-        waiting = [each for each in parts_of(reserved, now, GPU) if len(each[2]) == gpus.amount and each[1].companions]
-        for uid, container, _ in waiting:
-            pod = next(each for each in reserved.reservations if each.pod_uid == uid)
+        waiting = self._waiting_for(gpus.amount) if reserved.reservations else []
+        for pod, container, is_certain in waiting:
             request = self._requests.get((pod.namespace, pod.pod))
             state = self._state()
             for name in gone:
                 state = state.without(name)
             for each in reserved.held(now):
-                for allocation in allocations_of(each) if each.pod_uid != uid else ():
+                for allocation in allocations_of(each) if each.pod_uid != pod.pod_uid else ():
                     state = state.holding(without_gpus(allocation))
             if request is not None and (given := placed(state, request, container, gpus, self._placement)) is not None:
-                return container, given
-        return (waiting[0][1], None) if waiting else None
+                return Instead(container, given, is_certain)
+        return Instead(waiting[0].container, None, waiting[0].is_certain) if waiting else None
+
+    def _waiting_for(self, amount: int) -> list[Waiting]:
+        """
+        The containers that wait for so many GPUs and for companions, those first whose GPUs were given to nobody. Where they
+        were, a pod of another scheduler may have come before its own, until the owner is known.
+        """
+        reserved, now = self._reserved(), self._clock.monotonic()
+        bound = {
+            (each.pod_uid, each.owner.container)
+            for each in self._state().allocations.values()
+            if each.owner is not None and GPU in each.devices
+        }
+        certain = {(uid, each.container) for uid, each, _ in parts_of(reserved, now, GPU)}
+        found = [
+            Waiting(pod, each, (pod.pod_uid, each.container) in certain)
+            for pod in reserved.reservations
+            if reserved.until[pod.pod_uid] > now
+            for each in pod.containers
+            if each.companions
+            and len(each.devices.get(GPU, ())) == amount
+            and (pod.pod_uid, each.container) not in bound
+        ]
+        return sorted(found, key=lambda each: not each.is_certain)
 
     def named(self, resource: ResourceName, allocation: Allocation) -> dict[ResourceName, tuple[DeviceID, ...]]:
         """
@@ -246,25 +284,6 @@ def without_gpus(allocation: Allocation) -> Allocation:
     """What an allocation has beside GPUs."""
     devices = {name: ids for name, ids in allocation.devices.items() if name != GPU}
     return msgspec.structs.replace(allocation, devices=devices)
-
-
-def companions_told(allocation: Allocation) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
-    """Resource -> the companions of an allocation, under the ids by which a container is told of them."""
-    for resource, ids in allocation.devices.items():
-        beside = [device for device in ids if device in allocation.companions]
-        if beside:
-            yield resource, [each for device in beside for each in told_ids(device, allocation.virtual_functions)]
-
-
-def reserved_told(reserved: ReservedContainer) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
-    """The same of what is reserved for a container."""
-    for resource, ids in reserved.companions.items():
-        yield resource, [each for device in ids for each in told_ids(device, reserved.virtual_functions)]
-
-
-def told_ids(device: DeviceID, functions: Mapping[DeviceID, tuple[str, ...]]) -> tuple[DeviceID, ...]:
-    """The ids by which a container is told of a device: of a NIC of which it has virtual functions, theirs."""
-    return tuple(map(DeviceID, functions.get(device, (device,))))
 
 
 def free_functions(state: NodeState, nic: DeviceID, wanted: Sequence[str]) -> tuple[str, ...]:

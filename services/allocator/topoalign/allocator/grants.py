@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from topoalign.allocator.allocate_checks import check_allocate, check_amount
-from topoalign.allocator.companions import ReservedCompanions, companions_told
+from topoalign.allocator.companions import ReservedCompanions
 from topoalign.allocator.group_commit import AllocateCall
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import PodResources, Poll
@@ -20,6 +20,7 @@ from topoalign.allocator.reconciliation.displacement import displaced_by, remain
 from topoalign.allocator.reconciliation.liveness import places, shown_of
 from topoalign.allocator.reconciliation.memory import Grant, Rest
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
+from topoalign.allocator.told_companions import companions_told
 from topoalign.core.model.errors import DeviceInUse, StateFault
 from topoalign.core.model.events import Allocation, Displaced
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName

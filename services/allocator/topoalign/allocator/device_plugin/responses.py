@@ -18,9 +18,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from topoalign.allocator.companions import companions_told
 from topoalign.allocator.device_plugin import cdi, device_nodes
 from topoalign.allocator.device_plugin.host import ContainerUnready, Root
+from topoalign.allocator.told_companions import companions_told
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import base_of
