@@ -157,6 +157,8 @@ class ReservedCompanions:
         self, available: Collection[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
         """The GPUs to prefer for a container that waits for as many and cannot have its own any more; () for nobody."""
+        if not self._reserved().reservations:  # most often, and thousands of shares may be available
+            return ()
         others = tuple(device for device in available if device not in must_include)
         found = self._instead(Bounds(size, tuple(must_include), others), ())
         return found.given.devices.get(GPU, ()) if found is not None and found.given is not None else ()

@@ -178,9 +178,12 @@ class Ownership:
         Devices that are offered, but of which a container holds something that the kubelet did not give it
         (`Allocation.companions`): the kubelet must give them to nobody.
         """
+        having = [each for each in self._allocations.values() if each.companions]
+        if not having:
+            return frozenset()
         held = HoldingSet(
             holding
-            for each in self._allocations.values()
+            for each in having
             for device in each.companions
             for holding in map(self.holding, map(DeviceID, each.virtual_functions.get(device, (device,))))
         )
