@@ -357,7 +357,7 @@ async def test_the_record_does_not_depend_on_the_policy_that_it_was_made_under(t
     """What was given stays given, whatever policy decides from now on: the record says nothing of policies."""
     await lived(tmp_path)
     with open_journal(tmp_path, NODE) as journal:
-        node = Node(journal, placement="static-dgx")
+        node = Node(journal, placement="static-dgx2")
 
         assert TRUTH == node.live()
         assert None is node.ledger.unconfirmed

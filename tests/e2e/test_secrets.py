@@ -179,13 +179,13 @@ async def http_of(process: "subprocess.Popen[bytes]", log: Path) -> str:
 
 DEFECT = """
 import anyio, os, sys
-from topoalign.runtime import runner
+from topoalign.runtime import installed
 from topoalign.runtime.settings import RuntimeSettings, from_environment
 async def serve(context, *, task_status):
     environment = dict(context.environment)
     settings = from_environment(RuntimeSettings, environment)
     raise RuntimeError("a defect")
-runner.find = lambda names: {"registry": serve}
+installed.find = lambda names: {"registry": serve}
 from topoalign.cli.root import run
 sys.exit(run(["registry", "--log-level", "debug", "--log-format", sys.argv[1]]))
 """

@@ -35,6 +35,8 @@ from topoalign.allocator.reconciliation.displacement import (
 from topoalign.allocator.reconciliation.memory import Grant
 from topoalign.allocator.reconciliation.owner_polls import OwnerPolls
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
+from topoalign.allocator.shares import check_halves, check_units, prefer_free
+from topoalign.core.demand.units import unit_of
 from topoalign.core.model.errors import (
     StateFault,
     Unavailable,
@@ -44,7 +46,6 @@ from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.requests import Placement, PodRequest
 from topoalign.core.placement.parts import marked
 from topoalign.core.placement.reserved import prefer_reserved, reserved_devices
-from topoalign.core.placement.sparing import prefer_sparing
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
@@ -141,7 +142,6 @@ class DeviceAllocations:
         """
         at, ended = self._clock.monotonic(), await self.ended()
         ended = self._reconciliation.liveness.dropped(ended, available, must_include, at) if ended else ended
-        owned = (without(self.state, ended) if ended else self.state).ownership
         hardware, among = self.state.hardware, marked(self.state.hardware, resource, available)
         offered = available if among is None else among
         reserved, now = self._reserved(), self._clock.monotonic()
@@ -150,7 +150,8 @@ class DeviceAllocations:
             chosen = self._companions.preferred(offered, must_include, size)
         if not chosen:
             kept = {*devices_displaced_by(ended), *reserved_devices(reserved, now, resource)}
-            chosen = prefer_sparing(hardware, owned, resource, offered, must_include, size, self._placement, kept)
+            live = without(self.state, ended) if ended else self.state
+            chosen = prefer_free(live, resource, offered, must_include, size, self._placement, kept)
         self._preferences.give(resource, frozenset(available) if among is None else among, chosen)
         return chosen
 
@@ -181,6 +182,7 @@ class DeviceAllocations:
         arrived = self._clock.monotonic()
         await self._ensure_fresh()
         self._grants.check(resource, containers)
+        check_units(self.state, resource, containers, self._reserved(), self._clock.monotonic())
         call = AllocateCall(resource, containers, self._ledger.version)
         while True:
             call.poll = call.grant = None
@@ -224,6 +226,8 @@ class DeviceAllocations:
         holders = [live[name] for name in owned.overlapping(map(owned.holding, devices))]
         if not devices or not all(map(owned.is_held, devices)) or any(holder.owner is None for holder in holders):
             await self.reconcile()
+        if unit_of(self.state.hardware, resource) is not None:
+            check_halves(self._ledger, (await self._poll()).listing, resource, devices)
 
     async def reconcile(self) -> None:
         """

@@ -47,6 +47,8 @@ class AmountMissing(InvalidField):
 class ShareDoesNotFit(NoFit):
     """Base of refusals of a sound request by the cards of a node; `field` is the path of what they lack."""
 
+    code = "ShareDoesNotFit"
+
     def __init__(self, field: str, finding: str, remedy: str = WAIT) -> None:
         self.field = field
         super().__init__(f"{field}: {finding}", remedy)
