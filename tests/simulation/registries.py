@@ -3,8 +3,9 @@ Two registries that bind pods for one scheduler, in virtual time, while what is 
 
 Product code are the reservations, the binds and the nodes' admissions. Simulated are the bus (`bus`), an API server whose
 answers are late or lost, before or after the deed; registries that are killed and begin anew; a view of the nodes that lags;
-kubelets that take a while to admit what is bound to them; and a scheduler that asks any of the registries, gives up after
-five seconds and tries again. Pods end, or are deleted before they begin.
+kubelets that take a while to admit what is bound to them, and may align a pod anew instead of giving it what is reserved;
+and a scheduler that asks any of the registries, gives up after five seconds and tries again. Pods end, or are deleted before
+they begin.
 """
 
 from random import Random
@@ -35,6 +36,10 @@ from topoalign.registry.scheduling.reservations import Reservations
 NODES = ("node-1", "node-2", "node-3")
 PODS, CALM_SECONDS = 24, 700.0
 """Pods of a run; and seconds after the faults, longer than any reservation lasts."""
+LAG_SECONDS = (0.1, 0.5, 2.0, 8.0)
+"""Between two looks of a registry at the nodes: some take longer than the next bind."""
+ANEW = 0.3
+"""How likely a kubelet aligns a pod anew where that is possible."""
 GIVES_UP_SECONDS = 5.0
 """After which the scheduler waits for a bind no longer."""
 
@@ -89,7 +94,7 @@ class Replica:
     async def _look(self) -> None:
         """What nodes say and which pods are gone is seen some time later."""
         while True:
-            await anyio.sleep(self._world.chance.choice((0.1, 0.5, 2.0)))
+            await anyio.sleep(self._world.chance.choice(LAG_SECONDS))
             for name, ledger in self._world.site.ledgers.items():
                 self.seen[name] = ledger.state
                 self.reservations.observe(name)
@@ -132,8 +137,8 @@ class Cluster:
         self.loop, self.chance, self.clock = loop, Random(f"registries-{seed}"), SimulatedClock(loop)
         self.broker, self.faults = Broker(), self.chance.choice((0.0, 0.1, 0.3))
         self.site = Site(NODES, self.clock)
-        self.gone: set[str] = set()
-        """UIDs of pods that were deleted."""
+        self.gone: list[str] = []
+        """UIDs of pods that were deleted, in their order: that of a set is not the seed's."""
         self.refused: list[str] = []
         """Pods that a kubelet refused."""
         self.answers: list[str | None] = []
@@ -171,7 +176,7 @@ class Cluster:
             await self._schedule(name, uid)
             await anyio.sleep(self.chance.choice((1.0, 30.0)))
         self.site.cluster.delete_pod("ml", name, grace=0)
-        self.gone.add(uid)
+        self.gone.append(uid)
         for ledger in self.site.ledgers.values():
             held = [each.id for each in ledger.state.allocations.values() if each.pod_uid == uid]
             if held:
@@ -214,11 +219,14 @@ class Cluster:
     async def _given(self, node: NodeName, count: int) -> tuple[DeviceID, ...]:
         """
         The GPUs that a pod gets; none: it is refused. The kubelet does not say for which pod it asks, so what is reserved
-        for any pod of as many GPUs may be the answer.
+        for any pod of as many GPUs may be the answer. It may also align the pod anew, with GPUs reserved for nobody.
         """
         state = self.site.ledgers[node].state
         free = {each for each in state.healthy(GPU) if not state.ownership.is_held(each)}
         reserved = [gpus_of(each) for each in await self._reserved(node)]
+        unreserved = sorted(free.difference(*reserved))
+        if len(unreserved) >= count and happens(ANEW, self.chance):
+            return tuple(unreserved[:count])
         fitting = [gpus for gpus in reserved if len(gpus) == count and free.issuperset(gpus)]
         if fitting:
             return self.chance.choice(fitting)
