@@ -191,6 +191,29 @@ async def test_a_container_with_halves_of_two_gpus_does_not_start() -> None:
         assert {("p", "ShareSplit", "PreStartContainer")} == {(each.pod, each.code, each.reason) for each in refusals}
 
 
+async def test_a_share_of_what_an_init_container_had_whole_starts() -> None:
+    async with node() as it:
+        pod = it.pod("p", (100, 8), (20, 4))
+        first, second = pod.containers
+        decision = await it.kubelet.admit(
+            msgspec.structs.replace(pod, init_containers=(first,), containers=(second,)), "uid-p"
+        )
+
+        assert isinstance(decision, Admission), decision
+        assert 1 == len({gpu for halves in it.gpus("p") for counts in halves.values() for gpu in counts})
+
+
+async def test_a_whole_gpu_is_given_whose_last_share_has_ended() -> None:
+    """The record has the share still, and the kubelet knows better."""
+    async with node() as it:
+        for number in range(4):
+            await it.admit(f"small-{number}", (0, 10))
+        await it.allocations.reconcile()
+        await it.kubelet.remove(DEFAULT, PodName("small-2"))
+
+        assert isinstance(await it.admit("large", (100, 1)), Admission)
+
+
 @pytest.mark.parametrize("seed", range(100 if THOROUGH else 2))
 async def test_no_gpu_has_more_held_than_it_has(seed: int) -> None:
     """Random shares come and go, in either order of their halves; each is of one GPU, or fails with a reason."""

@@ -47,6 +47,7 @@ from topoalign.core.model.requests import Placement, PodRequest
 from topoalign.core.placement.parts import marked
 from topoalign.core.placement.reserved import prefer_reserved, reserved_devices
 from topoalign.core.ports import Clock
+from topoalign.core.sharing.refusals import ShareSplit
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
 
@@ -182,7 +183,7 @@ class DeviceAllocations:
         arrived = self._clock.monotonic()
         await self._ensure_fresh()
         self._grants.check(resource, containers)
-        check_units(self.state, resource, containers, self._reserved(), self._clock.monotonic())
+        await self._check_units(resource, containers)
         call = AllocateCall(resource, containers, self._ledger.version)
         while True:
             call.poll = call.grant = None
@@ -196,6 +197,14 @@ class DeviceAllocations:
                 answers = await self._commits.join(call)
             if answers is not None:
                 return answers
+
+    async def _check_units(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
+        """As `check_units`, without what has ended and is in the record still."""
+        reserved, now = self._reserved(), self._clock.monotonic()
+        try:
+            check_units(self.state, resource, containers, reserved, now)
+        except ShareSplit:
+            check_units(without(self.state, await self.ended()), resource, containers, reserved, now)
 
     def _must_ask(self, call: AllocateCall) -> bool:
         """Whether the kubelet has to tell what is held before this call can be judged."""

@@ -8,7 +8,7 @@ which container. Both have to be of one GPU.
   other half, else of the GPU of which least is left (`core.sharing.units`).
 - Allocate: units of several GPUs are refused, but for whole GPUs and their memory.
 - PreStartContainer: the kubelet's checkpoint has by then what each container was given. One whose halves are of two GPUs,
-  or that would share a GPU which another has whole, does not start. So no container runs with the share of another.
+  or that would share a GPU which another pod has whole, does not start. So no container runs with the share of another.
 """
 
 from collections import Counter
@@ -25,7 +25,6 @@ from topoalign.core.model.errors import NoFit, Unavailable
 from topoalign.core.model.events import Owner
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES
 from topoalign.core.placement.reserved import parts_of
 from topoalign.core.placement.sparing import prefer_sparing
@@ -150,7 +149,7 @@ def check_halves(ledger: Ledger, listing: Listing, resource: ResourceName, units
             "the kubelet starts the container again; see whether its device plugin directory can be read",
         )
     try:
-        check_container(ledger.state.hardware, listing, mine)
+        check_container(ledger.state, listing, mine)
     except NoFit as misfit:
         for shown in listing.holdings:
             if shown.resource == resource and shown.devices == asked:
@@ -158,23 +157,24 @@ def check_halves(ledger: Ledger, listing: Listing, resource: ResourceName, units
         raise
 
 
-def check_container(topology: Topology, listing: Listing, mine: Part) -> None:
+def check_container(state: NodeState, listing: Listing, mine: Part) -> None:
     """Raises ShareSplit and InvalidShare for a container that has this entry of the checkpoint, and others."""
-    theirs: dict[ResourceName, tuple[DeviceID, ...]] = {}
-    others: set[DeviceID] = set()
-    for part in listing.parts:
-        if (part.pod_uid, part.container) == (mine.pod_uid, mine.container):
-            theirs[part.resource] = tuple(part.devices)
-        elif unit_of(topology, part.resource) == "cores":
-            counts = Counter(map(topology.card_of, part.devices))
-            others.update(gpu for gpu, count in counts.items() if count >= CORES)
+    topology = state.hardware
+    theirs = {
+        part.resource: tuple(part.devices)
+        for part in listing.parts
+        if (part.pod_uid, part.container) == (mine.pod_uid, mine.container)
+    }
     share = share_of(topology, {name: len(devices) for name, devices in theirs.items()})
     if share is None:
         raise InvalidShare(f"{mine.resource} is not offered in units any more", "let the pod be made anew")
     check_share(share)
     check_gpus(topology, share, theirs)
-    if taken := others.intersection(map(topology.card_of, mine.devices)):
-        raise ShareSplit(SHARE, f"another container has all computing time of {len(taken)} of its GPUs")
+    gpus = frozenset(map(topology.card_of, mine.devices))
+    for each in state.allocations.values():
+        whole = gpus.intersection(gpu for gpu, amount in each.amounts.items() if amount.cores >= CORES)
+        if whole and each.owner is not None and each.pod_uid != mine.pod_uid:
+            raise ShareSplit(SHARE, f"another pod has all computing time of {len(whole)} of its GPUs")
 
 
 def record_refusal(ledger: Ledger, owner: Owner, misfit: NoFit) -> None:
