@@ -10,10 +10,11 @@ from zlib import crc32
 
 import msgspec
 import pytest
-from device_allocations_support import GPUS, NODE, Node
+from device_allocations_support import GPUS, MACHINE, NODE, Node
 from faults_support import sample
 from structlog.testing import capture_logs
 
+from topoalign.allocator.hardware_watch import unknown
 from topoalign.allocator.ledger import record
 from topoalign.allocator.ledger.journal import KEPT, FileJournal, open_journal
 from topoalign.allocator.ledger.ledger import Ledger
@@ -21,6 +22,7 @@ from topoalign.allocator.ports import Part
 from topoalign.core.model.errors import DeviceInUse, StateFault
 from topoalign.core.model.events import Allocation, AllocationsSnapshot
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import replay
 from topoalign.runtime.clock import ManualClock
 
@@ -193,6 +195,50 @@ async def test_an_unconfirmed_record_asks_the_kubelet_before_it_gives(tmp_path: 
 
         assert {*TRUTH, "GPU-3"} == set(node.live())
         assert node.ledger.unconfirmed is None
+
+
+async def test_hardware_that_discovery_has_not_confirmed_confirms_no_record(tmp_path: Path) -> None:
+    """
+    An allocator that starts while discovery is silent believes the newest topology of the stream. That may be a forged one
+    without devices, by which nothing that the kubelet shows, and nothing in its checkpoint, is ours.
+    """
+    await lived(tmp_path)
+    (tmp_path / "journal").write_bytes(b"")
+    with open_journal(tmp_path, NODE) as journal:
+        node = Node(journal)
+        show_truth(node)
+        healthy = node.ledger.state.health
+        assert healthy is not None
+        node.topology = Topology()
+        node.hear_topology(node.ledger, 2)
+        node.ledger.hear(unknown(healthy, "discovery has not confirmed how the devices are"))
+        await node.device_allocations.reconcile()
+
+        assert {} == node.live()
+        assert node.ledger.unconfirmed is not None
+
+        node.topology = MACHINE
+        node.hear_topology(node.ledger, 3)
+        node.ledger.hear(healthy)
+        await node.device_allocations.allocate(GPU, [[GPUS[3]]])
+
+        assert {**TRUTH, "GPU-3": None} == node.live()
+        assert node.ledger.unconfirmed is None
+
+
+async def test_unconfirmed_hardware_keeps_what_is_shown_and_nothing_unshown(tmp_path: Path) -> None:
+    """What the checkpoint alone has waits for discovery: should its container have ended, nobody would tell the record."""
+    await lived(tmp_path)
+    (tmp_path / "journal").write_bytes(b"")
+    with restarted(tmp_path) as (node, _):
+        show_truth(node)
+        healthy = node.ledger.state.health
+        assert healthy is not None
+        node.ledger.hear(unknown(healthy, "discovery has not confirmed how the devices are"))
+        await node.device_allocations.reconcile()
+
+        assert {devices: pod for devices, pod in TRUTH.items() if pod is not None} == node.live()
+        assert node.ledger.unconfirmed is not None
 
 
 async def test_without_a_checkpoint_a_settled_kubelet_confirms_the_record(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from itertools import chain
 
 import msgspec
 from simulation.kubelet import Kubelet
+from simulation.liar_deeds import FORGED
 from simulation.node import COMPACT_AFTER, PENDING_LIMIT, REMEMBERED, Agent, Hub
 from simulation.patience import Patience
 from simulation.record import Held, Record, card, clashing, held_by, spelled
@@ -195,7 +196,7 @@ class Checks:
             return
         held = {place for _, places in live.values() for place in places}
         now = self.world.loop.time()
-        unable = agent.ledger is None or agent.ledger.state.topology is None or agent.process.stopped
+        unable = agent.ledger is None or self.is_misled(agent.ledger.state) or agent.process.stopped
         if unable or not self.kubelet.up or self.kubelet.hidden:
             self.unheld.clear()
             return
@@ -203,6 +204,14 @@ class Checks:
         self.unheld = {place: self.unheld.get(place, now) for place in running - held}
         for place, since in self.unheld.items():
             self.expect("I9", now - since <= UNHELD_SECONDS, f"{place[1]} is used by a container and held by nobody")
+
+    def is_misled(self, state: NodeState) -> bool:
+        """
+        Whether nobody can tell which of the devices that a kubelet shows are ours: it shows those of all plugins alike. So
+        it is before any topology was heard, and where an agent that starts finds a forged one and no discovery to ask.
+        """
+        topology = state.topology
+        return topology is None or (topology.source == FORGED and not self.world.is_discovery_up)
 
     def decides_equally(self, agent: Agent, pod: PodRequest) -> None:
         """I7: the same decision from a state that came about in another way."""

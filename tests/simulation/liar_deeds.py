@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from simulation.scenario import Scenario
 
 ANOTHER = NodeName("node-2")
+FORGED = "forged"
+"""The source of a forged topology."""
 
 
 def forge(run: "Scenario", event: Event) -> None:
@@ -84,7 +86,7 @@ def forges_hardware(run: "Scenario") -> None:
         forge(
             run,
             TopologyDiscovered(
-                node=NODE, epoch=epoch, revision=revision, boot_id=boot, source="forged", topology=Topology()
+                node=NODE, epoch=epoch, revision=revision, boot_id=boot, source=FORGED, topology=Topology()
             ),
         )
     else:

@@ -164,6 +164,8 @@ class Scenario:
     def start_discovery(self) -> None:
         process = self.discovery_process = Process("discovery")
         bus = FaultyBus(self.world.broker, self.world.faults, lambda: process.dead)
+        self.world.is_discovery_up = True
+        process.ended.append(lambda: setattr(self.world, "is_discovery_up", False))
         self.start(process, Discovery(self.world, bus, bus).run)
 
     def start_kubelet(self) -> None:

@@ -86,6 +86,8 @@ class World:
         self.boot = 1
         self.health = {device: HEALTHY for devices in WHOLE.devices.values() for device in devices}
         self.hardware_changed = anyio.Event()
+        self.is_discovery_up = True
+        """Whether a discovery runs that can tell which reading is its own; one in the agent's process always does."""
         self.discovery_epoch = 0
         """Of the last discovery, as its record keeps it."""
         self.lies = 0

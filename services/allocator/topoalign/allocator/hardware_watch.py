@@ -262,6 +262,11 @@ def is_ahead_of(heard: Reading, newest: tuple[int, int]) -> bool:
     return heard.epoch == newest[0] and heard.revision > newest[1]
 
 
+def is_confirmed(health: DeviceHealthChanged | None) -> bool:
+    """Whether discovery confirms the hardware, by the health that the ledger was told: neither none nor `unknown`."""
+    return health is not None and health.epoch >= 0
+
+
 def unknown(health: DeviceHealthChanged, reason: str) -> DeviceHealthChanged:
     """
     Returns the same reading with every device in state UNKNOWN, for this reason.

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
+from topoalign.allocator.hardware_watch import is_confirmed
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing, Part
 from topoalign.allocator.reconciliation.device_order import in_order
@@ -21,8 +22,8 @@ def unrecorded(
     before this allocator, or were released too early.
 
     Of contradicted records also what an init container may still have, which is shown nowhere: what
-    the kubelet's checkpoint has of them, or all where it cannot be read. Of the pods `late` (UIDs), and of all while the
-    record is unconfirmed, what the checkpoint has given to containers not shown.
+    the kubelet's checkpoint has of them, or all where it cannot be read. Of the pods `late` (UIDs), what the
+    checkpoint has given to containers not shown; of all while the record is unconfirmed, once the hardware is confirmed.
     """
     state = without(ledger.state, contradicted)
     found: list[Allocation] = []
@@ -53,8 +54,9 @@ def unrecorded(
             take_in(holding.owner, holding.resource, ours, holding.pod_uid)
     left = {place for each in contradicted for place in places(each)} - shown_of(listing)
     unread = tuple(Part(resource, frozenset({device})) for resource, device in sorted(left))
+    is_doubted = ledger.unconfirmed is not None and is_confirmed(ledger.state.health)
     for part in listing.parts if listing.checkpoint is not None else unread:
-        whole = ledger.unconfirmed is not None or part.pod_uid in late
+        whole = is_doubted or part.pod_uid in late
         held = frozenset(d for d in part.devices if whole or (part.resource, d) in left)
         if ours := tuple(filter(is_free, ordered(state, part.resource, held))):
             take_in(None, part.resource, ours, part.pod_uid)

@@ -20,8 +20,8 @@ reboot is kept so if a kubelet that has settled lists its container without devi
 
 A record without an owner of whose devices the checkpoint has some, and nobody has the others, makes way for the former.
 
-An unconfirmed record, after a journal that was damaged, is made whole here: beside what PodResources shows, what the
-checkpoint has given to containers that it does not show is taken in, too, and then the record is confirmed.
+An unconfirmed record, after a journal that was damaged, is made whole here once discovery has confirmed the hardware: what
+the checkpoint has given to containers that PodResources does not show is taken in, too, and then the record is confirmed.
 """
 
 from collections import defaultdict
@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
+from topoalign.allocator.hardware_watch import is_confirmed
 from topoalign.allocator.ledger.drafts import Binding
 from topoalign.allocator.ledger.endings import titled
 from topoalign.allocator.ledger.ledger import Ledger
@@ -287,11 +288,9 @@ class Reconciliation:
     def _confirm(self, poll: Poll) -> None:
         """
         Confirms an unconfirmed record. A checkpoint knows all that its kubelet gave away; without one, a kubelet that
-        has settled shows all that run.
+        has settled shows all that run. Which of that is ours only hardware tells that discovery confirms.
         """
-        if self._ledger.unconfirmed is None:
-            return
-        if poll.listing.checkpoint is not None or self._is_settled(poll):
+        if is_confirmed(self._ledger.state.health) and (poll.listing.checkpoint is not None or self._is_settled(poll)):
             self._ledger.confirm("the kubelet")
 
 
