@@ -281,3 +281,26 @@ def test_what_was_held_before_a_reservation_shows_nothing_of_it() -> None:
 
     assert [(container("GPU-0"),)] == rest(state.observe(holding(before), own=True))
     assert [] == rest(state.observe(holding(allocated("GPU-0", number=2)), own=True))
+
+
+def test_a_message_that_comes_again_makes_nothing_once_more() -> None:
+    """Else what was reserved for the pod would be held beside what another has got instead of its own."""
+    first, second = reservation("a", container("GPU-0")), reservation("b", container("GPU-1"))
+    message = changed(first, second, seq=2, made=("uid-a",))
+    state = NodeReservations().apply(message, 2, 100.0).observe(holding(allocated("GPU-1", pod="a")))
+
+    again = state.apply(message, 2, 101.0).observe(holding())
+
+    assert [(container("GPU-0"),)] == rest(state) == rest(again)
+    assert ["uid-b"] == [each.pod_uid for each in again.held(101.0)]
+
+
+def test_what_a_pod_has_taken_is_swapped_for_who_is_heard_of_later() -> None:
+    """The reservation of b is heard after a was seen with its device."""
+    first, second = reservation("a", container("GPU-0")), reservation("b", container("GPU-1"))
+    seen = holding(allocated("GPU-1", pod="a"))
+
+    state = after(first).observe(seen).apply(changed(first, second, seq=2, made=("uid-b",)), 2, 100.0).observe(seen)
+
+    assert [(container("GPU-0"),)] == rest(state)
+    assert state is state.observe(seen)

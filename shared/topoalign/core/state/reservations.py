@@ -62,13 +62,12 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
         Returns the state after this message, which is the newest, received at monotonic second `now`. `live`: the
         allocations of the node's own record at that moment.
         """
+        made = () if self._is_newest(event) else event.made
         until = {each.pod_uid: now + each.seconds_left for each in event.reservations}
-        until |= {
-            uid: min(end, self.until[uid]) for uid, end in until.items() if uid in self.until and uid not in event.made
-        }
-        shown = frozenset(part for part in self.shown if part.pod_uid in until and part.pod_uid not in event.made)
-        swaps = tuple(each for each in self.swaps if each.pod_uid in until and each.pod_uid not in event.made)
-        kept = {uid: before for uid, before in self.former.items() if uid in until and uid not in event.made}
+        until |= {uid: min(end, self.until[uid]) for uid, end in until.items() if uid in self.until and uid not in made}
+        shown = frozenset(part for part in self.shown if part.pod_uid in until and part.pod_uid not in made)
+        swaps = tuple(each for each in self.swaps if each.pod_uid in until and each.pod_uid not in made)
+        kept = {uid: before for uid, before in self.former.items() if uid in until and uid not in made}
         return NodeReservations(
             newest=event,
             position=position,
@@ -79,6 +78,15 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
             former=dict.fromkeys(until, frozenset(live)) | kept if live else kept,
         )
 
+    def _is_newest(self, event: ReservationsChanged) -> bool:
+        """Whether this is the newest message once more: nothing is made a second time by it."""
+        newest = self.newest
+        return newest is not None and (newest.writer, newest.epoch, newest.seq) == (
+            event.writer,
+            event.epoch,
+            event.seq,
+        )
+
     def observe(self, state: NodeState, *, own: bool = False) -> "NodeReservations":
         """
         Returns the state after the node was seen so; the same one if nothing more is shown. `own`: this is the node's own
@@ -86,10 +94,10 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
         before the reservation: then its container has ended, or will before the pod of the reservation is admitted.
         """
         found = frozenset(shown_by(state, self.reservations, self.former, own=own)) - self.shown
-        if not found:
-            return self
         shown = self.shown | found
-        swaps = tuple(swaps_of(state, self.reservations, found, shown))
+        swaps = tuple(swaps_of(state, self.reservations, shown, self.swaps)) if shown else ()
+        if not found and not swaps:
+            return self
         reservations = swapped(self.reservations, swaps)
         return msgspec.structs.replace(self, shown=shown, swaps=(*self.swaps, *swaps), reservations=reservations)
 

@@ -165,17 +165,19 @@ def resources_of(
 
 
 def swaps_of(
-    state: NodeState, reservations: Sequence[Reservation], found: Collection[Part], shown: Collection[Part]
+    state: NodeState, reservations: Sequence[Reservation], shown: Collection[Part], known: Sequence[Swap]
 ) -> Iterator[Swap]:
     """
-    What the pods to which these parts belong, which were not shown before, have got of what is reserved for others.
-    `shown`: all parts that are shown now.
+    What the pods to which the `shown` parts belong have got of what is reserved for others, and what is left for these. The
+    others may have been heard of later. `known`: the swaps that were found before.
     """
     given = given_by_uid(state)
-    for uid, container, resource in sorted({(each.pod_uid, each.container, each.resource) for each in found}):
+    used = {(each.resource, each.instead) for each in known}
+    for uid, container, resource in sorted({(each.pod_uid, each.container, each.resource) for each in shown}):
         got = given.get((uid, container), {}).get(resource, set())
-        own = [each.device for each in found if (uid, container, resource) == each[:3] and each.device]
-        taken, left = got.difference(own), [device for device in sorted(own) if device not in got]
+        own = [each.device for each in shown if (uid, container, resource) == each[:3] and each.device]
+        taken = got.difference(own)
+        left = [device for device in sorted(own) if device not in got and (resource, device) not in used]
         for other in reservations:
             for part in (part for reserved in other.containers for part in parts(reserved, other.pod_uid)):
                 is_taken = part.resource == resource and part.device in taken and part not in shown
