@@ -21,7 +21,6 @@ from topoalign.plugin_config.configuration import (
     SharedResource,
     Sharing,
     TimeSlicing,
-    Units,
 )
 
 MIG_PREFIX = f"{names.GPU_DOMAIN}/mig-"
@@ -44,10 +43,7 @@ def validate_configuration(configuration: Configuration) -> Configuration:
     )
     once("imex.channelIDs", configuration.imex.channel_ids)
     nics = tuple(nic_choice(f"nics[{i}]", each) for i, each in enumerate(configuration.nics))
-    sharing = Sharing(
-        time_slicing=time_slicing("sharing.timeSlicing", configuration.sharing.time_slicing),
-        units=None if configuration.sharing.units is None else units("sharing.units", configuration.sharing),
-    )
+    sharing = Sharing(time_slicing=time_slicing("sharing.timeSlicing", configuration.sharing.time_slicing))
     found = replace(configuration, resources=resources, nics=nics, sharing=sharing)
     keep_apart(found)
     return found
@@ -134,28 +130,6 @@ def shared(path: str, resource: SharedResource, slicing: TimeSlicing) -> SharedR
     return replace(resource, name=name, rename=names.resource(f"{path}.rename", rename) if rename else "")
 
 
-def units(path: str, sharing: Sharing) -> Units:
-    """The section with complete resource names. Raises InvalidField for names that are taken."""
-    found = sharing.units
-    assert found is not None
-    if isinstance(found.devices, tuple):
-        references(f"{path}.devices", found.devices)
-    named = replace(
-        found,
-        name=names.resource(f"{path}.name", found.name),
-        cores=names.resource(f"{path}.cores", found.cores),
-        memory=names.resource(f"{path}.memory", found.memory),
-    )
-    if named.name in {names.resource(path, each.name) for each in sharing.time_slicing.resources}:
-        finding = f"{quoted([named.name])} is shared by sharing.timeSlicing"
-        raise InvalidField(
-            f"{path}.name", finding, "share it in one way; resources.gpus can give some GPUs another name"
-        )
-    if named.cores == named.memory:
-        raise InvalidField(f"{path}.memory", "computing time and memory would be one resource", "use another name")
-    return named
-
-
 def references(path: str, devices: Sequence[str | int]) -> None:
     """Devices of a list: indexes, `<GPU>:<MIG instance>` and uuids, each once."""
     if not devices:
@@ -203,12 +177,6 @@ def keep_apart(found: Configuration) -> None:
                 "use another name",
             )
         mine.add(each.rename or each.name)
-    if found.sharing.units is not None:
-        for field in ("cores", "memory"):
-            name = getattr(found.sharing.units, field)
-            if name in gpus | nics or name.startswith(MIG_PREFIX):
-                finding = f"{quoted([name])} is a resource of devices that are not in units"
-                raise InvalidField(f"sharing.units.{field}", finding, "use another name")
     for place, choice in enumerate(found.nics):
         if choice.name in gpus or choice.name.startswith(MIG_PREFIX):
             raise InvalidField(f"nics[{place}].name", f"{choice.name} is a resource of GPUs", "use another name")

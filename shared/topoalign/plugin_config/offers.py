@@ -6,18 +6,17 @@ slicing are offered several times. Each device is offered once, as a whole or in
 something that this node does not have, a finding says so and it is skipped: one file can serve a whole fleet.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from topoalign.core.model.errors import quoted
-from topoalign.core.model.holdings import UnitKind
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK, Offer
+from topoalign.core.model.topology.offers import Offer
 from topoalign.core.model.topology.validate import MOST_HANDED_OUT
 from topoalign.plugin_config.bases import Base, gpu_bases, nic_bases
-from topoalign.plugin_config.configuration import Chosen, Configuration, Packing, SharedResource, Units
+from topoalign.plugin_config.configuration import Configuration, Packing, SharedResource
 from topoalign.plugin_config.findings import Finding
 
 
@@ -33,9 +32,8 @@ class Division(msgspec.Struct, frozen=True, kw_only=True):
 
     resource: ResourceName
     replicas: int
-    most: int | None = None
-    packing: Packing = "distributed"
-    unit: UnitKind | None = None
+    most: int | None
+    packing: Packing
 
 
 def offers(topology: Topology, configuration: Configuration, before: Sequence[Offer] = ()) -> Offering:
@@ -48,60 +46,35 @@ def offers(topology: Topology, configuration: Configuration, before: Sequence[Of
     offered = frozenset(device for offer in before for device in offer.devices)
     gpus = gpu_bases(topology, configuration, offered, findings)
     everything = (*gpus, *nic_bases(topology, configuration.nics, findings))
-    in_units = chosen_for_units(topology, gpus, configuration.sharing.units, findings)
     shared = {}
     for place, resource in enumerate(configuration.sharing.time_slicing.resources):
         field = f"sharing.timeSlicing.resources[{place}]"
         mine = [base for base in everything if base.resource == resource.name]
         if not mine:
             findings.append(Finding(field=field, finding=f"this node has no {resource.name}"))
-        shared.update(dict.fromkeys(chosen(mine, resource.name, resource.devices, field, findings), resource))
+        shared.update(dict.fromkeys(chosen(mine, resource, field, findings), resource))
     divided: dict[Division, list[DeviceID]] = {}
     for base in everything:
-        ways = in_units.get(base.id) or (division(base, shared.get(base.id), configuration),)
-        for way in ways:
-            divided.setdefault(way, []).append(base.id)
+        divided.setdefault(division(base, shared.get(base.id), configuration), []).append(base.id)
     return Offering(offers=tuple(within_limits(divided, findings)), findings=tuple(findings))
 
 
-def chosen_for_units(
-    topology: Topology, gpus: Sequence[Base], units: Units | None, findings: list[Finding]
-) -> Mapping[DeviceID, tuple[Division, ...]]:
-    """GPU -> how its computing time and its memory are offered, for those that are offered in units."""
-    if units is None:
-        return {}
-    mine = [base for base in gpus if base.resource == units.name and not base.part]
-    if not mine:
-        findings.append(Finding(field="sharing.units", finding=f"this node has no {units.name}"))
-    found = {}
-    for device in chosen(mine, units.name, units.devices, "sharing.units", findings):
-        gpu = topology.gpu_by_id[device]
-        if gpu.mig is not None or gpu.memory is None or gpu.memory < MEMORY_BLOCK:
-            why = "is in MIG mode" if gpu.mig is not None else "has no memory that is known"
-            findings.append(Finding(field="sharing.units", finding=f"GPU {gpu.index} {why}: offered as a whole"))
-            continue
-        found[device] = (
-            Division(resource=ResourceName(units.cores), replicas=CORES, unit="cores"),
-            Division(resource=ResourceName(units.memory), replicas=gpu.memory // MEMORY_BLOCK, unit="memory"),
-        )
-    return found
-
-
-def chosen(mine: Sequence[Base], name: str, devices: Chosen, field: str, findings: list[Finding]) -> list[DeviceID]:
+def chosen(mine: Sequence[Base], resource: SharedResource, field: str, findings: list[Finding]) -> list[DeviceID]:
     """Those of a resource that are shared."""
-    match devices:
+    match resource.devices:
         case "all":
             return [base.id for base in mine]
         case int(count):
             if 0 < len(mine) < count:
-                finding = f"there are {len(mine)}, and {count} are asked for"
-                findings.append(Finding(field=f"{field}.devices", finding=finding))
+                findings.append(
+                    Finding(field=f"{field}.devices", finding=f"there are {len(mine)}, and {count} are asked for")
+                )
             return [base.id for base in mine[:count]]
         case references:
             wanted = {str(reference) for reference in references}
             missing = sorted(wanted - {base.id for base in mine} - {base.reference for base in mine})
             if mine and missing:
-                finding = f"this node has no {name} {quoted(missing)}"
+                finding = f"this node has no {resource.name} {quoted(missing)}"
                 findings.append(Finding(field=f"{field}.devices", finding=finding))
             return [base.id for base in mine if base.id in wanted or base.reference in wanted]
 
@@ -132,7 +105,7 @@ def within_limits(divided: dict[Division, list[DeviceID]], findings: list[Findin
                 f"{division.resource}: {len(devices)} devices in {division.replicas} shares are too many: not offered"
             )
             remedy = f"a node lists at most {MOST_HANDED_OUT} in all"
-            findings.append(Finding(field="sharing", finding=finding, remedy=remedy, severe=True))
+            findings.append(Finding(field="sharing.timeSlicing", finding=finding, remedy=remedy, severe=True))
             continue
         found.append(
             Offer(
@@ -141,7 +114,6 @@ def within_limits(divided: dict[Division, list[DeviceID]], findings: list[Findin
                 replicas=division.replicas,
                 most=division.most,
                 packing=division.packing,
-                unit=division.unit,
             )
         )
     return found

@@ -35,8 +35,6 @@ from topoalign.allocator.reconciliation.displacement import (
 from topoalign.allocator.reconciliation.memory import Grant
 from topoalign.allocator.reconciliation.owner_polls import OwnerPolls
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
-from topoalign.allocator.shares import check_halves, check_units, prefer_free
-from topoalign.core.demand.units import unit_of
 from topoalign.core.model.errors import (
     StateFault,
     Unavailable,
@@ -46,8 +44,8 @@ from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.requests import Placement, PodRequest
 from topoalign.core.placement.parts import marked
 from topoalign.core.placement.reserved import prefer_reserved, reserved_devices
+from topoalign.core.placement.sparing import prefer_sparing
 from topoalign.core.ports import Clock
-from topoalign.core.sharing.refusals import ShareSplit
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
 
@@ -143,6 +141,7 @@ class DeviceAllocations:
         """
         at, ended = self._clock.monotonic(), await self.ended()
         ended = self._reconciliation.liveness.dropped(ended, available, must_include, at) if ended else ended
+        owned = (without(self.state, ended) if ended else self.state).ownership
         hardware, among = self.state.hardware, marked(self.state.hardware, resource, available)
         offered = available if among is None else among
         reserved, now = self._reserved(), self._clock.monotonic()
@@ -151,8 +150,7 @@ class DeviceAllocations:
             chosen = self._companions.preferred(offered, must_include, size)
         if not chosen:
             kept = {*devices_displaced_by(ended), *reserved_devices(reserved, now, resource)}
-            live = without(self.state, ended) if ended else self.state
-            chosen = prefer_free(live, resource, offered, must_include, size, self._placement, kept)
+            chosen = prefer_sparing(hardware, owned, resource, offered, must_include, size, self._placement, kept)
         self._preferences.give(resource, frozenset(available) if among is None else among, chosen)
         return chosen
 
@@ -183,7 +181,6 @@ class DeviceAllocations:
         arrived = self._clock.monotonic()
         await self._ensure_fresh()
         self._grants.check(resource, containers)
-        await self._check_units(resource, containers)
         call = AllocateCall(resource, containers, self._ledger.version)
         while True:
             call.poll = call.grant = None
@@ -197,14 +194,6 @@ class DeviceAllocations:
                 answers = await self._commits.join(call)
             if answers is not None:
                 return answers
-
-    async def _check_units(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
-        """As `check_units`, without what has ended and is in the record still."""
-        reserved, now = self._reserved(), self._clock.monotonic()
-        try:
-            check_units(self.state, resource, containers, reserved, now)
-        except ShareSplit:
-            check_units(without(self.state, await self.ended()), resource, containers, reserved, now)
 
     def _must_ask(self, call: AllocateCall) -> bool:
         """Whether the kubelet has to tell what is held before this call can be judged."""
@@ -235,8 +224,6 @@ class DeviceAllocations:
         holders = [live[name] for name in owned.overlapping(map(owned.holding, devices))]
         if not devices or not all(map(owned.is_held, devices)) or any(holder.owner is None for holder in holders):
             await self.reconcile()
-        if unit_of(self.state.hardware, resource) is not None:
-            check_halves(self._ledger, (await self._poll()).listing, resource, devices)
 
     async def reconcile(self) -> None:
         """

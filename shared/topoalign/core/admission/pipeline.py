@@ -18,7 +18,6 @@ from topoalign.core.admission.joint import place_jointly, sets_considered
 from topoalign.core.admission.within_alignment import place_within
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
-from topoalign.core.demand.units import share_of, unit_of
 from topoalign.core.deviceshare.node_devices import ContainerDevices
 from topoalign.core.hints.cpu import CpuProvider, shared_cpus
 from topoalign.core.hints.devices import DeviceProvider
@@ -49,7 +48,6 @@ from topoalign.core.placement.memory import holding, memory_for
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.cost import slow_merge
 from topoalign.core.profile import profile_of
-from topoalign.core.sharing.units import check_gpus, prefer_units, units_with_room
 from topoalign.core.state.fold import NodeState
 
 T = TypeVar("T")
@@ -157,16 +155,9 @@ class AdmissionRun:
         if self.profile.gpus_first:
             apart.sort(key=lambda name: hardware.kind_of(name) != "gpu")
         for resource in apart:
-            gpus = [
-                hardware.card_of(each)
-                for name, some in given.items()
-                if hardware.kind_of(name) in ("gpu", "unit")
-                for each in some
-            ]
-            chosen = yield from self.devices_of(resource, container, aligned.hint, tuple(dict.fromkeys(gpus)))
+            gpus = [gpu for name, some in given.items() if hardware.kind_of(name) == "gpu" for gpu in some]
+            chosen = yield from self.devices_of(resource, container, aligned.hint, tuple(gpus))
             given.update({resource: chosen} if chosen else {})
-        if (share := share_of(hardware, container.devices)) is not None:
-            check_gpus(hardware, share, given)
         return ContainerDevices(given, joint.functions, joint.companions)
 
     def devices_of(
@@ -178,12 +169,8 @@ class AdmissionRun:
     ) -> Steps[tuple[DeviceID, ...]]:
         """Devices of one resource; `near`: the container's GPUs. Raises NoFit where they cannot be given."""
         amount, devices = container.devices[resource], self.state.hardware.devices[resource]
+        choice_of = choosing(self.state, container, resource, hint.affinity)
         reusable = reusable_devices(held_by_pod(self.state, self.demand), resource)
-        share = share_of(self.state.hardware, container.devices) if unit_of(self.state.hardware, resource) else None
-        among = None
-        if share is not None and self.profile.seeks_units_by_gpu:
-            among = units_with_room(self.state, share, resource, reusable)
-        choice_of = choosing(self.state, container, resource, hint.affinity, among)
         if self.profile.takes_over_at_random and 0 < amount < len(reusable):
             self.by_chance.append(
                 f"container {clean(container.container)} takes over {amount} of the {len(reusable)} {clean(resource)} of "
@@ -201,10 +188,7 @@ class AdmissionRun:
                 near=near,
                 beside=self.beside(resource, container),
             )
-            if share is None:
-                choice_of.send((yield from self.preferred(asking)))
-            else:
-                choice_of.send(prefer_units(self.state, share, choice, near))
+            choice_of.send((yield from self.preferred(asking)))
         except StopIteration as done:
             chosen: tuple[DeviceID, ...] = done.value
         if self.explain:

@@ -7,10 +7,8 @@ machine lacks.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Set
-from functools import lru_cache
+from collections.abc import Collection, Iterable, Mapping, Set
 
-from topoalign.core.demand.units import gpus_with_room, share_of, unit_of
 from topoalign.core.hints.joint_devices import joint_hints
 from topoalign.core.hints.provider import HintRequest, Largest
 from topoalign.core.hints.reuse import held_by_pod, own_part, reusable_devices
@@ -74,8 +72,7 @@ def somewhere(counted: Mapping[Mask, int]) -> dict[Mask, int]:
     return {near: amount for near, amount in counted.items() if near}
 
 
-@lru_cache(maxsize=4096)
-def real_nodes(near: tuple[int, ...]) -> Mask:
+def real_nodes(near: Iterable[int]) -> Mask:
     """A plugin may list a device with node -1, which is none."""
     return mask_of(node for node in near if node >= 0)
 
@@ -97,7 +94,7 @@ def device_answer(asked: HintRequest) -> ProviderHints:
         if name in demand.together
         else device_hints(
             state.hardware.devices[name],
-            free_of(asked, name),
+            state.ownership.free(name),
             reusable_devices(held, name),
             demand.devices[name],
             state.hardware.node_ids,
@@ -106,17 +103,6 @@ def device_answer(asked: HintRequest) -> ProviderHints:
         )
         for name in answered(asked)
     }
-
-
-def free_of(asked: HintRequest, resource: ResourceName) -> Collection[DeviceID]:
-    """What may be handed out of a resource; of units, where the mode knows of that, those of GPUs with room for all."""
-    state, demand, rules = asked
-    free = state.ownership.free(resource)
-    if not profile_of(rules.mode).seeks_units_by_gpu or unit_of(state.hardware, resource) is None:
-        return free
-    shares = [share for each in demand.containers if (share := share_of(state.hardware, each.devices)) is not None]
-    gpus = {gpu for share in shares for gpu in gpus_with_room(state.ownership.units_left, share)}
-    return [unit for unit in free if state.hardware.card_of(unit) in gpus]
 
 
 def answered(asked: HintRequest) -> list[ResourceName]:

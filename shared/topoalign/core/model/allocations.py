@@ -10,10 +10,9 @@ from typing import Literal
 
 import msgspec
 
-from topoalign.core.model.holdings import Amount, Function, Holding, Unit, holding_of
+from topoalign.core.model.holdings import Function, Holding, holding_of
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.topology.cpuset import parse_cpuset
-from topoalign.core.model.topology.offers import MEMORY_BLOCK
 
 Role = Literal["init", "sidecar", "app"]
 """What a container is in its pod: a plain init container, one that runs on beside the app containers, or one of these."""
@@ -160,16 +159,6 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
             for address in addresses
         ]
         return (*(holding for given in self.given.values() for holding in given), *functions)
-
-    @cached_property
-    def amounts(self) -> Mapping[DeviceID, Amount]:
-        """GPU -> how much of it is held in units, for the GPUs of which any is."""
-        counted: dict[DeviceID, list[int]] = {}
-        for given in self.given.values():
-            for holding in given:
-                if isinstance(holding.part, Unit):
-                    counted.setdefault(holding.device, [0, 0])[holding.part.kind == "memory"] += 1
-        return {gpu: Amount(cores=cores, memory=blocks * MEMORY_BLOCK) for gpu, (cores, blocks) in counted.items()}
 
     @cached_property
     def bases(self) -> frozenset[DeviceID]:

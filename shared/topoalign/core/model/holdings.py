@@ -7,7 +7,6 @@ one is written. `cards` tells what is a part of what: MIG-y is an instance of GP
 
     GPU-x           Holding("GPU-x")
     GPU-x::3        Holding("GPU-x", TimeSlice(replica="3"))
-    GPU-x::c7       Holding("GPU-x", Unit(kind="cores", number="7"))
     MIG-y           Holding("GPU-x", Instance(uuid="MIG-y"))
     MIG-y::0        Holding("GPU-x", TimeSlice(replica="0", of=Instance(uuid="MIG-y")))
     0000:99:00.1    Holding("mlx5_1", Function(address="0000:99:00.1"))
@@ -17,9 +16,7 @@ instance its time slices. Two parts beside each other do not overlap. Nor do amo
 their sum.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal
 
 import msgspec
 
@@ -62,27 +59,8 @@ class TimeSlice(msgspec.Struct, frozen=True, tag=True):
     """What is shared."""
 
 
-UnitKind = Literal["cores", "memory"]
-"""What a GPU is divided into units of: its computing time, or its memory."""
-
-LETTERS: Mapping[UnitKind, str] = {"cores": "c", "memory": "m"}
-"""Before the number of a unit in its id."""
-
-KINDS: Mapping[str, UnitKind] = {letter: kind for kind, letter in LETTERS.items()}
-
-UNIT = re.compile(r"([cm])([0-9]+)", re.ASCII)
-
-
-class Unit(msgspec.Struct, frozen=True, tag=True):
-    """One unit of a GPU: a hundredth of its computing time, or a block of its memory. Units of a kind are equal."""
-
-    kind: UnitKind
-    number: str
-    """As the id has it; it only tells equal units apart."""
-
-
 class Amount(msgspec.Struct, frozen=True, tag=True):
-    """An amount of a GPU, no matter which units of it."""
+    """An amount of a GPU, no matter which part of it. Nothing gives out amounts yet."""
 
     cores: int
     """Hundredths of the GPU's computing time."""
@@ -90,7 +68,7 @@ class Amount(msgspec.Struct, frozen=True, tag=True):
     """Bytes."""
 
 
-Part = Whole | Instance | Function | TimeSlice | Unit | Amount
+Part = Whole | Instance | Function | TimeSlice | Amount
 
 
 class Holding(msgspec.Struct, frozen=True):
@@ -113,8 +91,6 @@ class Holding(msgspec.Struct, frozen=True):
     @property
     def id(self) -> DeviceID:
         """The id under which the holding is handed out. `holding_of` reads it; an amount has the id of its card."""
-        if isinstance(self.part, Unit):
-            return DeviceID(f"{self.base}{SHARE}{LETTERS[self.part.kind]}{self.part.number}")
         return DeviceID(f"{self.base}{SHARE}{self.part.replica}") if isinstance(self.part, TimeSlice) else self.base
 
 
@@ -123,15 +99,9 @@ def holding_of(device: DeviceID, cards: Mapping[DeviceID, DeviceID]) -> Holding:
     base, share, replica = device.partition(SHARE)
     card = cards.get(DeviceID(base)) if cards else None
     if card is None:
-        return Holding(DeviceID(base), share_of(replica) if share else WHOLE)
+        return Holding(DeviceID(base), TimeSlice(replica) if share else WHOLE)
     part = Instance(DeviceID(base)) if base.startswith(INSTANCE) else Function(base)
     return Holding(card, TimeSlice(replica, part) if share else part)
-
-
-def share_of(label: str) -> TimeSlice | Unit:
-    """Reads what follows `::` in the id of a share of a card."""
-    unit = UNIT.fullmatch(label)
-    return TimeSlice(label) if unit is None else Unit(KINDS[unit[1]], unit[2])
 
 
 def wholes_of(holding: Holding) -> tuple[Holding, ...]:
@@ -145,8 +115,8 @@ def wholes_of(holding: Holding) -> tuple[Holding, ...]:
 
 
 def may_have_parts(holding: Holding) -> bool:
-    """Whether another holding can be a part of this one. A time slice, a unit and an amount have no parts."""
-    return not isinstance(holding.part, TimeSlice | Unit | Amount)
+    """Whether another holding can be a part of this one. A time slice and an amount have no parts."""
+    return not isinstance(holding.part, TimeSlice | Amount)
 
 
 def excluding(holding: Holding) -> tuple[Holding, ...]:
@@ -180,16 +150,10 @@ def base_of(device: DeviceID) -> DeviceID:
 
 
 def is_share(device: DeviceID) -> bool:
-    """Whether an id is that of a time slice or a unit."""
+    """Whether an id is that of a time slice."""
     return SHARE in device
 
 
-def handed_out(base: DeviceID, replicas: int, unit: UnitKind | None = None) -> Iterator[DeviceID]:
-    """
-    The ids under which a device is handed out: its own, or `<base>::0` to `<base>::<replicas - 1>` if shared, or those of so
-    many units, `<base>::c0`.
-    """
-    if replicas == 1 and unit is None:
-        return iter((base,))
-    before = f"{base}{SHARE}" if unit is None else f"{base}{SHARE}{LETTERS[unit]}"
-    return (DeviceID(f"{before}{n}") for n in range(replicas))
+def handed_out(base: DeviceID, replicas: int) -> Iterator[DeviceID]:
+    """The ids under which a device is handed out: its own, or `<base>::0` to `<base>::<replicas - 1>` if shared."""
+    return iter((base,)) if replicas == 1 else (DeviceID(f"{base}{SHARE}{n}") for n in range(replicas))

@@ -102,27 +102,19 @@ def check_amount(topology: Topology, resource: ResourceName, amount: int) -> Non
         raise TooLarge(resource, amount, min(limits))
 
 
-def choosing(
-    state: NodeState,
-    container: ContainerDemand,
-    resource: ResourceName,
-    affinity: Mask | None,
-    among: Collection[DeviceID] | None = None,
-) -> Choosing:
+def choosing(state: NodeState, container: ContainerDemand, resource: ResourceName, affinity: Mask | None) -> Choosing:
     """
-    `choose_devices` for a container on a node as it is, with what earlier containers of its pod left. `among`: the healthy
-    devices that may be chosen; None: all. Raises TooLarge; the generator raises NoHealthyDevice and NotEnoughDevices.
+    `choose_devices` for a container on a node as it is, with what earlier containers of its pod left. Raises TooLarge; the
+    generator raises NoHealthyDevice and NotEnoughDevices.
     """
     amount, owned = container.devices[resource], state.ownership
     check_amount(state.hardware, resource, amount)
-    reusable = reusable_devices(held_by_pod(state, container), resource)
-    healthy, companions = state.healthy(resource) if among is None else {*among, *reusable}, owned.companions
     return choose_devices(
         resource,
         state.hardware.devices[resource],
-        [device for device in healthy if base_of(device) not in companions] if companions else healthy,
+        [device for device in state.healthy(resource) if base_of(device) not in owned.companions],
         owned.holders.keys(),
-        reusable,
+        reusable_devices(held_by_pod(state, container), resource),
         amount,
         affinity,
     )
@@ -171,5 +163,5 @@ def choose_devices(
 
 def in_order(devices: Devices, chosen: Collection[DeviceID]) -> tuple[DeviceID, ...]:
     """In the hardware's order."""
-    wanted = frozenset(chosen)
-    return tuple(device for device in devices if device in wanted)
+    position = {device: i for i, device in enumerate(devices)}
+    return tuple(sorted(chosen, key=position.__getitem__))

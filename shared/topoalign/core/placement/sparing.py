@@ -54,10 +54,10 @@ def held_among(
     its id, or if the device that is shared is held as a whole.
     """
     offers = topology.offers_of.get(resource, ())
-    shared = [base for offer in offers if offer.shared for base in offer.devices]
+    shared = [base for offer in offers if offer.replicas > 1 for base in offer.devices]
     if not isinstance(devices, MarkedDevices) or any(ownership.is_held(any_share(base)) for base in shared):
         return filter(ownership.is_held, devices)
-    whole = [device for offer in offers if not offer.shared for device in offer.devices]
+    whole = [device for offer in offers if offer.replicas == 1 for device in offer.devices]
     others = [other.id for other in topology.others if other.resource == resource]
     parts = [device for device in (*whole, *others) if device in devices and ownership.is_held(device)]
     return parts + [device for device in ownership.holders if device in devices]

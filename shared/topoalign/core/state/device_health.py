@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from topoalign.core.model.events import DeviceHealth, HealthState
-from topoalign.core.model.holdings import base_of, is_share
+from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 
@@ -26,9 +26,6 @@ BLOCKED = DeviceHealth(
 )
 
 
-SPENT = DeviceHealth(state=HealthState.UNHEALTHY, reason="all computing time of its GPU is held: nothing is left of it")
-
-
 BADNESS = (HealthState.HEALTHY, HealthState.UNKNOWN, HealthState.UNHEALTHY)
 
 
@@ -36,21 +33,14 @@ class HandedOut:
     """The health of all that one node hands out, at one moment. Thousands of shares share few look-ups."""
 
     def __init__(
-        self,
-        topology: Topology,
-        told: Mapping[DeviceID, DeviceHealth],
-        blocked: Collection[DeviceID] = (),
-        spent: Mapping[DeviceID, Collection[DeviceID]] = {},
+        self, topology: Topology, told: Mapping[DeviceID, DeviceHealth], blocked: Collection[DeviceID] = ()
     ) -> None:
-        """
-        `blocked`: bases that wait for an allocation of a former offer, as `Ownership.blocked`. `spent`: GPUs of which
-        nothing is left, each with the units that are given out, as `Ownership.spent`.
-        """
-        self._topology, self._told, self._blocked, self._spent = topology, told, blocked, spent
+        """`blocked`: bases that wait for an allocation of a former offer, as `Ownership.blocked`."""
+        self._topology, self._told, self._blocked = topology, told, blocked
         self._instances: dict[DeviceID, list[DeviceHealth]] = {}
         for device, health in told.items():
             card = topology.cards.get(device)
-            alone = device in topology.offers_by_base and device not in blocked
+            alone = device in topology.offer_by_base and device not in blocked
             if card is not None and not alone:  # blocked: somebody may hold the whole card still
                 self._instances.setdefault(card, []).append(health)
         self._bases: dict[DeviceID, DeviceHealth] = {}
@@ -61,8 +51,6 @@ class HandedOut:
         base = base_of(device)
         if base in self._blocked:
             return BLOCKED
-        if device != base and base in self._spent and device not in self._spent[base]:
-            return SPENT
         if device != base and device in self._told:
             return self._worst_told(device, base)
         known = self._bases.get(base)
@@ -72,18 +60,11 @@ class HandedOut:
 
     def healthy(self, resource: ResourceName) -> tuple[DeviceID, ...]:
         """Devices of a resource that may be handed out, busy or not, in the hardware's order."""
+        listed = self._topology.devices.get(resource)
+        if listed is None:
+            return ()
         if resource not in self._healthy:
-            apart = {base_of(device) for device in self._told if is_share(device)} | self._spent.keys()
-            found: list[DeviceID] = []
-            for offer in self._topology.offers_of.get(resource, ()):
-                for base in offer.devices:
-                    if base in apart:
-                        found += (device for device in offer.handed_out(base) if self.health_of(device).usable)
-                    elif self.health_of(base).usable:
-                        found += offer.handed_out(base)
-            others = (other.id for other in self._topology.others if other.resource == resource)
-            found += (device for device in others if self.health_of(device).usable)
-            self._healthy[resource] = tuple(dict.fromkeys(found))
+            self._healthy[resource] = tuple(device for device in listed if self.health_of(device).usable)
         return self._healthy[resource]
 
     def _worst_told(self, *names: DeviceID) -> DeviceHealth:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from topoalign.core.model.events import Allocation
-from topoalign.core.model.holdings import Holding
+from topoalign.core.model.holdings import WHOLE, Holding, TimeSlice
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.holders import placed_on
@@ -70,14 +70,15 @@ class FormerOffers:
         """What an allocation adds to `holdings` and to `unlisted`."""
         former: list[Holding] = []
         unlisted: list[Place] = []
-        by_base, devices = self._hardware.offers_by_base, self._hardware.devices
+        by_base, devices = self._hardware.offer_by_base, self._hardware.devices
         companions = allocation.companions
         for resource, given in allocation.given.items():
             for holding in given:
                 if companions and holding.id in companions:  # no offer of theirs was used
                     continue
-                offers = by_base.get(holding.base, ())
-                if not any(offer.resource == resource and offer.is_of_this_kind(holding) for offer in offers):
+                offer = by_base.get(holding.base)
+                shared = holding.part is not WHOLE and isinstance(holding.part, TimeSlice)
+                if offer is None or (offer.resource, offer.replicas > 1) != (resource, shared):
                     former.append(placed_on(self._cards, holding) if self._cards else holding)
         for resource, held in (allocation.from_kubelet if companions else allocation.devices).items():
             listed = devices.get(resource, NOTHING)

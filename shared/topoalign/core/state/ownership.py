@@ -22,6 +22,7 @@ from topoalign.core.model.holdings import (
     Whole,
     base_of,
     excluding,
+    handed_out,
     holding_of,
     may_have_parts,
 )
@@ -30,7 +31,6 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.device_health import HandedOut
 from topoalign.core.state.former_offers import FormerOffers
 from topoalign.core.state.holders import Holders, cards_of
-from topoalign.core.state.unit_amounts import UnitsLeft, spent, units_left
 
 
 class Ownership:
@@ -88,13 +88,8 @@ class Ownership:
             known["_index"] = index
         if former is not None:
             known["_former"] = former
-            kept = (
-                former is self._former
-                and told is self._told
-                and self.spent.keys() == spent(self._hardware, allocations.values())
-            )
-            if kept and "handed_out" in self.__dict__:
-                known |= {"handed_out": self.handed_out, "blocked": self.blocked, "spent": self.spent}
+            if former is self._former and told is self._told and "handed_out" in self.__dict__:
+                known |= {"handed_out": self.handed_out, "blocked": self.blocked}
         after.__dict__.update(known)
         return after
 
@@ -143,7 +138,7 @@ class Ownership:
             for offer in self._hardware.offered
             for base in offer.devices
             if self._hardware.card_of(base) == card
-            for device in offer.handed_out(base)
+            for device in handed_out(base, offer.replicas)
         )
         return tuple(holding for holding in offered if not self.overlapping([holding]))
 
@@ -175,7 +170,7 @@ class Ownership:
         if not self._former.holdings:
             return frozenset()
         held = HoldingSet(chain.from_iterable(self._former.holdings.values()))
-        return frozenset(base for base in self._hardware.offers_by_base if held.overlaps(self.holding(base)))
+        return frozenset(base for base in self._hardware.offer_by_base if held.overlaps(self.holding(base)))
 
     @cached_property
     def companions(self) -> frozenset[DeviceID]:
@@ -192,7 +187,7 @@ class Ownership:
             for device in each.companions
             for holding in map(self.holding, map(DeviceID, each.virtual_functions.get(device, (device,))))
         )
-        return frozenset(base for base in self._hardware.offers_by_base if held.overlaps(self.holding(base)))
+        return frozenset(base for base in self._hardware.offer_by_base if held.overlaps(self.holding(base)))
 
     def unlisted(self, resource: ResourceName) -> list[DeviceID]:
         """The ids that allocations hold of a resource although they are offered no more. Sorted."""
@@ -208,13 +203,7 @@ class Ownership:
     @cached_property
     def handed_out(self) -> HandedOut:
         """The health of everything that is offered; blocked devices are not to be handed out."""
-        return HandedOut(self._hardware, self._told, self.blocked, self.spent)
-
-    @cached_property
-    def spent(self) -> Mapping[DeviceID, frozenset[DeviceID]]:
-        """GPU in units of which nothing is left (`unit_amounts.spent`) -> the units that are given out of it."""
-        gpus = spent(self._hardware, self._allocations.values())
-        return {gpu: frozenset(part.id for part in self._index.parts.get(Holding(gpu), ())) for gpu in gpus}
+        return HandedOut(self._hardware, self._told, self.blocked)
 
     def free(self, resource: ResourceName) -> tuple[DeviceID, ...]:
         """Devices of a resource that may be handed out whole now, in the hardware's order."""
@@ -228,11 +217,6 @@ class Ownership:
     def held_whole(self) -> frozenset[DeviceID]:
         """Devices that some allocation holds as a whole, and not only a part of them."""
         return frozenset(holding.device for holding in self._index.by_holding if isinstance(holding.part, Whole))
-
-    @cached_property
-    def units_left(self) -> Mapping[DeviceID, UnitsLeft]:
-        """GPU -> what is left of it, for those that are offered in units (`units_left`)."""
-        return units_left(self._hardware, self._allocations.values(), self.handed_out)
 
     @cached_property
     def functions_in_use(self) -> frozenset[str]:

@@ -76,7 +76,7 @@ class Teller(NamedTuple):
     def check(self, topology: Topology, resource: ResourceName, containers: Iterable[Iterable[DeviceID]]) -> None:
         """Raises what `response` would, before anything is recorded. Ids that are not offered are left to the allocator."""
         for devices in containers:
-            self.response(topology, resource, [id for id in devices if base_of(id) in topology.offers_by_base])
+            self.response(topology, resource, [id for id in devices if base_of(id) in topology.offer_by_base])
 
     def response(
         self, topology: Topology, resource: ResourceName, devices: Iterable[DeviceID]

@@ -20,10 +20,9 @@ import structlog
 
 from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.listing import Listing
-from topoalign.allocator.device_plugin.registration import options
+from topoalign.allocator.device_plugin.registration import OPTIONS
 from topoalign.allocator.device_plugin.watches import Watch, Watches
 from topoalign.allocator.ports import AllocatorPort
-from topoalign.core.demand.units import unit_of
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable, UnknownDevice
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import MOST_CONTAINERS
@@ -57,12 +56,7 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
     async def get_device_plugin_options(self, message: v1beta1.Empty) -> v1beta1.DevicePluginOptions:
         """Answers GetDevicePluginOptions. The kubelet asks it while it registers the plugin, so the caller is noted."""
         self.watches.dialled(caller())
-        return options(in_units=self.in_units)
-
-    @property
-    def in_units(self) -> bool:
-        """Whether the resource is of units of GPUs."""
-        return unit_of(self.allocator.state.hardware, self.resource) is not None
+        return OPTIONS
 
     async def list_and_watch(self, message: v1beta1.Empty) -> AsyncIterator[v1beta1.ListAndWatchResponse]:
         """Answers ListAndWatch: all devices of the resource at once, and again whenever one of them has changed."""
@@ -135,14 +129,11 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
     async def pre_start_container(self, message: v1beta1.PreStartContainerRequest) -> v1beta1.PreStartContainerResponse:
         """
         Answers PreStartContainer: at once if the owner of the devices is known, else after it was read from PodResources. If
-        that does not answer, the container starts all the same, and its allocation is bound later; not so with units of
-        GPUs, which may be of two. Raises what `AllocatorPort.start_container` raises.
+        that does not answer, the container starts all the same, and its allocation is bound later.
         """
         try:
             await self.allocator.start_container(self.resource, list(map(DeviceID, message.devices_ids)))
         except Unavailable as error:
-            if self.in_units:
-                raise
             log.warning(
                 "the owner is not known yet",
                 resource=self.resource,

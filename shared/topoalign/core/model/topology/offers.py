@@ -1,22 +1,13 @@
 """What of a node's hardware its device plugin offers to the kubelet. `holdings` knows the ids of it."""
 
-from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 import msgspec
 
-from topoalign.core.model.holdings import WHOLE, Holding, TimeSlice, Unit, UnitKind, handed_out
 from topoalign.core.model.ids import DeviceID, ResourceName
 
-Kind = Literal["gpu", "nic", "part", "unit", "other"]
-"""
-Whole GPUs; whole NICs; shares, MIG instances, virtual functions or a mixture; units of GPUs; devices of another's plugin.
-"""
-
-CORES = 100
-"""Units of computing time of a GPU."""
-MEMORY_BLOCK = 256 * 1024 * 1024
-"""Bytes of a unit of memory. What a GPU has beyond its last whole block is not given out."""
+Kind = Literal["gpu", "nic", "part", "other"]
+"""Whole GPUs; whole NICs; shares, MIG instances, virtual functions or a mixture; devices of another's plugin."""
 
 
 class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -28,37 +19,7 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     """What is handed out: uuids of GPUs or of MIG instances, names of NICs, PCI addresses of virtual functions."""
     replicas: int = 1
     """Above 1 each device is shared in time, and handed out as `<device>::0` to `<device>::<replicas - 1>`."""
-    unit: UnitKind | None = None
-    """
-    What the `replicas` are units of, handed out as `<GPU>::c0` or `<GPU>::m0`: hundredths of its computing time, or blocks
-    of 256 MiB of its memory. A GPU in units has an offer of each kind. None: it is not offered in units.
-    """
     most: int | None = None
     """The largest number that a container may ask for. None: as many as there are."""
     packing: Literal["distributed", "packed"] = "distributed"
     """Of shares and MIG instances: from the cards of which the fewest, or the most, are held already."""
-
-    @property
-    def shared(self) -> bool:
-        """Whether a device is offered in time slices or in units."""
-        return self.replicas > 1 or self.unit is not None
-
-    def handed_out(self, base: DeviceID) -> Iterator[DeviceID]:
-        """The ids under which one of the devices is handed out."""
-        return handed_out(base, self.replicas, self.unit)
-
-    def is_of_this_kind(self, holding: Holding) -> bool:
-        """Whether what is held of a device is of the kind that this offers: all of it, a time slice, or such a unit."""
-        part = holding.part
-        if isinstance(part, Unit):
-            return part.kind == self.unit
-        return self.unit is None and (part is not WHOLE and isinstance(part, TimeSlice)) == self.shared
-
-
-def by_base(offered: Iterable[Offer]) -> Mapping[DeviceID, tuple[Offer, ...]]:
-    """Device as handed out, without the number of a share -> its offers."""
-    found: dict[DeviceID, tuple[Offer, ...]] = {}
-    for offer in offered:
-        for base in offer.devices:
-            found[base] = (*found.get(base, ()), offer)
-    return found

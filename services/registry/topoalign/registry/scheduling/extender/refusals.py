@@ -41,7 +41,6 @@ FINDINGS: Mapping[str, str] = {
     "NotWholeCores": "whole cores only; ask for CPUs in multiples of the threads per core",
     "SplitCore": "a core would be split; ask for CPUs in multiples of the threads per core",
     # what the node does not offer
-    "InvalidShare": "not a share of a GPU; ask for cores with memory or for whole GPUs",
     "UnknownResource": "a resource that the node does not offer; correct the name or label the nodes",
     "SharesRefused": "whole GPUs only; ask for nvidia.com/gpu",
     # what is not known, or set so that a kubelet would not start
