@@ -193,7 +193,14 @@ class LedgerMachine(RuleBasedStateMachine):
         owned = {(a.owner, a.device_ids) for a in self.ledger.state.allocations.values() if a.owner is not None}
         assert {(owner(pod), devices) for pod, devices in self.kubelet.pods.items()} == owned
         kept = {number for device, number in self.held.items() if device in self.kubelet.init}
-        self.held = {d: number for d, number in self.held.items() if number in kept and d not in self.kubelet.shown}
+        live = {device for each in self.ledger.state.allocations.values() for device in each.device_ids}
+        # what a record has beside its entry in the checkpoint is kept while that may not be written yet
+        sure = self.kubelet.init | live
+        self.held = {
+            device: number
+            for device, number in self.held.items()
+            if number in kept and device in sure and device not in self.kubelet.shown
+        }
         for devices in self.kubelet.pods.values():
             self.held.update(dict.fromkeys(devices, next(self.numbers)))
 
