@@ -191,40 +191,48 @@ class QuickClock(ManualClock):
     Gives who wakes a number of turns.
 
     The threads of the driver live by another time, and on a busy machine they may get no turn for long: no time passes here
-    while one of them works, and no second before a wait for events has ended that was to last one. So what takes too long
-    by this clock hangs.
+    while one of them works, and nobody wakes a second after a wait for events began that was to last one before that wait
+    has ended. So what takes too long by this clock hangs.
     """
 
     def __init__(self, standin: StandIn) -> None:
         super().__init__()
         self._standin = standin
         self._others = set(threading.enumerate())
-        self._waited_at, self._waits = self._now, 0
+        self._waited_at = self._now
+        """No wait for events under way began before."""
 
     async def advance(self, seconds: float) -> None:
         await self._settle()
         until = self._now + seconds
         while self._sleepers and self._sleepers[0][0] <= until:
-            self._now, _, woken = heappop(self._sleepers)
-            woken.set()
-            if not self._sleepers or self._sleepers[0][0] > self._now:
-                await self._settle()
-        self._now = until
+            await self._move(max(self._now, self._sleepers[0][0]))
+            while self._sleepers and self._sleepers[0][0] <= self._now:
+                heappop(self._sleepers)[2].set()
+            await self._settle()
+        await self._move(until)
         await self._settle()
+
+    async def _move(self, now: float) -> None:
+        """It is so late now. Who wakes only after this finds the wait for events renewed, if a second has passed."""
+        self._now = now
+        if now - self._waited_at < WAIT_SECONDS:
+            return
+        waits = self._standin.calls(WAIT)
+        while len(working := self._working()) > self._standin.hanging() and self._standin.calls(WAIT) == waits:
+            working[-1].join(0.001)  # it needs the interpreter, which this loop would else keep for itself
+            await anyio.lowlevel.checkpoint()
+        self._waited_at = now
 
     async def _settle(self) -> None:
         await turns()
         await self.driver_rests()
-        if self._now - self._waited_at >= WAIT_SECONDS:
-            while self._standin.waiting() and self._standin.calls(WAIT) == self._waits:
-                await anyio.lowlevel.checkpoint()
-            self._waited_at, self._waits = self._now, self._standin.calls(WAIT)
         await turns()
 
     async def driver_rests(self) -> None:
         """Until each thread of the driver has ended, hangs, or waits for an event."""
         while len(working := self._working()) > self._standin.hanging() + self._standin.waiting():
-            working[-1].join(0.001)  # it needs the interpreter, which this loop would else keep for itself
+            working[-1].join(0.001)
             await anyio.lowlevel.checkpoint()
 
     def _working(self) -> list[threading.Thread]:
