@@ -92,7 +92,12 @@ class Life:
         await self.kubelet.until(lambda k: k.allocatable(GPU) == 8 and k.allocatable(NIC) == 10)
 
     async def unlisted(self) -> None:
-        await self.kubelet.until(lambda k: k.allocatable(GPU) == 0 and k.allocatable(NIC) == 0)
+        """
+        Waits until the kubelet has heard the end of all streams of the agent that was killed: one heard later ends the plugin
+        that has the name by then.
+        """
+        await self.kubelet.until(lambda k: k.plugins.streams == 0)
+        assert (0, 0) == (self.kubelet.allocatable(GPU), self.kubelet.allocatable(NIC))
 
     async def killed_while_allocating(self, step: int, compact_after: int) -> bool:
         """Returns whether the first agent survived the allocation."""

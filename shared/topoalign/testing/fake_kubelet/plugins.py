@@ -89,6 +89,8 @@ class Plugins(Servicer, v1beta1.RegistrationBase):
         self.fault: Fault | None = None
         self.registrations = 0
         """Since the kubelet started, good or bad."""
+        self.streams = 0
+        """ListAndWatch streams whose end has not been heard; more than one of a resource if its plugin registered again."""
         self._directory = directory
         self._tasks = tasks
         self._changed = changed
@@ -115,6 +117,7 @@ class Plugins(Servicer, v1beta1.RegistrationBase):
         if endpoint.resource in self.endpoints:  # as they were, until it lists its own
             endpoint.devices = self.endpoints[endpoint.resource].devices
         self.endpoints[endpoint.resource] = endpoint
+        self.streams += 1
         self._tasks.start_soon(self.watch, endpoint)
         return v1beta1.Empty()
 
@@ -142,6 +145,7 @@ class Plugins(Servicer, v1beta1.RegistrationBase):
             ended = "it ended the stream"
         except FAILURES as error:
             ended = described(error)
+        self.streams -= 1
         log.info("a plugin is away", resource=endpoint.resource, reason=ended)
         known_by_its_name = self.endpoints.get(endpoint.resource)  # which may be another than `endpoint` by now
         if known_by_its_name is not None:
