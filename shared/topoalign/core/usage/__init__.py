@@ -1,0 +1,5 @@
+"""
+What containers use of the GPUs that they hold: measurements, which are no part of a node's state.
+
+`cgroups` reads from the control group of a process in which container it runs.
+"""

@@ -1,0 +1,76 @@
+"""
+Reads from /proc/<pid>/cgroup and /proc/<pid>/mountinfo in which container of which pod a process runs.
+
+The kubelet gives each pod a control group with the pod's UID in its name, and the container runtime puts each container
+below it, in one with the container's id. How they are written depends on the driver of both:
+
+    cgroupfs                          /kubepods/burstable/pod1b4e28ba-…/9f86d0…
+    systemd                           /kubepods.slice/…/kubepods-burstable-pod1b4e28ba_….slice/cri-containerd-9f86d0….scope
+    systemd, the runtime cgroupfs     /kubepods-burstable-pod1b4e28ba_….slice:cri-containerd:9f86d0…
+
+Version 1 has a line for each controller, version 2 one line, a host with both has both; what is above the pod does not
+count, so a kubelet with a root of its own (kind: `/kubelet.slice/kubelet-kubepods.slice/…`) is read, and so is a path as a
+container with a cgroup namespace of its own sees it (`/../../kubepods-burstable-pod….slice/…`). A container may make
+groups below its own; the pod and the container are the outermost ones.
+
+The group does not have the name of the container. Its mounts do: the kubelet mounts a file of
+`pods/<uid>/containers/<name>/` into each container, for its termination message.
+
+Source: kubelet v1.36.3, cgroup_manager_linux and pod_container_manager_linux; kubelet_pods (makeMounts).
+"""
+
+import re
+from typing import NamedTuple
+
+from topoalign.core.model.ids import ContainerName
+
+_UID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
+"""Of a pod, and of a static pod, whose UID is a digest; systemd's names have `_` in place of `-`."""
+_CONTAINER = re.compile(
+    rf"(?:/|^|-)pod(?P<uid>{_UID})"
+    r"(?:\.slice)?(?:/|:)(?:[a-z][a-z-]*[-:])?(?P<id>[0-9a-f]{12,64})(?![0-9A-Za-z_-])"
+)
+_POD = re.compile(rf"(?:/|^|-)pod(?P<uid>{_UID})(?![0-9A-Za-z_-])")
+_MOUNTED = re.compile(
+    rf"(?:/|^)pods/(?P<uid>{_UID})/containers/(?P<name>[a-z0-9](?:[a-z0-9-]{{0,61}}[a-z0-9])?)/[^/]+$"
+)
+
+
+class Placement(NamedTuple):
+    """What a control group tells of its processes."""
+
+    pod_uid: str = ""
+    container_id: str = ""
+    """Empty in a pod: the path of the container cannot be read."""
+    path: str = ""
+    """The group's path as the kernel tells it; of version 1 the longest of its paths."""
+
+
+def placement_of(cgroups: str) -> Placement:
+    """
+    The placement of a process, by the text of its /proc/<pid>/cgroup: lines `<hierarchy>:<controllers>:<path>`.
+
+    >>> uid, container = "1b4e28ba-2fa1-11d2-883f-0016d3cca427", "9f86d081884c7d659a2feaa0c55ad015"
+    >>> placement_of(f"0::/kubepods/burstable/pod{uid}/{container}").container_id == container
+    True
+    """
+    paths = [parts[2] for line in cgroups.splitlines() if len(parts := line.split(":", 2)) == 3]
+    for pattern in (_CONTAINER, _POD):
+        for path in paths:
+            if found := pattern.search(path):
+                named = found.groupdict()
+                return Placement(named["uid"].replace("_", "-"), named.get("id") or "", path)
+    return Placement(path=max(paths, key=len, default=""))
+
+
+def container_name_of(mounts: str, pod_uid: str) -> ContainerName:
+    """
+    The name of the container of this pod that has these mounts, by the text of its /proc/<pid>/mountinfo; empty where they
+    do not tell. The fourth field of a line is the path of what is mounted, on its file system.
+    """
+    for line in mounts.splitlines():
+        fields = line.split(" ", 4)
+        found = _MOUNTED.search(fields[3]) if len(fields) == 5 else None
+        if found is not None and found["uid"] == pod_uid:
+            return ContainerName(found["name"])
+    return ContainerName("")
