@@ -93,8 +93,8 @@ class Life:
 
     async def unlisted(self) -> None:
         """
-        Waits until the kubelet has heard the end of all streams of the agent that was killed: one heard later ends the plugin
-        that has the name by then.
+        Waits until the kubelet has heard the end of all streams of the agent that was killed: one heard later ends the
+        plugin that has the name by then.
         """
         await self.kubelet.until(lambda k: k.plugins.streams == 0)
         assert (0, 0) == (self.kubelet.allocatable(GPU), self.kubelet.allocatable(NIC))
