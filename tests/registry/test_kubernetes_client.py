@@ -34,6 +34,15 @@ async def api(server: FakeApiServer, tmp_path: Path) -> AsyncIterator[HttpKubern
         yield api
 
 
+def with_user(server: FakeApiServer, folder: Path, user: dict[str, object]) -> str:
+    """The path of a kubeconfig of this server, with these credentials."""
+    file = server.kubeconfig(folder / "kubeconfig")
+    document = msgspec.json.decode(file.read_bytes())
+    document["users"][0]["user"] = user
+    file.write_bytes(msgspec.json.encode(document))
+    return str(file)
+
+
 async def test_a_broken_watch_goes_on_where_it_was(server: FakeApiServer, api: HttpKubernetes) -> None:
     """Nothing is listed again: a restart of the API server costs one request of each follower."""
     async with Followed(api.pods()) as pods:
@@ -184,14 +193,12 @@ async def test_each_refusal_has_its_error(
 
 
 async def test_a_token_that_was_replaced_is_read_again(server: FakeApiServer, tmp_path: Path) -> None:
-    token, file = tmp_path / "token", server.kubeconfig(tmp_path / "kubeconfig")
-    document = msgspec.json.decode(file.read_bytes())
-    document["users"][0]["user"] = {"tokenFile": str(token)}
-    file.write_bytes(msgspec.json.encode(document))
+    token = tmp_path / "token"
     token.write_text("first")
     server.token = "first"
 
-    async with connect_kubernetes(str(file), SystemClock(), "replica-1") as api:
+    where = with_user(server, tmp_path, {"tokenFile": str(token)})
+    async with connect_kubernetes(where, SystemClock(), "replica-1") as api:
         assert await api.pod("ml", "absent") is None
         server.token = "second"
         with pytest.raises(ApiRefused, match="401"):
@@ -202,6 +209,45 @@ async def test_a_token_that_was_replaced_is_read_again(server: FakeApiServer, tm
         server.token = "third"
         with pytest.raises(ApiUnavailable, match="token"):
             await api.pod("ml", "absent")
+
+
+async def test_a_program_is_asked_again_when_its_token_expires(server: FakeApiServer, tmp_path: Path) -> None:
+    token, runs = tmp_path / "token", tmp_path / "runs"
+    script = f'echo >>{runs}; printf \'{{"status":{{"token":"%s"}}}}\' "$(cat {token})"'
+    version = "client.authentication.k8s.io/v1beta1"
+    where = with_user(server, tmp_path, {"exec": {"apiVersion": version, "command": "sh", "args": ["-c", script]}})
+    server.token = "first"
+    token.write_text("first")
+
+    async with connect_kubernetes(where, SystemClock(), "replica-1") as api:
+        for _ in range(2):
+            assert await api.pod("ml", "absent") is None
+        server.token = "second"
+        token.write_text("second")
+        assert await api.pod("ml", "absent") is None
+        server.token = "third"
+        with pytest.raises(ApiRefused, match="401"):
+            await api.pod("ml", "absent")
+
+    assert 3 == len(runs.read_text())
+
+
+async def test_a_token_that_no_header_can_have_is_told(server: FakeApiServer, tmp_path: Path) -> None:
+    """It is a fault of the file, and ends nothing: the file is read again."""
+    token = tmp_path / "token"
+    token.write_text("sec\nret")
+
+    async with connect_kubernetes(with_user(server, tmp_path, {"tokenFile": str(token)}), SystemClock(), "r") as api:
+        with pytest.raises(ApiUnavailable, match="no text for a header"):
+            await api.pod("ml", "absent")
+
+
+@pytest.mark.parametrize("url", ["", "host:443", "http://host:port", "http://[::1"])
+async def test_an_address_that_is_none_is_an_invalid_setting(server: FakeApiServer, tmp_path: Path, url: str) -> None:
+    server.url = url
+    with pytest.raises(InvalidField, match="TOPOALIGN_KUBERNETES"):
+        async with connect_kubernetes(str(server.kubeconfig(tmp_path / "kubeconfig")), SystemClock(), "replica-1"):
+            pass
 
 
 @pytest.mark.parametrize("text", ["", "{}", "clusters: 3", "\x00", "- a", "{"])

@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import httpx2
+import aiohttp
 import msgspec
-from lightkube.config.client_adapter import AsyncClient, ConnectionParams
+from lightkube.config.client_adapter import user_auth, verify_cluster
 from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError
+from yarl import URL
 
 from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
 from topoalign.registry.kubernetes import objects
-from topoalign.registry.kubernetes.requests import CALL_SECONDS, CONNECT_SECONDS, Requests
+from topoalign.registry.kubernetes.credentials import Credentials
+from topoalign.registry.kubernetes.requests import CALL_SECONDS, Requests
 from topoalign.registry.kubernetes.watching import SILENT_SECONDS, Kind, Watch
 from topoalign.registry.ports import ApiNotFound, GoneNode, GonePod, Report, SeenNode, SeenPod, Synced
 
@@ -116,23 +118,29 @@ async def connect_kubernetes(
     """
     try:
         config = config_of(where)
-        http = AsyncClient(
-            config, ConnectionParams(timeout=httpx2.Timeout(CALL_SECONDS, connect=CONNECT_SECONDS), trust_env=False)
-        )
+        assert config.user is not None, "config_of names one"
+        tls = verify_cluster(config.cluster, config.user, config.abs_file, trust_env=False)
+        credentials = Credentials(user_auth(config.user))
     except Exception as error:  # lightkube lets through whatever its parsers raise
         raise InvalidField(
             "TOPOALIGN_KUBERNETES",
             f"{clean(where)} cannot be used: {clean(str(error) or type(error).__name__, 200)}",
             "give `off`, `in-cluster` in a pod with a service account, or the path of a kubeconfig",
         ) from error
-    http.headers["Accept-Encoding"] = "identity"  # unpacking a list would hold up the loop longer than reading it
-    async with http:
-        yield HttpKubernetes(Requests(http, call_seconds), clock, instance, silent_seconds)
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=tls),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={"Accept-Encoding": "identity"},  # unpacking a list would hold up the loop longer than reading it
+    ) as http:
+        requests = Requests(http, config.cluster.server, credentials, call_seconds)
+        yield HttpKubernetes(requests, clock, instance, silent_seconds)
 
 
 def config_of(where: str) -> SingleConfig:
-    """Raises ConfigError, and whatever a wrong file makes lightkube raise."""
+    """Raises ConfigError, and whatever a wrong file makes lightkube and yarl raise."""
     config = (KubeConfig.from_service_account() if where == IN_CLUSTER else KubeConfig.from_file(Path(where))).get()
     if config is None:
         raise ConfigError("it has no current context")
+    if URL(config.cluster.server).scheme not in ("http", "https"):
+        raise ConfigError("its server has no URL")
     return config if config.user is not None else config._replace(user=User())
