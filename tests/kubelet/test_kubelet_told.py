@@ -9,7 +9,8 @@ from kubelet_support import Node, node, offers, two_nodes
 from topoalign.allocator.device_plugin.plugin import Plugin
 from topoalign.allocator.device_plugin.registration_states import POLL_SECONDS, QUIET_SECONDS, SETTLE_SECONDS, State
 from topoalign.core.model.ids import GPU, NIC
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
+from topoalign.kubelet.grpc.transport import Server
+from topoalign.runtime.clock import ManualClock, all_tasks_blocked, until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
 
 pytestmark = pytest.mark.anyio
@@ -55,6 +56,63 @@ async def test_a_kubelet_that_restarts_has_its_devices_back_at_once(monkeypatch:
                 break
 
         assert offers(MACHINE)(it.kubelet)
+
+
+async def test_a_kubelet_that_was_away_has_its_devices_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stream has ended, and polls have found that it is away: the kernel tells of its new socket all the same."""
+    clock, polls = ManualClock(), list[str]()
+    async with told_node(clock, polls, monkeypatch) as it:
+        await it.kubelet.stop()
+        while any(plugin._registration.is_registered for plugin in it.front.plugins.values()):
+            await clock.advance(SETTLE_SECONDS)
+        await clock.advance(until_tick(clock, POLL_SECONDS))
+        began = clock.monotonic()
+        await it.kubelet.start()
+        while not offers(MACHINE)(it.kubelet):
+            await clock.advance(SETTLE_SECONDS)
+            if clock.monotonic() - began > POLL_SECONDS / 2:
+                break
+
+        assert offers(MACHINE)(it.kubelet)
+
+
+async def test_a_stream_cut_off_ends_at_the_kubelet_before_a_registration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our own socket is removed with it, of which the kernel tells: that is no reason to be registered sooner."""
+
+    async def stuck() -> None:
+        pass
+
+    clock, polls = ManualClock(), list[str]()
+    async with told_node(clock, polls, monkeypatch) as it:
+        monkeypatch.setattr(it.front.plugins[GPU].service.watches, "end", stuck)
+        path = it.directory / "device-plugins" / "kubelet.sock"
+        path.unlink()
+        fresh = Server(it.kubelet.plugins, path, "directory")
+        await fresh.listen()
+        cut = clock.monotonic()
+        while it.kubelet.allocatable(GPU):
+            await clock.advance(SETTLE_SECONDS)
+        while not it.kubelet.allocatable(GPU):
+            await clock.advance(SETTLE_SECONDS)
+
+        assert POLL_SECONDS <= clock.monotonic() - cut <= 3 * POLL_SECONDS
+        await fresh.stop(0)
+
+
+async def test_a_kubelet_that_is_away_is_looked_for_without_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system may tell nothing: the poll twice a second goes on."""
+    clock, polls = ManualClock(), list[str]()
+    async with told_node(clock, polls, monkeypatch) as it:
+        await it.kubelet.stop()
+        while any(plugin._registration.is_registered for plugin in it.front.plugins.values()):
+            await clock.advance(SETTLE_SECONDS)
+        await clock.advance(until_tick(clock, POLL_SECONDS))
+        monkeypatch.setattr(it.front._changes, "tell", lambda: None)
+        polls.clear()
+        for _ in range(3):
+            await clock.advance(POLL_SECONDS)
+
+        assert sorted([GPU, NIC] * 3) == sorted(polls)
 
 
 async def test_a_plugin_that_is_told_of_changes_polls_seldom_without_any(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,10 @@ One resource's place in the kubelet: its socket, its registration, and the strea
 
 The kubelet forgets its plugins when it restarts, and tells nobody. It may come up long after us, may sweep its directory
 with our socket in it, may accept a registration and never listen. So nothing here waits for an event that might not come:
-twice a second a plugin polls what is there, and mends what is not as it should be. Where the kernel tells of changes in the
-directory (`runtime.directory_changes`) a plugin to which the kubelet listens polls after each of them, and otherwise every
-`QUIET_SECONDS`. Nothing that the kubelet does ends this process. What it does with the registration is an event of
-`registration_states`, whose tables say what follows.
+twice a second a plugin polls what is there, and mends what is not as it should be. It also polls after each change in the
+directory of which the kernel tells (`runtime.directory_changes`): then a plugin to which the kubelet listens polls
+otherwise every `QUIET_SECONDS` only. Nothing that the kubelet does ends this process. What it does with the registration is
+an event of `registration_states`, whose tables say what follows.
 
 The order matters in one place: a stream to the kubelet is ended before a new registration, because the kubelet drops its
 newest client when an old stream ends late (kubelet v1.36.3, devicemanager runClient).
@@ -93,8 +93,9 @@ class Plugin:
                 change = self._changes.next_change
                 is_told = self._changes.watch(self.path.parent)
                 self.settle(await self.poll() or self.missing_devices())
-                if is_told and self._registration.state is State.LISTENING:
-                    await self._changes.wait(change, self._clock, until_tick(self._clock, QUIET_SECONDS))
+                if is_told:
+                    period = QUIET_SECONDS if self._registration.state is State.LISTENING else POLL_SECONDS
+                    await self._changes.wait(change, self._clock, until_tick(self._clock, period))
                     if change.is_set():
                         await self._clock.sleep(SETTLE_SECONDS)
                 else:
@@ -136,6 +137,7 @@ class Plugin:
         await self.service.watches.end()
         if self.service.watches.open:
             await self.stop()
+            self._registration.apply(Event.SOCKET_LOST, self._clock.monotonic())
             return "the old stream to the kubelet does not end; its connection was closed"
         self._former = self.service.watch
         listener = sockets.server_of(self._kubelet)
