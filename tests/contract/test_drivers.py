@@ -10,7 +10,9 @@ import msgspec
 import pytest
 from nvml_support import host_tree, put, script, standing_in, switch_links, told_uuids, uuid
 
+from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.processes import DeviceUse
 from topoalign.core.model.topology.validate import validate
 from topoalign.core.ports import Driver, HardwareEvent, Inventory
 from topoalign.discovery.drivers.auto import AutoDriver
@@ -126,3 +128,15 @@ async def test_a_driver_can_be_read_while_somebody_watches(driver: Driver) -> No
         await anyio.lowlevel.checkpoint()
 
         assert first == await driver.read()
+
+
+async def test_a_measurement_names_known_gpus_or_says_why_there_is_none(driver: Driver) -> None:
+    found = await driver.read()
+    if driver.source != "nvml":
+        with pytest.raises(DriverFault):
+            await driver.measure()
+        return
+    uses = await driver.measure()
+
+    assert found.topology.gpu_by_id.keys() <= {use.device for use in uses}
+    assert uses == msgspec.json.decode(msgspec.json.encode(uses), type=tuple[DeviceUse, ...])

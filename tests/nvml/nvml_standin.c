@@ -12,6 +12,9 @@
  *   mig 0 gi=1 ci=0 uuid=MIG-0 name=MIG_1g.10gb memory=9728 slices=1 compute=1     memory in MiB
  *   fail nvmlDeviceGetName 2 15                       answers 15 (GPU is lost) for GPU 2, or for all with `*`
  *   hang nvmlDeviceGetName                            does not answer until standin_release
+ *   use 0 21474836480 97                              bytes in use and percent of time busy of GPU 0; otherwise 0 and not told
+ *   process 0 pid=41 memory=1073741824 kind=graphics sm=40 at=5 mig=1     of GPU 0, here of its second instance; kind is compute
+ *                                                     unless said; without memory or sm that is not told; sm as sampled at 5 us
  *   gpu uuid=GPU-9 late=1                             is seen once NVML was closed by all and opened anew
  *   delay 100                                         microseconds, of each call
  *   hurry 100                                         a wait for events ends after a hundredth of its time
@@ -29,17 +32,20 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TIMEOUT = 10, GPU_IS_LOST = 15 };
+enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, GPU_IS_LOST = 15 };
+enum { PROCESSES = 256 };
 enum { GPUS = 32, LINKS = 36, FIELDS = 8, MIGS = 8, RULES = 64, CALLS = 64, KNOWN = 128, SETS = 64, QUEUE = 1024 };
 enum { KINDS = 0xC10B }; /* of events: XID, both ECC, MIG change, unavailable, recovery action */
 
 typedef struct { char kind[8]; int peer; } Link;
 typedef struct { unsigned id, ret; uint64_t value; } Field;
+typedef struct { int pid, sm, gpu, mig; unsigned long long memory, at; char kind[16]; } Process;
 typedef struct Device {
     struct Device *parent; /* of a MIG instance */
     int index, minor, own, late, mig_mode, fields, migs, fabric, clique, state, status, gi, ci, slices, compute;
     char uuid[96], pci[32], name[96];
-    unsigned long long memory, cpus, nodes;
+    unsigned long long memory, cpus, nodes, used;
+    int slot, busy; /* of an instance its place on the GPU, and -1 of a GPU; percent */
     unsigned char cluster[16];
     Link links[LINKS];
     Field field[FIELDS];
@@ -57,6 +63,8 @@ static int event_count, plays;
 static EventSet sets[SETS];
 static Waiting queue[QUEUE];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of calls, sets and queue: two threads of a process come here */
+static Process processes[PROCESSES];
+static int process_count;
 static Rule rules[RULES];
 static Calls calls[CALLS];
 static volatile int released;
@@ -87,12 +95,22 @@ static void set(Device *d, const char *key, const char *value) {
 
 static Device *device_of(char **rest) {
     Device *d = calloc(1, sizeof *d);
-    d->minor = d->own = -1;
+    d->minor = d->own = d->slot = d->busy = -1;
     for (char *word; (word = strtok_r(NULL, " \t", rest));) {
         char *equals = strchr(word, '=');
         if (equals) *equals = 0, set(d, word, equals + 1);
     }
     return d;
+}
+
+static Process process_of(int gpu, char **rest) {
+    Process p = {.gpu = gpu, .mig = -1, .sm = -1, .memory = ~0ull, .at = ~0ull, .kind = "compute"};
+    for (char *word; (word = strtok_r(NULL, " \t", rest));) {
+        if (sscanf(word, "pid=%d", &p.pid) || sscanf(word, "sm=%d", &p.sm) || sscanf(word, "mig=%d", &p.mig)) continue;
+        if (sscanf(word, "memory=%llu", &p.memory) || sscanf(word, "at=%llu", &p.at)) continue;
+        sscanf(word, "kind=%15s", p.kind);
+    }
+    return p;
 }
 
 static Device *known_as(Device *d) {
@@ -105,6 +123,7 @@ static Device *known_as(Device *d) {
 static void statement(char *line) {
     char *rest, *verb = strtok_r(line, " \t", &rest), kind[8] = "", function[64] = "", gpu[8] = "", hex[33] = "";
     int a = 0, b = -1, c = 0, d = 0;
+    unsigned long long bytes = 0;
     if (!verb || *verb == '#') return;
     if (!strcmp(verb, "gpu")) {
         Device *device = known_as(device_of(&rest));
@@ -112,7 +131,7 @@ static void statement(char *line) {
         gpus[gpu_count++] = device;
     } else if (!strcmp(verb, "mig")) {
         Device *parent = gpus[atoi(strtok_r(NULL, " \t", &rest))], *instance = device_of(&rest);
-        instance->parent = parent, instance->index = parent->index;
+        instance->parent = parent, instance->index = parent->index, instance->slot = parent->migs;
         parent->mig[parent->migs++] = instance;
     } else if (!strcmp(verb, "link") && sscanf(rest, "%d %d %7s %d", &a, &c, kind, &b) >= 3) {
         memcpy(gpus[a]->links[c].kind, kind, sizeof kind);
@@ -123,6 +142,10 @@ static void statement(char *line) {
         gpus[a]->field[gpus[a]->fields++] = (Field){(unsigned)b, OK, (uint64_t)c};
     } else if (!strcmp(verb, "lost") && sscanf(rest, "%d %d", &a, &b) == 2) {
         gpus[a]->field[gpus[a]->fields++] = (Field){(unsigned)b, GPU_IS_LOST, 0};
+    } else if (!strcmp(verb, "use") && sscanf(rest, "%d %llu %d", &a, &bytes, &b) >= 2) {
+        gpus[a]->used = bytes, gpus[a]->busy = b;
+    } else if (!strcmp(verb, "process") && process_count < PROCESSES) {
+        processes[process_count++] = process_of(atoi(strtok_r(NULL, " \t", &rest)), &rest);
     } else if (!strcmp(verb, "fabric") && sscanf(rest, "%d %d %d %d %32s", &a, &b, &c, &d, hex) == 5) {
         gpus[a]->fabric = 1, gpus[a]->clique = b, gpus[a]->state = c, gpus[a]->status = d;
         for (int i = 0; i < 16; i++) sscanf(hex + 2 * i, "%2hhx", &gpus[a]->cluster[i]);
@@ -144,7 +167,7 @@ static void statement(char *line) {
 
 void standin_play(const char *script) {
     char *text = strdup(script), *rest;
-    gpu_count = rule_count = delay = released = 0, hurry = 1, plays++;
+    gpu_count = rule_count = process_count = delay = released = 0, hurry = 1, plays++;
     for (int i = 0; i < GPUS * GPUS; i++) levels[i / GPUS][i % GPUS] = 50;
     for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) statement(line);
     free(text);
@@ -224,6 +247,9 @@ int standin_listened(int gpu) {
 
 typedef struct { char legacy[16]; unsigned domain, bus, device, pciDeviceId, pciSubSystemId; char busId[32]; } PciInfo;
 typedef struct { unsigned long long total, free, used; } Memory;
+typedef struct { unsigned gpu, memory; } Rates;
+typedef struct { unsigned pid; unsigned long long memory; unsigned gi, ci; } ProcessInfo;
+typedef struct { unsigned pid; unsigned long long at; unsigned sm, memory, encoder, decoder; } Sample;
 typedef struct { unsigned fieldId, scopeId; int64_t timestamp, latency; unsigned type, ret; union { uint64_t ull; unsigned ui; } value; } FieldValue;
 typedef struct { unsigned char cluster[16]; unsigned status, clique, state; } FabricInfo;
 typedef struct { unsigned version; unsigned char cluster[16]; unsigned status, clique, state, health; } FabricInfoV2;
@@ -259,9 +285,33 @@ int nvmlDeviceGetPciInfo_v3(Device *d, PciInfo *info) {
 }
 int nvmlDeviceGetMemoryInfo(Device *d, Memory *memory) {
     ENTER(d);
-    *memory = (Memory){d->memory, d->memory, 0};
+    unsigned long long total = d->parent ? d->memory << 20 : d->memory; /* of an instance the script has MiB */
+    *memory = (Memory){total, total - d->used, d->used};
     return d->memory ? OK : NOT_SUPPORTED;
 }
+int nvmlDeviceGetUtilizationRates(Device *d, Rates *rates) {
+    ENTER(d);
+    if (d->busy < 0 || d->mig_mode) return NOT_SUPPORTED;
+    *rates = (Rates){(unsigned)d->busy, 0};
+    return OK;
+}
+
+static int listed(Device *d, const char *kind, unsigned *count, ProcessInfo *infos) {
+    unsigned found = 0, room = *count;
+    for (Process *p = processes; p < processes + process_count; p++) {
+        if (p->gpu != d->index || strcmp(p->kind, kind) || (d->slot >= 0 && p->mig != d->slot)) continue;
+        Device *of = p->mig >= 0 ? gpus[p->gpu]->mig[p->mig] : NULL;
+        if (infos && found < room)
+            infos[found] = (ProcessInfo){(unsigned)p->pid, p->memory, of ? (unsigned)of->gi : ~0u, of ? (unsigned)of->ci : ~0u};
+        found++;
+    }
+    *count = found;
+    return found > room ? INSUFFICIENT_SIZE : OK;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v2(Device *d, unsigned *n, ProcessInfo *i) { ENTER(d); return listed(d, "compute", n, i); }
+int nvmlDeviceGetGraphicsRunningProcesses_v2(Device *d, unsigned *n, ProcessInfo *i) { ENTER(d); return listed(d, "graphics", n, i); }
+
 int nvmlDeviceGetCpuAffinity(Device *d, unsigned words, unsigned long *mask) {
     ENTER(d);
     memset(mask, 0, words * sizeof *mask);
@@ -337,6 +387,21 @@ int nvmlEventSetWait_v2(EventSet *set, EventData *data, unsigned milliseconds) {
     }
     add(&waiting, -1);
     return found ? OK : TIMEOUT;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(Device *d, unsigned *n, ProcessInfo *i) { ENTER(d); return listed(d, "compute", n, i); }
+int nvmlDeviceGetGraphicsRunningProcesses_v3(Device *d, unsigned *n, ProcessInfo *i) { ENTER(d); return listed(d, "graphics", n, i); }
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(Device *d, unsigned *n, ProcessInfo *i) { ENTER(d); return listed(d, "mps", n, i); }
+int nvmlDeviceGetProcessUtilization(Device *d, Sample *samples, unsigned *count, unsigned long long since) {
+    ENTER(d);
+    if (d->mig_mode || d->slot >= 0) return NOT_SUPPORTED;
+    unsigned found = 0, room = samples ? *count : 0;
+    for (Process *p = processes; p < processes + process_count; p++) {
+        if (p->gpu != d->index || p->sm < 0 || p->at <= since) continue;
+        if (found < room) samples[found] = (Sample){.pid = (unsigned)p->pid, .at = p->at, .sm = (unsigned)p->sm};
+        found++;
+    }
+    *count = found;
+    return !found ? NOT_FOUND : found > room ? INSUFFICIENT_SIZE : OK;
 }
 int nvmlDeviceGetMemoryAffinity(Device *d, unsigned words, unsigned long *mask, int scope) {
     (void)scope;

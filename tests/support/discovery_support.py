@@ -10,6 +10,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BusUnavailable, DriverFault
 from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, Event, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import DeviceID, NodeName
+from topoalign.core.model.processes import DeviceUse
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import Bus as BusPort
 from topoalign.core.ports import Clock, Driver, Inventory, Listener, Message, Stream
@@ -52,7 +53,8 @@ class Hardware:
 
     def __init__(self) -> None:
         self.now: Inventory | DriverFault = inventory(0, 1)
-        self.reads = 0
+        self.use: tuple[DeviceUse, ...] | DriverFault = ()
+        self.reads = self.measurements = 0
         self.listener: Listener | None = None
 
     async def read(self) -> Inventory:
@@ -63,6 +65,12 @@ class Hardware:
 
     async def watch(self, listener: Listener) -> None:
         self.listener = listener
+
+    async def measure(self) -> tuple[DeviceUse, ...]:
+        self.measurements += 1
+        if isinstance(self.use, DriverFault):
+            raise self.use
+        return self.use
 
 
 def discovery_with(

@@ -9,13 +9,16 @@ adapter.
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from topoalign.core.model.events import DeviceHealth, LedgerEvent
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Topology
+
+if TYPE_CHECKING:  # nobody measures at the start
+    from topoalign.core.model.processes import DeviceUse
 
 
 class Clock(Protocol):
@@ -252,3 +255,10 @@ class Driver(Protocol):
 
     async def watch(self, listener: Listener) -> None:
         """Reports what happens between readings, until cancelled; returns at once where nothing is ever reported."""
+
+    async def measure(self) -> "tuple[DeviceUse, ...]":
+        """
+        Measures what the GPUs are used for; processes are without identity. Waits for a reading under way.
+
+        Raises DriverFault, also where this driver cannot measure; a single lost device is reported by its `failure`.
+        """

@@ -240,6 +240,11 @@ def said_subject(node: NodeName) -> str:
     return f"{PREFIX}.discovery.{token(node)}.said"
 
 
+def use_subject(node: NodeName) -> str:
+    """The subject on which discovery is asked what the GPUs are used for now."""
+    return f"{PREFIX}.discovery.{token(node)}.use"
+
+
 def body_digest(body: bytes) -> str:
     """32 hex digits of a message's body as its writer encoded it, whatever version reads it."""
     return hashlib.sha256(body).hexdigest()[:32]

@@ -17,6 +17,7 @@ from topoalign.discovery.offering import Offering
 from topoalign.discovery.record import RecordFile
 from topoalign.discovery.service import Discovery
 from topoalign.discovery.settings import DiscoverySettings
+from topoalign.discovery.use_meter import UseMeter
 from topoalign.discovery.xids import xid_rules
 from topoalign.plugin_config.watching import ConfigurationFile
 from topoalign.runtime.clock import SystemClock
@@ -47,6 +48,9 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
         hold_down_seconds=health.hold_down_seconds,
         boot_id=boot,
         hub=context.hub,
+        answers=[
+            UseMeter(settings.node, driver, context.clock, settings.sysfs_root, settings.driver_seconds).endpoint()
+        ],
     )
     context.figures.extend([*metrics.figures(), *offering.figures()])
     context.checks["discovery"] = discovery.trouble

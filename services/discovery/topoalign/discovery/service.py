@@ -7,7 +7,7 @@ overrides are weighed by the `HealthKeeper`. A change of health is published at 
 hold-down time has passed. Everything is published again on request, and when the stream has lost it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import anyio
@@ -60,16 +60,17 @@ class Discovery:
         hold_down_seconds: float,
         boot_id: str,
         hub: Bus | None = None,
+        answers: Sequence[Endpoint] = (),
     ) -> None:
         """
         `hub` is the bus that everybody hears, if `bus` is a shorter way to the services of this process. `offered` gives a
-        topology its offers, told the one before.
+        topology its offers, told the one before. `answers`: to questions that concern no other part of the service.
         """
         self._node, self._driver, self._bus, self._clock, self._metrics = node, driver, bus, clock, metrics
         self._caretaker, self._offered = caretaker, offered
         self._read_seconds, self._hold_down_seconds = read_seconds, hold_down_seconds
         self._epochs = Epochs(caretaker.new_epoch, clock)
-        self._boot_id = boot_id
+        self._boot_id, self._answers = boot_id, answers
         self.announcer = Announcer(bus, hub or bus, clock)
         self._topology: TopologyDiscovered | None = None
         self._health: DeviceHealthChanged | None = None
@@ -103,6 +104,7 @@ class Discovery:
                 answer=answering(AnnounceRequest, self._asked_anew),
             ),
             self.announcer.endpoint(self._node),
+            *self._answers,
             Endpoint(name="alive", subject=wire.alive_subject(self._node), answer=answering(AliveRequest, self._asked)),
             *(
                 Endpoint(

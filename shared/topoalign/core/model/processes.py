@@ -1,8 +1,17 @@
-"""Processes of a node: in which container one runs, as its kernel tells."""
+"""
+What GPUs are used for, as measured at one moment: their memory, their time, and the processes that use them.
+
+A measurement is no fact: nothing stores it, and the next one may say something else.
+"""
+
+from typing import Literal
 
 import msgspec
 
-from topoalign.core.model.ids import ContainerName
+from topoalign.core.model.ids import ContainerName, DeviceID, NodeName
+
+ProcessKind = Literal["compute", "graphics", "mps"]
+"""Which of the driver's lists a process is in: it computes, it draws, it computes through an MPS server."""
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -21,3 +30,51 @@ class ProcessIdentity(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_
     """Path of its control group, where that is none of a pod: `/system.slice/docker-….scope`."""
     command: str = ""
     """Name of its program, at most 15 bytes."""
+
+
+class GpuProcess(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """A process that has a GPU, or a MIG instance of one, open for work."""
+
+    pid: int
+    """Its id in the node's first PID namespace."""
+    kinds: tuple[ProcessKind, ...]
+    """In the order of `ProcessKind`; one process may be in several lists."""
+    memory: int | None = None
+    """Bytes of the GPU's memory. None: the driver does not tell."""
+    utilization: int | None = None
+    """
+    Percent of the last second in which its kernels ran, 0 for one without a sample. None: the driver does not tell, as on
+    a GPU with MIG instances.
+    """
+    identity: ProcessIdentity | None = None
+    """Where it runs. None: it has ended meanwhile, or the processes of the node cannot be seen."""
+
+
+class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The use of a GPU or of a MIG instance. The processes of a GPU with instances are those of its instances."""
+
+    device: DeviceID
+    memory: int | None = None
+    """Bytes in all. None, here and below: the driver does not tell."""
+    memory_used: int | None = None
+    """Bytes in use, what the driver itself needs among them: more than all processes have."""
+    utilization: int | None = None
+    """Percent of the last sampling period, up to a second, in which any kernel ran."""
+    processes: tuple[GpuProcess, ...] | None = None
+    """Ascending by pid."""
+    failure: str = ""
+    """Why the device could not be asked; then nothing is known of its use."""
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The use of a node's GPUs at one moment."""
+
+    node: NodeName
+    time: float
+    """When it was measured: wall seconds."""
+    devices: tuple[DeviceUse, ...]
+    """GPUs in the order of the driver, each followed by its MIG instances. One that does not tell its id is missing."""
+    finding: str = ""
+    """Why it is not known where processes run; empty: it is."""
+    left_out: int = 0
+    """Processes that are not listed because there are too many: those with the least memory."""

@@ -251,6 +251,10 @@ class SaidRequest(NodeRequest, frozen=True, kw_only=True):
     """Asks discovery what it announced last; answered with a `Said` for `topology` and one for `health`."""
 
 
+class UseRequest(NodeRequest, frozen=True, kw_only=True):
+    """Asks discovery what the GPUs are used for now; answered with a `Measurement`."""
+
+
 class Said(msgspec.Struct, frozen=True, kw_only=True):
     """Identifies the reading that its writer announced last."""
 

@@ -5,8 +5,13 @@ A node agent often starts before the driver is loaded (a driver container, a lat
 Once the driver has answered it is the only source: a later failure is an error to report, and does not bring /sys back.
 """
 
+from typing import TYPE_CHECKING
+
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.ports import Driver, Inventory, Listener
+
+if TYPE_CHECKING:  # nobody measures at the start
+    from topoalign.core.model.processes import DeviceUse
 
 
 class AutoDriver:
@@ -42,3 +47,7 @@ class AutoDriver:
     async def watch(self, listener: Listener) -> None:
         """The files of /sys report nothing; NVML does once it answers."""
         await self._nvml.watch(listener)
+
+    async def measure(self) -> "tuple[DeviceUse, ...]":
+        """By the source of the newest reading. Raises DriverFault, as the files of /sys always do."""
+        return await self._used.measure()

@@ -5,6 +5,7 @@ All its devices are healthy. A file is read again each time, so that an edit of 
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
@@ -13,6 +14,9 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Inventory, Listener
 from topoalign.discovery.drivers.health import HEALTHY
 from topoalign.machines import load_machine
+
+if TYPE_CHECKING:  # nobody measures at the start
+    from topoalign.core.model.processes import DeviceUse
 
 
 class DescribedDriver:
@@ -34,6 +38,10 @@ class DescribedDriver:
 
     async def watch(self, listener: Listener) -> None:
         """Nothing happens to a machine that is described."""
+
+    async def measure(self) -> "tuple[DeviceUse, ...]":
+        """Raises DriverFault: nothing runs on a machine that is described."""
+        raise DriverFault(f"nothing runs on a machine that is {self.source}", "ask a node that has GPUs")
 
 
 def topology_in(file: str) -> Topology:

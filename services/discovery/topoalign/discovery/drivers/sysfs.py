@@ -7,6 +7,7 @@ PCI address would belong to another card after a swap.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,6 +17,9 @@ from topoalign.core.ports import Clock, Inventory, Listener
 from topoalign.discovery.drivers.health import nic_health, unknown
 from topoalign.discovery.drivers.thread import DriverThread, Steps
 from topoalign.machines.sysfs import is_named_by_address, read_sysfs
+
+if TYPE_CHECKING:  # nobody measures at the start
+    from topoalign.core.model.processes import DeviceUse
 
 
 class SysfsDriver:
@@ -40,6 +44,10 @@ class SysfsDriver:
 
     async def watch(self, listener: Listener) -> None:
         """Files report nothing."""
+
+    async def measure(self) -> "tuple[DeviceUse, ...]":
+        """Raises DriverFault: files do not tell what GPUs are used for."""
+        raise DriverFault("the files of /sys do not tell what GPUs are used for", "install NVIDIA's driver, which does")
 
     def _read(self, steps: Steps) -> tuple[Topology, tuple[str, ...]]:
         steps("a reading of /sys")

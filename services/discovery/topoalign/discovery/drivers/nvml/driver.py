@@ -14,7 +14,9 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import anyio
 import msgspec
 
 from topoalign.core.model.errors import DriverFault, InvalidField, quoted
@@ -33,6 +35,9 @@ from topoalign.discovery.drivers.nvml.nvlinks import End, NvLinks, paired, read_
 from topoalign.discovery.drivers.sysfs import files_below
 from topoalign.discovery.drivers.thread import DriverThread, Steps
 from topoalign.runtime.backoff import backoff_seconds
+
+if TYPE_CHECKING:  # nobody measures at the start
+    from topoalign.core.model.processes import DeviceUse
 
 _UUID = re.compile(r"[A-Za-z0-9_.:-]{1,96}")
 
@@ -74,6 +79,8 @@ class NvmlDriver:
         """`deadline` is in seconds and holds for each call."""
         self._root, self._clock = root, clock
         self._thread = DriverThread("NVML", clock, deadline)
+        self._turn = anyio.Lock(fast_acquire=True)
+        """A reading or a measurement: the thread does one at a time."""
         self._nvml = Library()
         self._connections = Connections()
         self._last: dict[DeviceID, Gpu] = {}
@@ -95,15 +102,42 @@ class NvmlDriver:
 
     async def read(self) -> Inventory:
         """Read all GPUs and NICs. Raises DriverFault, also if a call exceeds its deadline."""
-        if self._reopen:
-            await self._events.let_go()
-        inventory = await self._thread.run(self._read)
-        self._events.listen_to(self._answering)
-        return inventory
+        async with self._turn:
+            if self._reopen:
+                await self._events.let_go()
+            inventory = await self._thread.run(self._read)
+            self._events.listen_to(self._answering)
+            return inventory
+
+    async def measure(self) -> "tuple[DeviceUse, ...]":
+        """
+        The use of all GPUs and MIG instances that tell their ids. Raises DriverFault as `read` does.
+
+        It is not cancelled once it has begun: the reading that follows would find the thread at work, and NVML at fault.
+        """
+        measured: tuple[DeviceUse, ...] = ()
+        async with self._turn:
+            with anyio.CancelScope(shield=True):
+                measured = await self._thread.run(self._measure)
+        return measured
 
     async def watch(self, listener: Listener) -> None:
         """Begins to listen with the first reading that finds NVML at work."""
         await self._events.run(listener)
+
+    def _measure(self, steps: Steps) -> "tuple[DeviceUse, ...]":
+        from topoalign.discovery.drivers.nvml.use import read_use  # as above
+
+        try:
+            if self._nvml.open(steps):
+                self._reopen = True  # the next reading opens it for itself, and compares it with /sys
+            devices, _ = self._devices()
+            now = self._clock.wall()
+            return tuple(
+                use for uuid, (_, device) in devices.items() for use in read_use(self._nvml, device, uuid, now)
+            )
+        except CallFailed as error:
+            raise does_not_work(error) from error
 
     def _read(self, steps: Steps) -> Inventory:
         steps("a reading of /sys")
@@ -118,10 +152,7 @@ class NvmlDriver:
             self._connect({uuid: device for uuid, (_, device) in devices.items()}, judged)
         except CallFailed as error:
             self._reopen = True
-            raise DriverFault(
-                f"NVML does not work: {error}",
-                "run nvidia-smi on the node; after an update of the driver, restart what uses it",
-            ) from error
+            raise does_not_work(error) from error
         findings += not_told_of(files, {each.gpu.pci for each in judged.values()}, len(devices) + len(findings))
         inventory = msgspec.structs.replace(
             assembled(files, judged, self._connections, findings), nameless=self._nameless
@@ -207,6 +238,14 @@ class NvmlDriver:
             whole=not failing,
             since=now,
         )
+
+
+def does_not_work(error: CallFailed) -> DriverFault:
+    """The fault of a call that fails for all GPUs."""
+    return DriverFault(
+        f"NVML does not work: {error}",
+        "run nvidia-smi on the node; after an update of the driver, restart what uses it",
+    )
 
 
 def not_told_of(files: Topology, told: Set[str | None], count: int) -> tuple[str, ...]:

@@ -103,19 +103,19 @@ class Library:
 
     def count(self) -> int:
         """The number of GPUs."""
-        return int(self._ask("nvmlDeviceGetCount"))
+        return int(self.ask("nvmlDeviceGetCount"))
 
     def handle(self, index: int) -> Handle:
         """The handle of the GPU with this NVML index."""
-        return self._ask("nvmlDeviceGetHandleByIndex", index)
+        return self.ask("nvmlDeviceGetHandleByIndex", index)
 
     def uuid(self, device: Handle) -> str:
         """The uuid of a GPU or MIG instance."""
-        return str(self._ask("nvmlDeviceGetUUID", device))
+        return str(self.ask("nvmlDeviceGetUUID", device))
 
     def name(self, device: Handle) -> str:
         """The product name; "" if it is not reported."""
-        return clean(self._maybe("nvmlDeviceGetName", device) or "")
+        return clean(self.maybe("nvmlDeviceGetName", device) or "")
 
     def minor(self, device: Handle) -> int | None:
         """The number in /dev/nvidia<minor>."""
@@ -123,21 +123,21 @@ class Library:
 
     def pci(self, device: Handle) -> str | None:
         """As sysfs writes addresses."""
-        info = self._maybe("nvmlDeviceGetPciInfo", device)
+        info = self.maybe("nvmlDeviceGetPciInfo", device)
         return None if info is None else sysfs_address(info.busId)
 
     def memory(self, device: Handle) -> int | None:
         """Bytes."""
-        info = self._maybe("nvmlDeviceGetMemoryInfo", device)
+        info = self.maybe("nvmlDeviceGetMemoryInfo", device)
         return None if info is None else int(info.total)
 
     def cpu_affinity(self, device: Handle, largest: int) -> tuple[int, ...]:
         """The nearest CPUs up to this id; empty if not told."""
-        return ids_in(self._maybe("nvmlDeviceGetCpuAffinity", device, largest // 64 + 1))
+        return ids_in(self.maybe("nvmlDeviceGetCpuAffinity", device, largest // 64 + 1))
 
     def memory_affinity(self, device: Handle, largest: int) -> tuple[int, ...]:
         """The nearest NUMA nodes up to this id; empty if not told."""
-        return ids_in(self._maybe("nvmlDeviceGetMemoryAffinity", device, largest // 64 + 1, NEAREST_NODE))
+        return ids_in(self.maybe("nvmlDeviceGetMemoryAffinity", device, largest // 64 + 1, NEAREST_NODE))
 
     def memory_node(self, device: Handle) -> int | None:
         """The NUMA node that the GPU's own memory is, on coherent platforms."""
@@ -145,7 +145,7 @@ class Library:
 
     def fields(self, device: Handle, wanted: Sequence[int]) -> dict[int, int]:
         """Those of these fields that the GPU has."""
-        values = self._maybe("nvmlDeviceGetFieldValues", device, list(wanted))
+        values = self.maybe("nvmlDeviceGetFieldValues", device, list(wanted))
         found = {}
         for value in values or ():
             if value.nvmlReturn == GPU_IS_LOST:
@@ -158,9 +158,9 @@ class Library:
         """The NVLink domain that the GPU has joined."""
         assert self._pynvml is not None
         info = self._pynvml.c_nvmlGpuFabricInfoV_t()
-        if self._maybe("nvmlDeviceGetGpuFabricInfoV", device, byref(info)) is None:
+        if self.maybe("nvmlDeviceGetGpuFabricInfoV", device, byref(info)) is None:
             info = self._pynvml.c_nvmlGpuFabricInfo_t()
-            if self._maybe("nvmlDeviceGetGpuFabricInfo", device, byref(info)) is None:
+            if self.maybe("nvmlDeviceGetGpuFabricInfo", device, byref(info)) is None:
                 return None
         cluster = bytes(info.clusterUuid)
         if info.state != FABRIC_COMPLETED or info.status != 0 or not any(cluster):
@@ -169,7 +169,7 @@ class Library:
 
     def level(self, a: Handle, b: Handle) -> PcieClass | None:
         """What lies between two GPUs on PCIe."""
-        return NVML_LEVEL.get(self._maybe("nvmlDeviceGetTopologyCommonAncestor", a, b))
+        return NVML_LEVEL.get(self.maybe("nvmlDeviceGetTopologyCommonAncestor", a, b))
 
     def nvlink_enabled(self, device: Handle, link: int) -> bool:
         """False also where there is no such link."""
@@ -177,7 +177,7 @@ class Library:
 
     def nvlink_remote(self, device: Handle, link: int) -> str | None:
         """PCI address at the other end."""
-        info = self._maybe("nvmlDeviceGetNvLinkRemotePciInfo", device, link)
+        info = self.maybe("nvmlDeviceGetNvLinkRemotePciInfo", device, link)
         return None if info is None else sysfs_address(info.busId)
 
     def nvlink_remote_kind(self, device: Handle, link: int) -> int | None:
@@ -186,7 +186,7 @@ class Library:
 
     def mig_enabled(self, device: Handle) -> bool:
         """Whether MIG mode is on now."""
-        modes = self._maybe("nvmlDeviceGetMigMode", device)
+        modes = self.maybe("nvmlDeviceGetMigMode", device)
         return modes is not None and modes[0] == 1
 
     def mig_handles(self, device: Handle) -> dict[int, Handle]:
@@ -194,7 +194,7 @@ class Library:
         handles = {}
         for slot in range(self._number("nvmlDeviceGetMaxMigDeviceCount", device) or 0):
             try:
-                handles[slot] = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", device, slot)
+                handles[slot] = self.ask("nvmlDeviceGetMigDeviceHandleByIndex", device, slot)
             except CallFailed as error:
                 if error.code not in {NOT_FOUND, *NOT_TOLD}:
                     raise
@@ -203,11 +203,11 @@ class Library:
     def mig_ids(self, instance: Handle) -> tuple[int, int]:
         """Of the GPU instance and the compute instance."""
         gpu, compute = "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId"
-        return int(self._ask(gpu, instance)), int(self._ask(compute, instance))
+        return int(self.ask(gpu, instance)), int(self.ask(compute, instance))
 
     def mig_size(self, instance: Handle) -> MigInstance:
         """The slices and the memory, in bytes, of a MIG instance."""
-        size = self._ask("nvmlDeviceGetAttributes", instance)
+        size = self.ask("nvmlDeviceGetAttributes", instance)
         return MigInstance(
             name=self.name(instance),
             gpu_slices=int(size.gpuInstanceSliceCount),
@@ -221,12 +221,12 @@ class Library:
 
     def event_set(self) -> Handle | None:
         """A new set to wait on; None where the driver has no events."""
-        return self._maybe("nvmlEventSetCreate")
+        return self.maybe("nvmlEventSetCreate")
 
     def register(self, device: Handle, kinds: int, events: Handle) -> bool:
         """Lets a set have the events of these kinds. False: the GPU does not report any."""
         try:
-            self._ask("nvmlDeviceRegisterEvents", device, kinds, events)
+            self.ask("nvmlDeviceRegisterEvents", device, kinds, events)
         except CallFailed as error:
             if error.code in NOT_TOLD:
                 return False
@@ -236,7 +236,7 @@ class Library:
     def wait(self, events: Handle, milliseconds: int) -> Event | None:
         """The next event of a set, None if there is none for so long. Raises CallFailed."""
         try:
-            data = self._ask("nvmlEventSetWait_v2", events, milliseconds)
+            data = self.ask("nvmlEventSetWait_v2", events, milliseconds)
         except CallFailed as error:
             if error.code == TIMEOUT:
                 return None
@@ -247,22 +247,23 @@ class Library:
     def free(self, events: Handle) -> None:
         """Ends a set. Never fails: NVML may be past answering."""
         with suppress(CallFailed):
-            self._ask("nvmlEventSetFree", events)
+            self.ask("nvmlEventSetFree", events)
 
     def _number(self, function: str, *arguments: object) -> int | None:
-        value = self._maybe(function, *arguments)
+        value = self.maybe(function, *arguments)
         return None if value is None else int(value)
 
-    def _maybe(self, function: str, *arguments: object) -> Any:
+    def maybe(self, function: str, *arguments: object) -> Any:
         """The answer, or None where it cannot be had here. Raises CallFailed where something is wrong."""
         try:
-            return self._ask(function, *arguments)
+            return self.ask(function, *arguments)
         except CallFailed as error:
             if error.code in NOT_TOLD:
                 return None
             raise
 
-    def _ask(self, function: str, *arguments: object) -> Any:
+    def ask(self, function: str, *arguments: object) -> Any:
+        """The answer. Raises CallFailed."""
         if self._pynvml is None:
             raise CallFailed(function, UNINITIALIZED, "NVML is not open")
         return self._call(self._pynvml, function, *arguments)

@@ -1,0 +1,131 @@
+"""
+Answers what the GPUs of this node are used for, when it is asked.
+
+The driver measures; /proc tells in which container each process runs. Nothing is measured unless somebody asks, and one
+measurement serves all who ask within `FRESH_SECONDS`. A file of /proc that cannot be read to its end does not keep the
+driver's part from being told.
+"""
+
+from collections.abc import Collection, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import msgspec
+
+from topoalign.core import wire
+from topoalign.core.model.errors import DriverFault, InvalidField
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import UseRequest
+from topoalign.core.ports import Clock, Driver, Endpoint
+from topoalign.discovery.drivers.thread import DriverThread, Steps
+from topoalign.runtime.answers import answering
+
+if TYPE_CHECKING:  # nobody measures at the start
+    from topoalign.core.model.processes import DeviceUse, Measurement, ProcessIdentity
+
+FRESH_SECONDS = 1.0
+"""For so long a measurement is told again: as long as the driver's own sampling period."""
+MOST_PROCESSES = 1_000
+"""On all GPUs together; each takes up to about 800 bytes of an answer, and an answer has a megabyte at most."""
+NOT_SEEN = (
+    "the processes of the node cannot be seen from here: run the agent in the node's PID namespace (`hostPID: true`) to "
+    "know which container uses what"
+)
+
+
+class UseMeter:
+    """Measures through a driver, at most once a second."""
+
+    def __init__(self, node: NodeName, driver: Driver, clock: Clock, root: Path, deadline: float) -> None:
+        """`root`: where /proc is. `deadline`: seconds for one file of it."""
+        self._node, self._driver, self._clock, self._proc = node, driver, clock, root / "proc"
+        self._thread = DriverThread("/proc", clock, deadline)
+        self._turn = anyio.Lock(fast_acquire=True)
+        self._newest: Measurement | None = None
+        self._measured = 0.0
+        """Monotonic seconds at which the newest one was complete."""
+
+    def endpoint(self) -> Endpoint:
+        """Answers UseRequest."""
+        return Endpoint(name="use", subject=wire.use_subject(self._node), answer=answering(UseRequest, self.answer))
+
+    async def answer(self, request: UseRequest) -> "Measurement":
+        """What the GPUs are used for. Raises InvalidField for another node, and DriverFault where nothing measures."""
+        if request.node != self._node:
+            raise InvalidField("node", f"this is the discovery service of {self._node}", "ask that node's own")
+        async with self._turn:
+            if self._newest is None or self._clock.monotonic() - self._measured >= FRESH_SECONDS:
+                self._newest = await self._measure()
+                self._measured = self._clock.monotonic()
+            return self._newest
+
+    async def _measure(self) -> "Measurement":
+        from topoalign.core.model.processes import Measurement  # as above
+
+        measured, time = await self._driver.measure(), self._clock.wall()
+        devices, left_out = bounded(measured)
+        pids = {process.pid for device in devices for process in device.processes or ()}
+        identities, finding = await self._identified(pids)
+        return Measurement(
+            node=self._node,
+            time=time,
+            devices=tuple(identified(device, identities) for device in devices),
+            finding=finding,
+            left_out=left_out,
+        )
+
+    async def _identified(self, pids: Collection[int]) -> "tuple[dict[int, ProcessIdentity], str]":
+        """Where these processes run, as far as they have not ended; and why that is not known, empty where it is."""
+        if not pids:
+            return {}, ""
+        try:
+            with anyio.CancelScope(shield=True):  # the thread would be at work still when the next one asks
+                identities = await self._thread.run(partial(identities_of, self._proc, pids))
+        except DriverFault as fault:
+            return {}, fault.finding
+        return ({}, NOT_SEEN) if identities is None else (identities, "")
+
+
+def identities_of(proc: Path, pids: Collection[int], steps: Steps) -> "dict[int, ProcessIdentity] | None":
+    """In the thread: where the processes run that have not ended. None: they cannot be seen from here."""
+    from topoalign.kubelet.processes import identity_of, sees_all_processes  # as above
+
+    steps("a link in /proc")
+    if not sees_all_processes(proc):
+        return None
+    found = {}
+    for pid in sorted(pids):
+        steps(f"a file in /proc/{pid}")
+        identity = identity_of(proc, pid)
+        if identity is not None:
+            found[pid] = identity
+    return found
+
+
+def bounded(devices: "Sequence[DeviceUse]") -> "tuple[tuple[DeviceUse, ...], int]":
+    """The devices with at most `MOST_PROCESSES` in all, those with the most memory; and how many are left out."""
+    listed = [
+        (-(process.memory or 0), at, process.pid)
+        for at, device in enumerate(devices)
+        for process in device.processes or ()
+    ]
+    left_out = set(sorted(listed)[MOST_PROCESSES:])
+    if not left_out:
+        return tuple(devices), 0
+    gone = {(at, pid) for _, at, pid in left_out}
+    return tuple(
+        msgspec.structs.replace(device, processes=tuple(p for p in device.processes or () if (at, p.pid) not in gone))
+        for at, device in enumerate(devices)
+    ), len(gone)
+
+
+def identified(device: "DeviceUse", identities: "dict[int, ProcessIdentity]") -> "DeviceUse":
+    """The same use, of processes that say where they run."""
+    if not device.processes:
+        return device
+    return msgspec.structs.replace(
+        device,
+        processes=tuple(msgspec.structs.replace(p, identity=identities.get(p.pid)) for p in device.processes),
+    )
