@@ -304,3 +304,13 @@ def test_what_a_pod_has_taken_is_swapped_for_who_is_heard_of_later() -> None:
 
     assert [(container("GPU-0"),)] == rest(state)
     assert state is state.observe(seen)
+
+
+def test_a_part_that_was_shown_is_not_swapped() -> None:
+    """The init container of b has run on GPU-1, and a gets that before b's next container does."""
+    init = msgspec.structs.replace(container("GPU-1", name="first"), role="init")
+    both = reservation("a", container("GPU-0")), reservation("b", init, container("GPU-1"))
+    ran = holding(allocated("GPU-1", pod="b", name="first"))
+    state = after(*both).observe(ran).observe(holding(allocated("GPU-1", pod="a")))
+
+    assert [(container("GPU-0"),)] == rest(state)

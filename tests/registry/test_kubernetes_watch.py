@@ -6,10 +6,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 from api_server_support import shown_pod
+from reservation_support import reservation
 from view_support import SETTLED
 
 from topoalign.core.model.errors import BusRefused
-from topoalign.core.model.ids import Namespace, NodeName, PodName
+from topoalign.core.model.ids import NodeName
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.kubernetes.memory import MemoryKubernetes
@@ -161,10 +162,7 @@ async def test_what_is_reserved_for_a_bound_pod_elsewhere_ends() -> None:
     )
     async with world.running():
         world.reserved.uids = {here, elsewhere}
-        holds = (
-            Hold(pod_uid=uid, namespace=Namespace("ml"), pod=PodName("p"), allocations=()) for uid in (here, elsewhere)
-        )
-        world.view.hold(NODE, tuple(holds))
+        world.view.hold(NODE, tuple(Hold(reserved=reservation("p", uid=uid)) for uid in (here, elsewhere)))
         await world.clock.advance(PAUSE)
         await world.settle()
 

@@ -6,10 +6,11 @@ import msgspec
 import pytest
 from decision_support import container, machine, pod
 from faults_support import THOROUGH
+from reservation_support import container as reserved
+from reservation_support import reservation
 from view_support import NODE, RULES, OneNode, Says, asked, scheduler_of, some_request, some_says, tell_all
 
-from topoalign.core.model.events import Allocation, Owner
-from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.registry.cluster import Cluster
@@ -19,7 +20,6 @@ from topoalign.registry.scheduling.model import Filtered
 pytestmark = pytest.mark.anyio
 SEEDS = 600 if THOROUGH else 60
 STATIC = msgspec.structs.replace(RULES, cpu_manager="static", reserved_cpus="0,8")
-UNKNOWN_OWNER = Owner(namespace=Namespace("default"), pod=PodName("a"), container=ContainerName("main"))
 
 
 def gpus(amount: int, name: str = "a", cpus: int = 0) -> PodRequest:
@@ -34,9 +34,7 @@ def node(rules: AdmissionRules = RULES, places: tuple[int, ...] = (0, 0, 1, 1)) 
 
 
 def hold(uid: str, *devices: str) -> Hold:
-    ids = tuple(map(DeviceID, devices))
-    given = Allocation(id=AllocationID(f"{uid}/main"), owner=UNKNOWN_OWNER, devices={GPU: ids}, pod_uid=uid)
-    return Hold(pod_uid=uid, namespace=Namespace("default"), pod=PodName("a"), allocations=(given,))
+    return Hold(reserved=reservation("a", reserved(*devices), uid=uid))
 
 
 def test_bound_pods_hold_what_they_will_get_until_they_are_gone() -> None:

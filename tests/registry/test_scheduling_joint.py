@@ -5,12 +5,14 @@ import json
 import msgspec
 import pytest
 from decision_support import container, pod
+from reservation_support import reservation
 from view_support import NODE, RULES, OneNode, asked
 
 from topoalign.core.deviceshare.names import JOINT_ANNOTATION
-from topoalign.core.model.events import Allocation, AllocationBound, AllocationGranted, Owner
-from topoalign.core.model.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.model.events import AllocationBound, AllocationGranted
+from topoalign.core.model.ids import GPU, NIC, AllocationID, ContainerName, DeviceID
 from topoalign.core.model.requests import PodRequest, Policy
+from topoalign.core.model.reservations import ReservedContainer
 from topoalign.machines import catalogue
 from topoalign.registry.scheduling.holds import Hold
 
@@ -42,15 +44,12 @@ def code(world: OneNode, request: PodRequest) -> str:
 
 def hold(name: str, gpus: tuple[str, ...], companions: tuple[str, ...], nics: tuple[str, ...] = ()) -> Hold:
     """What is reserved for a pod of one container."""
-    beside = tuple(map(DeviceID, companions))
-    given = Allocation(
-        id=AllocationID(f"reserved/{name}"),
-        owner=Owner(namespace=Namespace("default"), pod=PodName(name), container=MAIN),
-        devices={GPU: tuple(map(DeviceID, gpus)), NIC: (*map(DeviceID, nics), *beside)},
-        companions=beside,
-        pod_uid=f"uid-{name}",
+    given = ReservedContainer(
+        container=MAIN,
+        devices={GPU: tuple(map(DeviceID, gpus))} | ({NIC: tuple(map(DeviceID, nics))} if nics else {}),
+        companions={NIC: tuple(map(DeviceID, companions))} if companions else {},
     )
-    return Hold(pod_uid=f"uid-{name}", namespace=Namespace("default"), pod=PodName(name), allocations=(given,))
+    return Hold(reserved=reservation(name, given))
 
 
 def test_a_node_is_offered_where_nics_are_found_beside_the_gpus() -> None:

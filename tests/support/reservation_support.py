@@ -34,10 +34,12 @@ def container(
     )
 
 
-def reservation(pod: str, *containers: ReservedContainer, seconds: float = 30.0, gang: str = "") -> Reservation:
-    """Of pod `default/POD` with the UID `uid-POD`."""
+def reservation(
+    pod: str, *containers: ReservedContainer, seconds: float = 30.0, gang: str = "", uid: str = ""
+) -> Reservation:
+    """Of pod `default/POD` with the UID `uid-POD` or this one."""
     return Reservation(
-        pod_uid=f"uid-{pod}",
+        pod_uid=uid or f"uid-{pod}",
         namespace=Namespace("default"),
         pod=PodName(pod),
         containers=containers,

@@ -4,9 +4,10 @@ What is reserved on one node, as one reader knows it: a fold over `ReservationsC
 The newest message has all reservations of the node. A reservation lasts for the seconds that the message tells, counted
 by the reader's own monotonic clock from receipt; a later message that repeats it does not prolong it. It is held part by
 part: a device, the CPUs, each kind of memory of a container. A part ends as soon as the node shows it: an allocation, or an
-entry of the kubelet's checkpoints, gives the container of this pod the resource, whichever devices it got. Companions end
-with the GPUs of their container. A part that was shown once stays shown, although the container may end before
-the reservation does.
+entry of the kubelet's checkpoints, gives the container of this pod the resource, whichever devices it got. Where a
+checkpoint cannot be read, PodResources counts instead; where the node does not know the pod's UID, its names do. Companions
+end with the GPUs of their container. A part that was shown once stays shown, although the container may end before
+the reservation does. What the registry's view holds for bound pods ends by the same rule.
 
 That some allocation holds a reserved device does not show it to others than the node: what they know of the node lags, and
 the allocation may be that of a pod which had the device before.
@@ -23,9 +24,10 @@ import msgspec
 
 from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.events import ReservationsChanged
-from topoalign.core.model.ids import AllocationID, Namespace, PodName
+from topoalign.core.model.ids import AllocationID, DeviceID, Namespace, PodName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
+from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reserved_parts import Part, Swap, is_something, rest_of, shown_by, swapped, swaps_of
 
@@ -72,7 +74,7 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
             newest=event,
             position=position,
             until=until,
-            reservations=swapped(event.reservations, swaps),
+            reservations=swapped(event.reservations, swaps, shown),
             shown=shown,
             swaps=swaps,
             former=dict.fromkeys(until, frozenset(live)) | kept if live else kept,
@@ -98,7 +100,7 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
         swaps = tuple(swaps_of(state, self.reservations, shown, self.swaps)) if shown else ()
         if not found and not swaps:
             return self
-        reservations = swapped(self.reservations, swaps)
+        reservations = swapped(self.reservations, swaps, shown)
         return msgspec.structs.replace(self, shown=shown, swaps=(*self.swaps, *swaps), reservations=reservations)
 
     def held(self, now: float) -> tuple[Reservation, ...]:
@@ -126,13 +128,46 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
 def with_reserved(state: NodeState, facts: NodeState, reservations: Sequence[Reservation]) -> NodeState:
     """
     Returns this state of a node with what is reserved on it as held. `facts`: the node as it says, by which parts are left
-    out that pods have already. A device that somebody has is not held a second time.
+    out that pods have already.
     """
     said = ReservationsChanged(node=state.node, epoch=0, seq=0, writer="", reservations=tuple(reservations))
-    for each in NodeReservations().apply(said, 0, 0.0).observe(facts).observe(facts, own=True).held(0.0):
-        for allocation in allocations_of(each):
-            state = state.holding(allocation)
+    for each in NodeReservations().apply(said, 0, 0.0).observe(facts).held(0.0):
+        state = holding_reserved(state, each)
     return state
+
+
+def holding_reserved(state: NodeState, reservation: Reservation) -> NodeState:
+    """
+    Returns this state of a node with what is reserved for a pod as held. Devices, virtual functions and CPUs that somebody
+    has are not held a second time.
+    """
+    for reserved in allocations_of(reservation):
+        left = not_given(reserved, state)
+        if left.devices or left.cpus or left.memory:
+            state = state.holding(left)
+    return state
+
+
+def not_given(reserved: Allocation, state: NodeState) -> Allocation:
+    """What a container will hold, without devices, virtual functions and CPUs that somebody has in this state."""
+    owned = state.ownership
+    functions = {
+        nic: tuple(each for each in addresses if each not in owned.functions_in_use)
+        for nic, addresses in reserved.virtual_functions.items()
+        if nic not in owned.held_whole
+    }
+
+    def is_left(device: DeviceID) -> bool:
+        return bool(functions.get(device)) if device in reserved.virtual_functions else not owned.is_held(device)
+
+    devices = {name: tuple(filter(is_left, ids)) for name, ids in reserved.devices.items()}
+    return msgspec.structs.replace(
+        reserved,
+        devices={name: ids for name, ids in devices.items() if ids},
+        companions=tuple(filter(is_left, reserved.companions)),
+        virtual_functions={nic: addresses for nic, addresses in functions.items() if addresses},
+        cpus=format_cpuset(reserved.cpu_ids - owned.cpus_in_use),
+    )
 
 
 def reservation_of(

@@ -10,10 +10,13 @@ from typing import NamedTuple
 import msgspec
 
 from topoalign.core.model.allocations import Allocation
-from topoalign.core.model.ids import CPU, GPU, AllocationID, ContainerName, DeviceID, ResourceName
-from topoalign.core.model.kubelet import CheckpointEntry
+from topoalign.core.model.events import ContainerUsage
+from topoalign.core.model.ids import CPU, GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.state.fold import NodeState
+
+PodNames = tuple[Namespace, PodName]
 
 
 class Part(NamedTuple):
@@ -75,7 +78,11 @@ def is_something(reserved: ReservedContainer) -> bool:
 
 
 def shown_by(
-    state: NodeState, reservations: Sequence[Reservation], former: Mapping[str, Collection[AllocationID]], *, own: bool
+    state: NodeState,
+    reservations: Sequence[Reservation],
+    former: Mapping[str, Collection[AllocationID]] = {},
+    *,
+    own: bool = False,
 ) -> Iterator[Part]:
     """
     The parts of these reservations that the node shows as it is now. `former`: UID of a pod -> allocations from before its
@@ -83,15 +90,13 @@ def shown_by(
     """
     live = state.allocations.values() if own else ()
     holders = {device: each.id for each in live for device in ids_held(each)}
-    given = given_by_uid(state, companions=False)
-    by_name = given_by_name(state)
+    given = Given(state, companions=False)
     for reservation in reservations:
         before = frozenset(former.get(reservation.pod_uid, ()))
         init = [each for each in reservation.containers if each.role == "init"]
         left = {device for each in init for device in ids_reserved(each)}
         for reserved in reservation.containers:
-            owner = (reservation.namespace, reservation.pod, reserved.container)
-            resources = {*given.get((reservation.pod_uid, reserved.container), ()), *by_name.get(owner, ())}
+            resources = given.to(reservation, reserved.container)
             companions = {device for ids in reserved.companions.values() for device in ids}
             for part in parts(reserved, reservation.pod_uid):
                 ids = reserved.virtual_functions.get(part.device, (part.device,))
@@ -115,53 +120,64 @@ def ids_held(allocation: Allocation) -> Iterator[str]:
         yield from allocation.virtual_functions.get(device, (device,))
 
 
-def given_by_uid(
-    state: NodeState, *, companions: bool = True
-) -> dict[tuple[str, ContainerName], dict[ResourceName, set[DeviceID]]]:
+class Given:
     """
-    UID of a pod and container -> the resources that the record or the kubelet's checkpoints give it, with the devices;
-    with or without companions.
+    What a node shows containers to have: by its record and by its kubelet's checkpoints, and by PodResources where a
+    checkpoint cannot be read. A pod is known by its UID; where the node does not know that, by namespace and name.
     """
-    given: dict[tuple[str, ContainerName], dict[ResourceName, set[DeviceID]]] = {}
-    kubelet = state.usage.kubelet if state.usage is not None else None
-    known: list[tuple[str, ContainerName, Allocation | CheckpointEntry]] = [
-        (each.pod_uid, each.owner.container, each) for each in state.allocations.values() if each.owner is not None
-    ]
-    known += [(each.pod_uid, each.container, each) for each in (kubelet.entries if kubelet is not None else ())]
-    for uid, container, held in known:
-        if uid:
-            found = given.setdefault((uid, container), {})
-            devices = held.from_kubelet if isinstance(held, Allocation) and not companions else held.devices
-            for resource in resources_of(held, devices):
-                found.setdefault(resource, set()).update(devices.get(resource, ()))
-    return given
+
+    def __init__(self, state: NodeState, *, companions: bool = True) -> None:
+        """`companions`: whether what came together with the GPUs counts."""
+        self._found: dict[tuple[str | PodNames, ContainerName], dict[ResourceName, set[DeviceID]]] = {}
+        for held in state.allocations.values():
+            owner = held.owner
+            if owner is not None:
+                pod = held.pod_uid or (owner.namespace, owner.pod)
+                self._add(pod, owner.container, held.devices if companions else held.from_kubelet, held)
+        usage = state.usage
+        kubelet = usage.kubelet if usage is not None else None
+        for entry in kubelet.entries if kubelet is not None else ():
+            self._add(entry.pod_uid, entry.container, entry.devices, entry)
+        for used in usage.containers if usage is not None else ():
+            untold = untold_of(used, kubelet)
+            self._add((used.owner.namespace, used.owner.pod), used.owner.container, untold.devices, untold)
+
+    def _add(
+        self,
+        pod: str | PodNames,
+        container: ContainerName,
+        devices: Mapping[ResourceName, tuple[DeviceID, ...]],
+        held: Allocation | CheckpointEntry | ContainerUsage,
+    ) -> None:
+        found = self._found.setdefault((pod, container), {})
+        for resource, ids in devices.items():
+            if ids:
+                found.setdefault(resource, set()).update(ids)
+        for resource in (*((CPU,) if held.cpus else ()), *(block.resource for block in held.memory)):
+            found.setdefault(resource, set())
+
+    def to(self, reservation: Reservation, container: ContainerName) -> dict[ResourceName, set[DeviceID]]:
+        """The resources that a container of this pod has, with the devices."""
+        given: dict[ResourceName, set[DeviceID]] = {}
+        for pod in (reservation.pod_uid, (reservation.namespace, reservation.pod)):
+            for resource, ids in self._found.get((pod, container), {}).items():
+                given[resource] = given.get(resource, set()) | ids
+        return given
+
+    def knows(self, uid: str, names: PodNames) -> bool:
+        """Whether a container of this pod has anything."""
+        return any(given and pod in (uid, names) for (pod, _), given in self._found.items())
 
 
-def given_by_name(state: NodeState) -> dict[tuple[str, str, ContainerName], set[ResourceName]]:
-    """Namespace, pod and container -> the resources that PodResources shows, of the kinds that no checkpoint tells."""
-    usage = state.usage
-    kubelet = usage.kubelet if usage is not None else None
-    given: dict[tuple[str, str, ContainerName], set[ResourceName]] = {}
-    for used in usage.containers if usage is not None else ():
-        resources: set[ResourceName] = set()
-        if kubelet is None or kubelet.unknown or kubelet.cpus_unknown:
-            resources |= {CPU} if used.cpus else set()
-        if kubelet is None or kubelet.unknown or kubelet.memory_unknown:
-            resources |= {block.resource for block in used.memory}
-        if kubelet is None or kubelet.unknown or kubelet.checkpoint_unknown:
-            resources |= used.devices.keys()
-        given[used.owner.namespace, used.owner.pod, used.owner.container] = resources
-    return given
-
-
-def resources_of(
-    held: Allocation | CheckpointEntry, devices: Mapping[ResourceName, tuple[DeviceID, ...]]
-) -> Iterator[ResourceName]:
-    """The resources of which an allocation, or an entry of a checkpoint, gives something; of its devices these."""
-    yield from devices
-    if held.cpus:
-        yield CPU
-    yield from (block.resource for block in held.memory)
+def untold_of(used: ContainerUsage, kubelet: KubeletObserved | None) -> ContainerUsage:
+    """Of what PodResources shows of a container that for which it counts: what no checkpoint tells."""
+    unknown = kubelet is None or bool(kubelet.unknown)
+    return ContainerUsage(
+        owner=used.owner,
+        cpus=used.cpus if kubelet is None or unknown or kubelet.cpus_unknown else "",
+        memory=used.memory if kubelet is None or unknown or kubelet.memory_unknown else (),
+        devices=used.devices if kubelet is None or unknown or kubelet.checkpoint_unknown else {},
+    )
 
 
 def swaps_of(
@@ -171,10 +187,10 @@ def swaps_of(
     What the pods to which the `shown` parts belong have got of what is reserved for others, and what is left for these. The
     others may have been heard of later. `known`: the swaps that were found before.
     """
-    given = given_by_uid(state)
+    given, pods = Given(state), {each.pod_uid: each for each in reservations}
     used = {(each.resource, each.instead) for each in known}
     for uid, container, resource in sorted({(each.pod_uid, each.container, each.resource) for each in shown}):
-        got = given.get((uid, container), {}).get(resource, set())
+        got = given.to(pods[uid], container).get(resource, set())
         own = [each.device for each in shown if (uid, container, resource) == each[:3] and each.device]
         taken = got.difference(own)
         left = [device for device in sorted(own) if device not in got and (resource, device) not in used]
@@ -185,8 +201,10 @@ def swaps_of(
                     yield Swap(other.pod_uid, resource, part.device, left.pop(0))
 
 
-def swapped(reservations: Sequence[Reservation], swaps: Sequence[Swap]) -> tuple[Reservation, ...]:
-    """The reservations with other devices in the place of those that were taken."""
+def swapped(
+    reservations: Sequence[Reservation], swaps: Sequence[Swap], shown: Collection[Part]
+) -> tuple[Reservation, ...]:
+    """The reservations with other devices in the place of those that were taken; parts that are `shown` are as they were."""
     instead = {(each.pod_uid, each.resource, each.taken): each.instead for each in swaps}
     if not instead:
         return tuple(reservations)
@@ -198,8 +216,12 @@ def swapped(reservations: Sequence[Reservation], swaps: Sequence[Swap]) -> tuple
     }
 
     def after(uid: str, reserved: ReservedContainer) -> ReservedContainer:
+        def now_of(name: ResourceName, device: DeviceID) -> DeviceID:
+            is_shown = Part(uid, reserved.container, name, device) in shown
+            return device if is_shown else instead.get((uid, name, device), device)
+
         devices, companions = (
-            {name: tuple(instead.get((uid, name, each), each) for each in ids) for name, ids in had.items()}
+            {name: tuple(now_of(name, each) for each in ids) for name, ids in had.items()}
             for had in (reserved.devices, reserved.companions)
         )
         now = {device for ids in (*devices.values(), *companions.values()) for device in ids}

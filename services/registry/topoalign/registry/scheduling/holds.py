@@ -8,9 +8,8 @@ kubelet has admitted it. Two kinds of pods are held here:
 - bound ones of which no reservation is known, such as another scheduler's: each is held as `decide` predicts it, in the
   order of binding, on the node as it is with the ones before.
 
-A hold ends part by part. The devices of a resource, the CPUs or the memory of a container are no longer held here once an
-allocation or a checkpoint of the node has them for the same container of the same pod; and they stay ended when that
-container gives them back. What the node has given to anybody is not held a second time.
+A hold ends part by part, by the rule of `core.state.reservations`: what the node has shown once stays ended when the
+container gives it back, and what the node has given to anybody is not held a second time.
 """
 
 from collections.abc import Collection, Sequence
@@ -23,36 +22,20 @@ from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import InvalidField
-from topoalign.core.model.events import Allocation
-from topoalign.core.model.ids import AllocationID, Namespace, PodName, is_native
-from topoalign.core.model.kubelet import CheckpointEntry
+from topoalign.core.model.ids import is_native
 from topoalign.core.model.requests import AdmissionRules, PodRequest, Qos
+from topoalign.core.model.reservations import Reservation
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.reservations import allocations_of, holding_reserved, not_given, reservation_of
+from topoalign.core.state.reserved_parts import Given, Part, PodNames, is_something, rest_of, shown_by
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.parts import (
-    Part,
-    PodNames,
-    Shown,
-    container_of,
-    not_given,
-    parts,
-    parts_of,
-    shown_by,
-    without_parts,
-)
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
     """What a pod is believed to have on a node although the node has not shown it."""
 
-    pod_uid: str
-    """UID of the pod."""
-    namespace: Namespace
-    """Its namespace."""
-    pod: PodName
-    """Its name."""
-    allocations: tuple[Allocation, ...]
-    """One for each of its containers that has something; the ids are of no other allocation of the node."""
+    reserved: Reservation
+    """What it will get. Its time does not count: whoever tells of the hold ends it."""
     request: PodRequest | None = None
     """What it asks for, where that is known: then `orders` tries it before and after other pods."""
 
@@ -84,7 +67,7 @@ class NodeHolds:
         These are the reserved pods now, and no other. One that is bound keeps what it had until the node shows it. Returns
         whether that is news.
         """
-        now = {each.pod_uid: each for each in holds}
+        now = {each.reserved.pod_uid: without_time(each) for each in holds}
         if list(now.values()) == list(self._reserved.values()):
             return False
         for uid, hold in self._reserved.items():
@@ -136,7 +119,8 @@ class NodeHolds:
     def waiting(self, state: NodeState) -> list[tuple[PodToSchedule, bool]]:
         """
         The pods that the kubelet may admit in any order, as `settle` found last: those of which the node, in this state
-        without holds, has not shown or given away a part. With each whether it is predicted to be admitted.
+        without holds, has not shown a part, nor given away all that they will get of a resource. With each whether it is
+        predicted to be admitted.
         """
         found: list[tuple[PodToSchedule, Hold | None]] = [
             (PodToSchedule(uid=uid, request=request), hold)
@@ -155,27 +139,25 @@ class NodeHolds:
         bound = self._bound.get(uid)
         return bound.waiting.request if bound is not None and bound.waiting is not None else None
 
-    def settle(self, state: NodeState, entries: Sequence[CheckpointEntry], rules: AdmissionRules) -> None:
+    def settle(self, facts: NodeState, state: NodeState, rules: AdmissionRules) -> None:
         """
-        Takes in what the node shows, in this state without holds; `entries`: what its checkpoints list. Then predicts what
-        bound pods will get.
+        Takes in what the node shows by these facts. Then predicts what bound pods will get, in `state`: the node as its
+        kubelet has it, without holds.
         """
-        shown = shown_by(state, entries)
-        for hold in self._reserved.values():
-            self._note(hold, shown)
+        held = [*self._reserved.values(), *(each.hold for each in self._bound.values() if each.hold is not None)]
+        for part in shown_by(facts, [each.reserved for each in held]):
+            self._shown.setdefault(part.pod_uid, set()).add(part)
+        given = Given(facts, companions=False)
         for uid, bound in self._bound.items():
             if bound.waiting is None or uid in self._reserved:
                 continue
-            if bound.hold is None and parts_of(shown, uid, bound.names):
+            if bound.hold is not None and not self._left(bound.hold).containers:
+                bound.hold = bound.waiting = None
+            elif bound.hold is None and given.knows(uid, bound.names):
                 bound.waiting = None
-                continue
-            if bound.hold is None:
+            elif bound.hold is None:
                 before = self.added_to(state, rules, until=uid)
                 bound.hold = predicted(before, bound.waiting, rules)
-            if bound.hold is not None:
-                self._note(bound.hold, shown)
-                if self._has_ended(bound.hold):
-                    bound.hold = bound.waiting = None
 
     def added_to(
         self, state: NodeState, rules: AdmissionRules, without: Collection[str] = (), until: str = ""
@@ -186,37 +168,34 @@ class NodeHolds:
         """
         for uid, hold in self._reserved.items():
             if uid not in without:
-                state = self._holding(state, hold)
+                state = holding_reserved(state, self._left(hold))
         for uid, bound in self._bound.items():
             if uid == until:
                 break
             if bound.waiting is not None and uid not in self._reserved and uid not in without:
                 expected = bound.hold or predicted(state, bound.waiting, rules)
-                state = state if expected is None else self._holding(state, expected)
+                state = state if expected is None else holding_reserved(state, self._left(expected))
         return state
 
-    def _note(self, hold: Hold, shown: Shown) -> None:
-        """Notes the parts of a hold that the node shows: they have ended for good."""
-        found = parts_of(shown, hold.pod_uid, (hold.namespace, hold.pod))
-        if found:
-            self._shown.setdefault(hold.pod_uid, set()).update(found)
-
-    def _has_ended(self, hold: Hold) -> bool:
-        ended = self._shown.get(hold.pod_uid, set())
-        return all(part in ended for each in hold.allocations for part in parts(each))
+    def _left(self, hold: Hold) -> Reservation:
+        """What of a hold has not ended."""
+        ended = frozenset(self._shown.get(hold.reserved.pod_uid, ()))
+        rest = (rest_of(each, hold.reserved.pod_uid, ended) for each in hold.reserved.containers)
+        return msgspec.structs.replace(hold.reserved, containers=tuple(filter(is_something, rest)))
 
     def _is_untouched(self, hold: Hold, state: NodeState) -> bool:
-        if self._shown.get(hold.pod_uid):
+        if self._shown.get(hold.reserved.pod_uid):
             return False
-        return all(set(parts(each)) == set(parts(not_given(each, state))) for each in hold.allocations)
+        return all(
+            had.from_kubelet.keys() == left.from_kubelet.keys() and bool(had.cpus) == bool(left.cpus)
+            for had in allocations_of(hold.reserved)
+            for left in [not_given(had, state)]
+        )
 
-    def _holding(self, state: NodeState, hold: Hold) -> NodeState:
-        ended = self._shown.get(hold.pod_uid, set())
-        for allocation in hold.allocations:
-            left = not_given(without_parts(allocation, ended), state)
-            if any(True for _ in parts(left)):
-                state = state.holding(left)
-        return state
+
+def without_time(hold: Hold) -> Hold:
+    """The same hold, equal to what it was a moment ago."""
+    return msgspec.structs.replace(hold, reserved=msgspec.structs.replace(hold.reserved, seconds_left=0.0))
 
 
 def unreserved(pod: PodToSchedule) -> PodToSchedule:
@@ -233,16 +212,7 @@ def predicted(state: NodeState, pod: PodToSchedule, rules: AdmissionRules) -> Ho
     decision = decide(as_others(state, demand), demand)
     if not isinstance(decision, Admission):
         return None
-    return Hold(
-        pod_uid=pod.uid,
-        namespace=demand.namespace,
-        pod=demand.pod,
-        allocations=tuple(
-            msgspec.structs.replace(each, id=AllocationID(f"{pod.uid}/{container_of(each)}"), pod_uid=pod.uid)
-            for each in decision.allocations
-        ),
-        request=pod.request,
-    )
+    return Hold(reserved=reservation_of(pod.uid, pod.request, decision.allocations, 0.0), request=pod.request)
 
 
 def holds_something(request: PodRequest) -> bool:

@@ -10,7 +10,6 @@ from topoalign.core.admission.gang_plan import Candidate
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.scoring.scorers import scorer_of
-from topoalign.core.state.reservations import allocations_of
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.ports import KubernetesApi
 from topoalign.registry.scheduling.binding import Binder
@@ -124,10 +123,7 @@ class Scheduling:
         """The view holds what is reserved on a node now."""
         holds = (
             Hold(
-                pod_uid=each.pod_uid,
-                namespace=each.namespace,
-                pod=each.pod,
-                allocations=allocations_of(each),
+                reserved=each,
                 request=self.binder.requests.get(each.pod_uid) if self.binder is not None else None,
             )
             for each in self.reservations.held(node)

@@ -8,7 +8,7 @@ from topoalign.core.model.events import Allocation, MemoryUse, Owner, UsageObser
 from topoalign.core.model.ids import AllocationID
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.memory import given_back
-from topoalign.registry.scheduling.parts import PodNames
+from topoalign.core.state.reserved_parts import PodNames
 
 
 def without_pods(state: NodeState, uids: Collection[str], names: Collection[PodNames]) -> NodeState:

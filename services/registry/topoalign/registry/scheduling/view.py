@@ -224,8 +224,7 @@ class ClusterView:
         if holds is None:
             return basis
         if settle:
-            assert state.usage is not None and state.usage.kubelet is not None, "there is a basis of it"
-            holds.settle(basis.state, state.usage.kubelet.entries, basis.rules)
+            holds.settle(state, basis.state, basis.rules)
         return msgspec.structs.replace(basis, state=holds.added_to(basis.state, basis.rules, without))
 
     def facts(self, node: NodeName) -> NodeState:
