@@ -1,0 +1,279 @@
+"""
+Which container uses how much of which GPU: a measurement, read with who holds what.
+
+A process belongs to the container that holds the GPU, or the MIG instance, on which it runs: the pod's UID must be that of
+the allocation, and the name of the container too, where both are known. All others are listed beside the holders, because
+they are what somebody looks for who finds a GPU busy: processes of the host, of pods that were given no GPU, of containers
+that were given another one. Nothing is guessed: a process of which nobody knows where it runs belongs to nobody, and then
+what the holders use is not known either.
+
+Example: a pod holds GPU-0, and uses 12 GiB of it; an X server of the host has 1 GiB.
+
+    GPU-0  holders  ml/train/main         12 GiB of 80 GiB
+           others   /user.slice/… (Xorg)   1 GiB
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from topoalign.core.model.allocations import Allocation, Owner
+from topoalign.core.model.holdings import Amount, Holding, Instance, TimeSlice, Whole
+from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, NodeName
+from topoalign.core.model.processes import DeviceUse, GpuProcess, Measurement, ProcessIdentity
+from topoalign.core.state.fold import NodeState
+
+WHOLE_DEVICE = 100
+"""Hundredths of a device's computing time that are all of it."""
+
+Where = Literal["pod", "host", "unknown"]
+"""Where processes run that hold nothing of a device: in a pod, in none, or nobody knows."""
+
+
+class Use(msgspec.Struct, frozen=True, kw_only=True):
+    """What some processes use of one device. None: not known, which is not 0."""
+
+    memory: int | None
+    """Bytes, in all."""
+    utilization: int | None
+    """Percent of the last second, in all; kernels of several processes may run at the same time."""
+    processes: tuple[GpuProcess, ...]
+
+
+class HolderUse(msgspec.Struct, frozen=True, kw_only=True):
+    """A container that holds a device or a part of it, and what it uses. One that uses nothing stands here as well."""
+
+    owner: Owner | None
+    """None: the kubelet has not said yet for whom it is."""
+    pod_uid: str
+    """Empty: not known; then its processes cannot be told from others."""
+    allocations: tuple[AllocationID, ...]
+    devices: tuple[DeviceID, ...]
+    """What it holds of the device, under the ids that were handed out: `GPU-x::3`."""
+    cores: int | None
+    """Hundredths of the device's computing time that it was given. None: a time slice, which has no share of its own."""
+    memory: int | None
+    """Bytes that it was given. None: a time slice, which may use what is there."""
+    use: Use
+
+    @property
+    def memory_left(self) -> int | None:
+        """Bytes that it was given and does not use; 0 for one that uses more. None: not known, or not given by amount."""
+        if self.memory is None or self.use.memory is None:
+            return None
+        return max(0, self.memory - self.use.memory)
+
+
+class OtherUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Processes of one container or control group that holds nothing of the device, and what they use."""
+
+    where: Where
+    owner: Owner | None
+    """Of a pod that holds something else of this node, or held this before; its container is empty where not known."""
+    pod_uid: str
+    container_id: str
+    cgroup: str
+    use: Use
+
+
+class DeviceShares(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU or MIG instance: who holds it, and who uses it."""
+
+    device: DeviceID
+    card: DeviceID
+    """The GPU that it is, or is an instance of."""
+    memory: int | None
+    """Bytes in all. None, here and below: not known."""
+    memory_used: int | None
+    utilization: int | None
+    failure: str
+    """Why it was not measured; empty: it was."""
+    holders: tuple[HolderUse, ...]
+    others: tuple[OtherUse, ...]
+
+
+class NodeShares(msgspec.Struct, frozen=True, kw_only=True):
+    """All GPUs of a node."""
+
+    node: NodeName
+    time: float
+    """When it was measured: wall seconds."""
+    devices: tuple[DeviceShares, ...]
+    """GPUs in the order of the node, each followed by its MIG instances."""
+    finding: str
+    """Why it is not known where processes run; empty: it is."""
+    left_out: int
+    """Processes that were not listed because there are too many."""
+
+
+Place = tuple[str, str, str, str]
+"""What processes of one group have in common: pod UID, container id, container name, control group."""
+
+
+class Held(NamedTuple):
+    """One thing that an allocation holds of a GPU."""
+
+    allocation: Allocation
+    device: DeviceID
+    """As handed out."""
+    holding: Holding
+
+
+def shares_of(state: NodeState, measured: Measurement) -> NodeShares:
+    """What the containers of a node use of its GPUs. GPUs that are known and were not measured are listed, too."""
+    hardware, uses = state.hardware, {use.device: use for use in measured.devices}
+    held = [
+        Held(allocation, device, state.ownership.holding(device))
+        for allocation in state.allocations.values()
+        for device in sorted(allocation.device_ids)
+    ]
+    owners = owners_by_pod(state.allocations.values())
+    rows = []
+    for gpu in hardware.gpus:
+        instances = {instance.uuid: instance.memory for instance in gpu.mig or ()}
+        for device, memory in ((gpu.id, gpu.memory), *instances.items()):
+            use = uses.get(device) or DeviceUse(device=device, failure="it was not measured")
+            mine = [each for each in held if is_of(each.holding, device, gpu.id)]
+            total = use.memory if use.memory is not None else memory
+            rows.append(
+                device_shares(use, gpu.id, total, mine, owners, is_seen=not (measured.finding or measured.left_out))
+            )
+    return NodeShares(
+        node=measured.node,
+        time=measured.time,
+        devices=tuple(rows),
+        finding=measured.finding,
+        left_out=measured.left_out,
+    )
+
+
+def is_of(holding: Holding, device: DeviceID, card: DeviceID) -> bool:
+    """Whether a holding is one of this GPU or instance: of an instance also the whole of its GPU."""
+    return holding.base == device or (device != card and holding.device == card and isinstance(holding.part, Whole))
+
+
+def owners_by_pod(allocations: Iterable[Allocation]) -> dict[str, Owner]:
+    """UID of each pod that holds something, or held what another one has now -> its name, with an empty container."""
+    known: dict[str, Owner] = {}
+    for allocation in allocations:
+        pods = [(each.pod_uid, each.owner) for each in allocation.displaced]
+        for uid, owner in (*pods, (allocation.pod_uid, allocation.owner)):
+            if uid and owner is not None:
+                known[uid] = msgspec.structs.replace(owner, container=ContainerName(""))
+    return known
+
+
+def device_shares(
+    use: DeviceUse,
+    card: DeviceID,
+    memory: int | None,
+    held: Sequence[Held],
+    owners: Mapping[str, Owner],
+    *,
+    is_seen: bool,
+) -> DeviceShares:
+    """One row. `held`: what is held of the device. `is_seen`: whether it is known where processes run."""
+    holders: dict[object, list[Held]] = {}
+    for each in held:
+        allocation = each.allocation
+        key = (allocation.pod_uid, allocation.owner) if allocation.owner is not None else allocation.id
+        holders.setdefault(key, []).append(each)
+    groups = list(holders.values())
+    theirs: list[list[GpuProcess]] = [[] for _ in groups]
+    others: dict[Place, list[GpuProcess]] = {}
+    for process in use.processes or ():
+        at = holder_of(process.identity, [group[0].allocation for group in groups])
+        if at is not None:
+            theirs[at].append(process)
+        else:
+            others.setdefault(place(process.identity), []).append(process)
+    unclear = {"", *(uid for uid, _, container, _ in others if not container)}  # their processes may be among others
+
+    def is_told(uid: str) -> bool:
+        """Whether it is known which processes are those of this pod."""
+        return use.processes is not None and (not use.processes or (is_seen and uid not in unclear))
+
+    return DeviceShares(
+        device=use.device,
+        card=card,
+        memory=memory,
+        memory_used=use.memory_used,
+        utilization=use.utilization,
+        failure=use.failure,
+        holders=tuple(
+            holder_use(group, memory, use_of(processes, is_told=is_told(group[0].allocation.pod_uid)))
+            for group, processes in zip(groups, theirs, strict=True)
+        ),
+        others=tuple(other_use(processes, owners) for _, processes in sorted(others.items())),
+    )
+
+
+def holder_of(identity: ProcessIdentity | None, holders: Sequence[Allocation]) -> int | None:
+    """
+    Which of the holders a process belongs to, by its place; None: to none of them.
+
+    A process that does not tell its container belongs to the container of its pod that holds the device, if only one does.
+    """
+    if identity is None or not identity.pod_uid:
+        return None
+    same_pod = [at for at, each in enumerate(holders) if each.pod_uid == identity.pod_uid]
+    if identity.container:
+        names = {at: owner.container for at in same_pod if (owner := holders[at].owner) is not None}
+        return next((at for at, name in names.items() if name == identity.container), None)
+    return same_pod[0] if len(same_pod) == 1 else None
+
+
+def place(identity: ProcessIdentity | None) -> Place:
+    """Where a process runs, as far as it is known."""
+    if identity is None:
+        return ("", "", "", "")
+    return (identity.pod_uid, identity.container_id, identity.container, identity.cgroup)
+
+
+def use_of(processes: Sequence[GpuProcess], *, is_told: bool) -> Use:
+    """The sum over processes. `is_told`: whether there are no more than these."""
+    memory = [process.memory for process in processes]
+    percent = [process.utilization for process in processes]
+    return Use(
+        memory=sum(each or 0 for each in memory) if is_told and None not in memory else None,
+        utilization=sum(each or 0 for each in percent) if is_told and None not in percent else None,
+        processes=tuple(processes),
+    )
+
+
+def holder_use(group: Sequence[Held], memory: int | None, use: Use) -> HolderUse:
+    """What one container holds of a device with this much memory, and its use."""
+    first = group[0].allocation
+    parts = [each.holding.part for each in group]
+    amounts = [part for part in parts if isinstance(part, Amount)]
+    cores, given = None, None
+    if any(isinstance(part, Whole | Instance) for part in parts):
+        cores, given = WHOLE_DEVICE, memory
+    elif amounts and not any(isinstance(part, TimeSlice) for part in parts):
+        cores, given = sum(part.cores for part in amounts), sum(part.memory for part in amounts)
+    return HolderUse(
+        owner=first.owner,
+        pod_uid=first.pod_uid,
+        allocations=tuple(dict.fromkeys(each.allocation.id for each in group)),
+        devices=tuple(each.device for each in group),
+        cores=cores,
+        memory=given,
+        use=use,
+    )
+
+
+def other_use(processes: Sequence[GpuProcess], owners: Mapping[str, Owner]) -> OtherUse:
+    """What the processes of one place use that holds nothing of the device."""
+    identity, use = processes[0].identity, use_of(processes, is_told=True)
+    if identity is None:
+        return OtherUse(where="unknown", owner=None, pod_uid="", container_id="", cgroup="", use=use)
+    owner = owners.get(identity.pod_uid)
+    return OtherUse(
+        where="pod" if identity.pod_uid else "host" if identity.cgroup else "unknown",
+        owner=msgspec.structs.replace(owner, container=identity.container) if owner is not None else None,
+        pod_uid=identity.pod_uid,
+        container_id=identity.container_id,
+        cgroup=identity.cgroup,
+        use=use,
+    )
