@@ -11,6 +11,7 @@ import socket
 import tempfile
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -22,6 +23,7 @@ from topoalign.cli.doctor import why_no_driver
 from topoalign.cli.serve import ALLOCATING, NODE, settings
 from topoalign.core.model.errors import clean
 from topoalign.plugin_config import nvidia
+from topoalign.runtime.ending import run_until_signal
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_server import NatsServerFailed, local_nats
 from topoalign.runtime.runner import Running, run_services
@@ -62,7 +64,7 @@ def up(environment: dict[str, str]) -> None:
     runtime = from_environment(RuntimeSettings, environment)
     configure_logging(runtime.log_format, runtime.log_level)
     with tempfile.TemporaryDirectory(prefix="topoalign-") as scratch:
-        anyio.run(serve_all, environment, Path(scratch))
+        run_until_signal(partial(serve_all, environment, Path(scratch)))
 
 
 async def serve_all(environment: dict[str, str], scratch: Path) -> None:
@@ -77,7 +79,7 @@ async def serve_all(environment: dict[str, str], scratch: Path) -> None:
                 def ready(running: Running) -> None:
                     tasks.start_soon(welcome_once_ready, running, environment, while_running)
 
-                await run_services(ALL, environment, ready=ready, hangup_stops=True)
+                await run_services(ALL, environment, ready=ready, signals=False)
 
 
 async def start_nats(servers: AsyncExitStack, scratch: Path, port: int) -> str:

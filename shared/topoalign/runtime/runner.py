@@ -57,18 +57,18 @@ async def run_services(
     *,
     bus: Bus | None = None,
     ready: Callable[[Running], None] | None = None,
-    hangup_stops: bool = False,
+    signals: bool = True,
 ) -> None:
     """
     Runs these services until SIGTERM, SIGINT or cancellation; calls `ready` once all of them serve.
 
-    `bus` None connects to NATS as the settings say. `hangup_stops` is for what runs in somebody's terminal: SIGHUP is then
-    the end of it, and otherwise the wish to have files read anew.
+    `bus` None connects to NATS as the settings say. `signals` False is for services that are a part of a program
+    (`runtime.ending`): only cancellation ends them, and SIGHUP is then no wish to have files read anew.
 
     Raises InvalidField, NotFound for a service that is not installed, ServiceFailed for one that does not start,
     AddressInUse, StoppedUnasked for what ends although no signal came, and whatever error ended a service.
     """
-    await serve_all(find(names), environment, bus=bus, ready=ready, hangup_stops=hangup_stops)
+    await serve_all(find(names), environment, bus=bus, ready=ready, signals=signals)
 
 
 async def serve_all(
@@ -77,10 +77,10 @@ async def serve_all(
     *,
     bus: Bus | None = None,
     ready: Callable[[Running], None] | None = None,
-    hangup_stops: bool = False,
+    signals: bool = True,
 ) -> None:
     """
-    Run these services until one of them fails or a signal arrives.
+    Run these services until one of them fails, or a signal arrives; without `signals`, until cancelled.
     `bus` replaces the connection to NATS; `ready` is called when all services and the HTTP pages run. Raises the error
     of the service that failed.
     """
@@ -97,12 +97,10 @@ async def serve_all(
         watchdog = Watchdog(context.clock)
         context.figures.extend(watchdog.figures())
         context.life["event loop"] = watchdog.trouble
-        ends = [signal.SIGTERM, signal.SIGINT]
-        if hangup_stops and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
-            ends.append(signal.SIGHUP)
-        with nullcontext() if hangup_stops else reloading(context.reload):
+        with reloading(context.reload) if signals else nullcontext():
             async with background() as tasks:
-                tasks.start_soon(stop_on_signal, environment, stopping, tasks.cancel_scope, ends)
+                if signals:
+                    tasks.start_soon(stop_on_signal, environment, stopping, tasks.cancel_scope)
                 tasks.start_soon(watchdog.run)
                 async with background() as serving:
                     for name in sorted(services, key=order):
@@ -206,11 +204,9 @@ def reloading(reload: Reload) -> Iterator[None]:
         signal.signal(signal.SIGHUP, before)
 
 
-async def stop_on_signal(
-    environment: Mapping[str, str], stopping: anyio.Event, scope: anyio.CancelScope, ends: Sequence[signal.Signals]
-) -> None:
-    """Ends everything in order at the first of these signals; a second one is the interpreter's to handle."""
-    with anyio.open_signal_receiver(*ends) as signals:
+async def stop_on_signal(environment: Mapping[str, str], stopping: anyio.Event, scope: anyio.CancelScope) -> None:
+    """Ends everything in order at the first SIGTERM or SIGINT; a second one is the interpreter's to handle."""
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for number in signals:
             log.info("stopping", signal=signal.Signals(number).name)
             systemd.notify(environment, "STOPPING=1")

@@ -1,6 +1,7 @@
 """`topoalign bench`: each benchmark is a module here whose `cases()` measures its cases one after the other."""
 
 import pkgutil
+import signal
 from collections.abc import Callable, Iterator
 from importlib import import_module
 
@@ -24,6 +25,7 @@ def bench(names: tuple[str, ...], as_json: bool) -> None:
       topoalign bench admit
       topoalign bench --json
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what it has started is ended, too
     known = benchmarks()
     for name in names:
         if name not in known:

@@ -146,8 +146,9 @@ async def simulated_cluster(
                 cluster.extender.close()
         finally:
             with anyio.CancelScope(shield=True):
-                for each in replicas:
-                    await stopped(each.process)
+                async with anyio.create_task_group() as ending:
+                    for each in replicas:
+                        ending.start_soon(stopped, each.process)
 
 
 async def started(nats: str, kubeconfig: Path, tls: Tls | None) -> Replica:

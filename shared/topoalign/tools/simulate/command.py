@@ -2,7 +2,6 @@
 
 import sys
 
-import anyio
 import click
 import msgspec
 from rich.console import Console
@@ -11,6 +10,7 @@ from rich.progress import Progress
 from topoalign.cli import output
 from topoalign.cli.errors import FINDINGS
 from topoalign.core.model.requests import Policy
+from topoalign.runtime.ending import run_until_signal
 from topoalign.runtime.logging import configure_logging
 from topoalign.tools.simulate import simulate as run
 from topoalign.tools.simulate.load import read_shape
@@ -80,13 +80,15 @@ def simulate(
       topoalign simulate --nodes 20 --registries 2 --pods 300:gpus=1,cpus=4,memory=8 --pods 100:gpus=4
     """
     read = [read_shape(text) for text in shapes or SHAPES]
+    found: Report | None = None
     configure_logging("console", "error")
     bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
     with bar:
         bound = bar.add_task("pods that a node has judged", total=sum(shape.count for shape in read))
 
-        async def simulated() -> Report:
-            return await run(
+        async def simulated() -> None:
+            nonlocal found
+            found = await run(
                 nodes,
                 machines,
                 policies,
@@ -99,7 +101,9 @@ def simulate(
                 progress=lambda done: bar.update(bound, completed=done),
             )
 
-        found = anyio.run(simulated)
+        run_until_signal(simulated)
+    if found is None:
+        raise click.Abort
     show(found, as_json=as_json)
     return FINDINGS if found.refused or found.doubled or found.apart or found.unexplained else None
 

@@ -102,7 +102,7 @@ class SimulatedNode:
                 serving.set()
 
             async def serve() -> None:
-                await run_services(SERVICES, self._environment, ready=ready)
+                await run_services(SERVICES, self._environment, ready=ready, signals=False)
 
             tasks.start_soon(serve)
             await serving.wait()

@@ -14,9 +14,9 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
-import anyio
 import click
 import msgspec
 
@@ -43,6 +43,7 @@ from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.machines.nvidia_smi_print import print_matrix
 from topoalign.runtime.clock import SystemClock
+from topoalign.runtime.ending import run_until_signal
 from topoalign.runtime.settings import PREFIX
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
@@ -87,7 +88,8 @@ def command(machine: str | None, node: str, nats: str | None, kubelet_dir: Path 
     if kubelet_dir is not None and nats is None:
         raise InvalidField("--kubelet-dir", "given without --nats", "say where the services' NATS is")
     with tempfile.TemporaryDirectory(prefix="topoalign-") as scratch:
-        anyio.run(demo, machine, NodeName(node), nats, kubelet_dir, Path(scratch))
+        if not run_until_signal(partial(demo, machine, NodeName(node), nats, kubelet_dir, Path(scratch))):
+            raise click.Abort
 
 
 async def demo(machine: str | None, node: NodeName, nats: str | None, kubelet_dir: Path | None, scratch: Path) -> None:

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
-import click
 from anyio.abc import TaskStatus
 
 from topoalign.client.forgetting import forget_node, has_spoken
@@ -59,9 +58,8 @@ async def leaving_no_trace(bus: Bus, node: NodeName, ours: bool) -> AsyncIterato
 
 
 async def services(names: Sequence[str], environment: Mapping[str, str], *, task_status: TaskStatus[None]) -> None:
-    """Runs these services; started when all of them serve. They end first on Ctrl-C: then this raises click.Abort."""
-    await run_services(names, environment, ready=lambda _: task_status.started())
-    raise click.Abort
+    """Runs these services until cancelled; started when all of them serve."""
+    await run_services(names, environment, ready=lambda _: task_status.started(), signals=False)
 
 
 def settings(machine: str | None, node: NodeName, nats: str, plugins: Path, scratch: Path) -> dict[str, str]:
