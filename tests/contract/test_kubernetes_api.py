@@ -65,7 +65,7 @@ async def test_a_pod_is_seen_with_all_that_scheduling_looks_at(api: KubernetesAp
         seen.phase,
         seen.reason,
     )
-    assert (True, True, False) == (seen.finished, seen.controlled, seen.deleting)
+    assert (True, "1", False) == (seen.finished, seen.controller, seen.deleting)
     asked = seen.to_schedule()
     assert seen.uid == asked.uid
     assert ({GPU: 2}, {"note": "x"}) == (asked.request.containers[0].limits, asked.request.annotations)

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 
+import msgspec
 import pytest
 from api_server_support import shown_pod
 from binding_support import Registry, Site, running
@@ -147,7 +148,85 @@ async def test_a_pod_that_is_given_another_gang_leaves_its_former_one(site: Site
     assert ["b"] == reserved(registry)
 
 
-async def test_the_watch_tells_gangs_what_becomes_of_their_pods(site: Site, registry: Interrupted) -> None:
+def own(site: Site, controller: str, *pods: str) -> None:
+    """A controller has made these pods."""
+    for pod in pods:
+        reference = {"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": controller, "controller": True}
+        site.cluster.pods.merge(("ml", pod), {"metadata": {"ownerReferences": [reference]}})
+
+
+async def test_a_pod_that_has_succeeded_counts_for_its_jobs_next_one(site: Site, registry: Interrupted) -> None:
+    """One of three is done, one runs, and one has failed: that one's successor does not wait for the one that is done."""
+    gang(site, "done", "running", "failed", size=3)
+    for pod in ("done", "running", "failed"):
+        site.cluster.bind("ml", pod, {"target": {"name": "node-3"}})
+    site.cluster.set_status("ml", "done", phase="Succeeded")
+    site.cluster.set_status("ml", "failed", phase="Failed")
+    uids = gang(site, "again", size=3)
+    own(site, "job", "done", "running", "failed", "again")
+    await registry.see("failed", "running", "again")
+    with pytest.raises(GangWaits, match="not all of its pods are there yet"):
+        await registry.bind("again", uids["again"])
+    await registry.see("done")
+    await registry.bind("again", uids["again"])
+
+    assert ["again"] == reserved(registry)
+
+
+@pytest.mark.parametrize("controller", ["", "an earlier job"])
+async def test_a_pod_of_an_earlier_run_that_has_succeeded_does_not_count(
+    site: Site, registry: Interrupted, controller: str
+) -> None:
+    """A CronJob's next Job has the same annotations: its pods start when all of them are there."""
+    former = gang(site, "former")
+    site.cluster.bind("ml", "former", {"target": {"name": "node-3"}})
+    site.cluster.set_status("ml", "former", phase="Succeeded")
+    uids = gang(site, "a")
+    if controller:
+        own(site, controller, "former")
+        own(site, "job", "a")
+    await registry.see("former", "a")
+    with pytest.raises(GangWaits, match="not all of its pods are there yet"):
+        await registry.bind("a", uids["a"])
+
+    with pytest.raises(GangWaits, match="not shown"):  # nor is it ever bound itself
+        await registry.gangs.plan(msgspec.structs.replace(await waiting(registry, "a"), uid=former["former"]), NODE)
+    assert [] == reserved(registry)
+
+
+async def waiting(registry: Registry, pod: str) -> PodToSchedule:
+    seen = await registry.api.pod("ml", pod)
+    assert seen is not None
+    return seen.to_schedule()
+
+
+async def test_the_watch_tells_gangs_which_pods_have_succeeded(site: Site, registry: Interrupted) -> None:
+    clock = SystemClock()
+    view = ClusterView(Cluster(), lambda: SETTLED, clock)
+    watch = KubernetesWatch(registry.api, clock, view, registry.reservations, registry.gangs, delete_refused=False)
+    async with background() as tasks:
+        tasks.start_soon(watch.run)
+        uids = gang(site, "a", "b")
+        own(site, "job", "a", "b")
+        site.cluster.bind("ml", "b", {"target": {"name": "node-3"}})
+        site.cluster.set_status("ml", "b", phase="Succeeded")
+        await all_tasks_blocked()
+        site.cluster.delete_pod("ml", "b", grace=0)
+        await all_tasks_blocked()
+        with pytest.raises(GangWaits, match="not all of its pods are there yet"):
+            await registry.bind("a", uids["a"])
+
+        gang(site, "b")
+        own(site, "job", "b")
+        site.cluster.bind("ml", "b", {"target": {"name": "node-3"}})
+        await all_tasks_blocked()
+        site.cluster.set_status("ml", "b", phase="Succeeded")
+        await all_tasks_blocked()
+        await registry.bind("a", uids["a"])
+        assert ["a"] == reserved(registry)
+
+
+async def test_the_watch_tells_gangs_what_what_becomes_of_their_pods(site: Site, registry: Interrupted) -> None:
     """
     A launcher without devices counts, and nothing is reserved for it: the scheduler does not ask where it may go. A pod that
     another scheduler binds elsewhere gives back what was planned for it, and one that is being deleted is none.

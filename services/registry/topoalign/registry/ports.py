@@ -16,7 +16,8 @@ from topoalign.kubelet.files.manifest import kubelet_request_of
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.node_filters import Pod, Taint, constraints_of
 
-FINISHED = ("Succeeded", "Failed")
+SUCCEEDED = "Succeeded"
+FINISHED = (SUCCEEDED, "Failed")
 """Phases of a pod that holds nothing any more."""
 
 
@@ -68,8 +69,8 @@ class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
     """`Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`."""
     reason: str
     """`status.reason`: of a pod that a node refused `TopologyAffinityError`, `UnexpectedAdmissionError` and others."""
-    controlled: bool
-    """Whether a controller owns it, which makes another one when this one is deleted."""
+    controller: str
+    """UID of the controller that owns it, which makes another one when this one is deleted; empty: none does."""
     deleting: bool
     """Whether it is on its way out; it holds its devices until it is gone."""
     content: Pod
@@ -79,6 +80,11 @@ class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
     def finished(self) -> bool:
         """Whether all its containers have ended for good, or none was ever started."""
         return self.phase in FINISHED
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether all its containers have done what they were to do."""
+        return self.phase == SUCCEEDED
 
     def to_schedule(self) -> PodToSchedule:
         """The pod as the scheduler shows it. Raises InvalidField for amounts that cannot be read."""

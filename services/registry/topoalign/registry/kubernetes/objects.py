@@ -38,6 +38,7 @@ MOST_NOTE_BYTES = 1024
 class Owner(msgspec.Struct, frozen=True):
     """An entry of `metadata.ownerReferences`."""
 
+    uid: str = ""
     controller: bool | None = None
 
 
@@ -123,7 +124,7 @@ def seen_pod(shown: ShownPod) -> SeenPod:
         node=NodeName(spec.node_name) if spec.node_name else None,
         phase=status.phase or "",
         reason=status.reason or "",
-        controlled=any(owner.controller for owner in metadata.owner_references or ()),
+        controller=next((owner.uid for owner in metadata.owner_references or () if owner.controller), ""),
         deleting=metadata.deletion_timestamp is not None,
         content=shown,
     )

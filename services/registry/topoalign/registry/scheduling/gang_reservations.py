@@ -8,6 +8,10 @@ what its bound pods hold.
 
 Members are the pods that the API server shows: neither ended nor being deleted, with a node or without, whoever bound them.
 A pod that is not shown, or no longer, is not bound as a member: it would count for a gang that is not whole.
+
+A pod that has succeeded counts as one that is there, as long as a member has the same controller. So a pod that is made anew
+for one that failed does not wait for those that are done, and a Job that is run again under the name of the gang waits
+until all of its own pods are there.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -56,6 +60,10 @@ class SeenMember(NamedTuple):
     """As the pod's annotations say; those of another member may say another size."""
     node: NodeName | None
     """None: it waits for one."""
+    controller: str
+    """UID of its controller; empty: it has none."""
+    has_succeeded: bool
+    """It is no member any more, and may count as one."""
 
 
 class Gangs:
@@ -85,7 +93,7 @@ class Gangs:
         """By gang, while somebody plans it."""
 
     def see(self, pod: SeenPod) -> None:
-        """The API server shows a pod that has not ended."""
+        """The API server shows a pod."""
         metadata = pod.content.metadata
         named = metadata is not None and GANG in (metadata.annotations or {})
         if not named and pod.uid not in self._gangs:  # as most pods
@@ -98,7 +106,7 @@ class Gangs:
             self._members.setdefault(shown.gang.name, {})[pod.uid] = shown
 
     def lose(self, uid: str) -> None:
-        """A pod has ended, or is gone."""
+        """A pod is gone."""
         gang = self._gangs.pop(uid, None)
         if gang is not None:
             del self._members[gang][uid]
@@ -155,12 +163,15 @@ class Gangs:
 
     def _whole(self, gang: Gang, uid: str) -> dict[str, SeenMember]:
         """All members by UID. Raises GangWaits if this pod is none, if some are missing, or if they differ in the size."""
-        members = dict(self._members.get(gang.name, {}))
+        shown = self._members.get(gang.name, {})
+        members = {each: member for each, member in shown.items() if not member.has_succeeded}
         if uid not in members:
             raise GangWaits(gang.name, "the pod is not shown by the API server", "the scheduler tries again")
         if {each.gang.size for each in members.values() if each.node is None} != {gang.size}:
             raise GangWaits(gang.name, "its pods differ in the gang's size", "give all of them the same")
-        if len(members) < gang.size:
+        controllers = {each.controller for each in members.values()} - {""}
+        done = sum(each.has_succeeded and each.controller in controllers for each in shown.values())
+        if len(members) + done < gang.size:
             raise GangWaits(gang.name, "not all of its pods are there yet", "create them, or correct the gang's size")
         return members
 
@@ -212,10 +223,12 @@ def kind_of(pod: PodToSchedule) -> tuple[bytes, bytes]:
 
 
 def member_of(pod: SeenPod) -> SeenMember | None:
-    """The pod as a member of its gang; None: it belongs to none, cannot be meant, or is being deleted."""
+    """The pod as a member of its gang; None: it belongs to none, cannot be meant, has failed, or is being deleted."""
     try:
         asked = pod.to_schedule()
         gang = gang_of(asked.request)
     except InvalidField:
         return None
-    return None if gang is None or pod.deleting else SeenMember(asked, gang, pod.node)
+    if gang is None or pod.deleting or (pod.finished and not pod.has_succeeded):
+        return None
+    return SeenMember(asked, gang, pod.node, pod.controller, pod.has_succeeded)

@@ -129,11 +129,11 @@ class KubernetesWatch:
                         self._synced.add("nodes")
 
     def _see(self, pod: SeenPod) -> None:
+        if self._gangs is not None:
+            self._gangs.see(pod)
         if pod.finished:
             self._finish(pod)
             return
-        if self._gangs is not None:
-            self._gangs.see(pod)
         if pod.node is None:
             if pod.uid in self.pods.waiting:
                 self.pods.waiting[pod.uid] = pod
@@ -157,6 +157,8 @@ class KubernetesWatch:
             self.refused.take(pod)
 
     def _lose(self, uid: str) -> None:
+        if self._gangs is not None:
+            self._gangs.lose(uid)
         if uid in self._ended:
             self._ended.remove(uid)
         else:
@@ -164,8 +166,6 @@ class KubernetesWatch:
 
     def _end(self, uid: str) -> None:
         """The pod holds nothing any more, and nothing is kept for it."""
-        if self._gangs is not None:
-            self._gangs.lose(uid)
         node = self.pods.end(uid)
         if node is not None:
             self._view.gone(node, uid)

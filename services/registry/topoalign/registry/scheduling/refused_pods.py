@@ -100,7 +100,7 @@ class RefusedPods:
             reserved=reserved,
         )
         self._tell(report_of(pod, reserved))
-        if self._delete and pod.controlled and not pod.deleting and not self._waiting.full():
+        if self._delete and pod.controller and not pod.deleting and not self._waiting.full():
             self._waiting.put_nowait(pod)
 
     async def run(self) -> None:
