@@ -24,7 +24,7 @@ from topoalign.runtime import stores
 from topoalign.runtime.nats_server import find_nats_server
 from topoalign.runtime.settings import PREFIX, RuntimeSettings
 
-COMPONENTS = ("cdi", "delete-refused-pods", "runtime-class")
+COMPONENTS = ("cdi", "delete-refused-pods", "host-pid", "runtime-class")
 VARIANTS = [("dev",), ("prod",), ("prod", *COMPONENTS), ("prod", "sidecars")]
 VERSIONS = ("1.30", "1.33", "1.36", "1.37")
 """The oldest has matchConditions for webhooks."""
@@ -77,10 +77,14 @@ def test_every_variable_is_a_setting_that_takes_its_value(variant: tuple[str, ..
 
 @pytest.mark.parametrize("variant", VARIANTS, ids="-".join)
 def test_no_container_has_more_rights_than_it_needs(variant: tuple[str, ...], folder: Path) -> None:
-    """No capability, no way to gain one, nothing of the image to write, and root only on nodes."""
+    """
+    No capability, no way to gain one, nothing of the image to write, and root only on nodes. Only an agent that is to tell
+    which container uses which GPU sees the node's processes.
+    """
     manifests = rendered(variant[0], folder, *variant[1:])
     for name, spec in pods(manifests):
-        assert {"hostNetwork", "hostPID", "hostIPC"}.isdisjoint(spec)
+        assert {"hostNetwork", "hostIPC"}.isdisjoint(spec)
+        assert (name == "topoalign-node" and "host-pid" in variant) is spec.get("hostPID", False)
         assert "RuntimeDefault" == spec["securityContext"]["seccompProfile"]["type"]
         assert spec["automountServiceAccountToken"] is (name == "topoalign-registry")
         assert spec["enableServiceLinks"] is False, "TOPOALIGN_REGISTRY_PORT would come from the Service"

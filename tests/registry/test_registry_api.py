@@ -4,15 +4,24 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
-from cluster_support import HOSTILE, allocation, announce, tell
+from cluster_support import HOSTILE, TIME, allocation, announce, tell
 from starlette.applications import Starlette
+from use_support import GIB, UIDS, in_pod, measurement, on_host, process, use
 
+from topoalign.core import wire
+from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.events import AllocationGranted, AllocationReleased
 from topoalign.core.model.ids import NIC, AllocationID, NodeName
+from topoalign.core.model.processes import Measurement
+from topoalign.core.model.requests import UseRequest
+from topoalign.core.ports import Endpoint
 from topoalign.registry.api import Api
 from topoalign.registry.cluster import Cluster
+from topoalign.runtime.answers import answering
 from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.memory_bus import MemoryBus
 
 pytestmark = pytest.mark.anyio
 
@@ -25,8 +34,15 @@ def cluster() -> Cluster:
 
 
 @pytest.fixture
-async def http(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(Starlette(routes=[Api(cluster, ManualClock()).mount()]), raise_app_exceptions=False)
+def bus() -> MemoryBus:
+    return MemoryBus()
+
+
+@pytest.fixture
+async def http(cluster: Cluster, bus: MemoryBus) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(
+        Starlette(routes=[Api(cluster, ManualClock(), bus).mount()]), raise_app_exceptions=False
+    )
     async with httpx.AsyncClient(transport=transport, base_url="http://registry") as client:
         yield client
 
@@ -147,6 +163,10 @@ async def test_pages_hold_every_row_once_though_rows_come_and_go_between_them(
         ("/v1/allocations?continue=WzFd", 400, "InvalidField", "continue"),
         ("/v1/allocations?continue=" + "W" * 4000, 400, "InvalidField", "continue"),
         ("/v1/allocations?node=missing", 404, "NotFound", "'missing'"),
+        ("/v1/shares", 400, "InvalidField", "node"),
+        ("/v1/shares?node=missing", 404, "NotFound", "'missing'"),
+        ("/v1/shares?node=node-1&pod=train", 400, "InvalidField", "'pod'"),
+        ("/v1/shares?node=node-1", 503, "BusUnavailable", ""),
         ("/v1/allocations?pod=" + "x" * 5000, 400, "InvalidField", "url"),
         ("/v1/nodes/missing", 404, "NotFound", "'missing'"),
         ("/v1/nodes/%1B%5B31m", 404, "NotFound", "'?[31m'"),
@@ -185,3 +205,53 @@ async def test_hostile_names_are_data_in_json(cluster: Cluster, http: httpx.Asyn
     assert HOSTILE == response.json()["items"][0]["owner"]["pod"]
     assert "nosniff" == response.headers["x-content-type-options"]
     assert b"\x1b" not in response.content
+
+
+async def test_shares_of_a_node_are_asked_of_it_and_told_with_its_holders(
+    cluster: Cluster, bus: MemoryBus, http: httpx.AsyncClient
+) -> None:
+    """One process is that of a holder, one runs on the host; a GPU is shown with index, uuid and PCI address together."""
+    announce(cluster, "node-1", msgspec.structs.replace(allocation("a", "train", 2), pod_uid=UIDS[0]))
+    node = NodeName("node-1")
+    mine, other = process(1, 3 * GIB, in_pod(UIDS[0]), 80), process(2, GIB, on_host())
+    measured = msgspec.structs.replace(measurement(use("GPU-0002", mine, other, used=5 * GIB)), node=node, time=TIME)
+
+    async def answer(request: UseRequest) -> Measurement:
+        assert node == request.node
+        return measured
+
+    endpoint = Endpoint(name="use", subject=wire.use_subject(node), answer=answering(UseRequest, answer))
+    async with bus.serve("topoalign-discovery", [endpoint]):
+        shown = await get(http, "/v1/shares?node=node-1")
+
+    row = shown["items"][2]
+    assert ("node-1", RFC3339, True, "", 4) == (
+        *(shown[name] for name in ("node", "measured", "stale", "finding")),
+        len(shown["items"]),
+    )
+    assert ("GPU-0002", 2, 5 * GIB) == (row["device"], row["index"], row["memory_used"]) and row["pci"]
+    (holder,), (foreign,) = row["holders"], row["others"]
+    assert ({"namespace": "ml", "pod": "train", "container": "main"}, 3 * GIB, 80) == (
+        holder["owner"],
+        holder["use"]["memory"],
+        holder["use"]["utilization"],
+    )
+    assert ("host", "/user.slice", 2, "Xorg") == (
+        foreign["where"],
+        foreign["cgroup"],
+        foreign["use"]["processes"][0]["pid"],
+        foreign["use"]["processes"][0]["identity"]["command"],
+    )
+
+
+async def test_a_node_that_cannot_measure_says_why(cluster: Cluster, bus: MemoryBus, http: httpx.AsyncClient) -> None:
+    announce(cluster, "node-1")
+
+    async def answer(request: UseRequest) -> Measurement:
+        raise DriverFault("NVML does not work", "run nvidia-smi on the node")
+
+    endpoint = Endpoint(name="use", subject=wire.use_subject(NodeName("node-1")), answer=answering(UseRequest, answer))
+    async with bus.serve("topoalign-discovery", [endpoint]):
+        error = await get(http, "/v1/shares?node=node-1", 503)
+
+    assert ("NVML does not work", "run nvidia-smi on the node") == (error["finding"], error["remedy"])

@@ -15,6 +15,7 @@ from topoalign.registry.cluster import Cluster
 from topoalign.registry.series import NodeSeries
 from topoalign.registry.turns import in_turns
 from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
 from topoalign.runtime.turns import LONGEST_SECONDS
 
@@ -93,7 +94,7 @@ async def test_no_answer_about_many_nodes_takes_more_than_a_slice_at_once(
 ) -> None:
     """Of nodes that nobody has looked at yet."""
     monkeypatch.setattr(module, function, work.taking_time(getattr(module, function)))
-    transport = httpx.ASGITransport(Starlette(routes=[Api(cluster, work.clock).mount()]))
+    transport = httpx.ASGITransport(Starlette(routes=[Api(cluster, work.clock, MemoryBus()).mount()]))
     async with background() as tasks, httpx.AsyncClient(transport=transport, base_url="http://registry") as http:
         tasks.start_soon(work.note_turns)
         while len(work.done) == 1:

@@ -1,6 +1,6 @@
 """Discovery with a driver that finds what it is told to, and a bus that fails as it is told to."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.processes import DeviceUse
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import Bus as BusPort
-from topoalign.core.ports import Clock, Driver, Inventory, Listener, Message, Stream
+from topoalign.core.ports import Clock, Driver, Endpoint, Inventory, Listener, Message, Stream
 from topoalign.discovery.device_health import HealthKeeper
 from topoalign.discovery.metrics import Metrics
 from topoalign.discovery.offering import Offering
@@ -85,6 +85,7 @@ def discovery_with(
     boot_id: str = "boot",
     environment: Mapping[str, str] | None = None,
     hub: BusPort | None = None,
+    answers: Sequence[Endpoint] = (),
 ) -> Discovery:
     return Discovery(
         node,
@@ -98,6 +99,7 @@ def discovery_with(
         hold_down_seconds=HOLD_DOWN_SECONDS,
         boot_id=boot_id,
         hub=hub,
+        answers=answers,
     )
 
 

@@ -32,6 +32,7 @@ from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.registry.api import Api
 from topoalign.registry.cluster import Cluster
 from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.memory_bus import MemoryBus
 
 SHARED = ResourceName("nvidia.com/gpu.shared")
 SLICE = ResourceName("nvidia.com/mig-1g.10gb")
@@ -173,7 +174,7 @@ async def answers_of(messages: bytes) -> bytes:
     for message, time in map(message_of, messages.splitlines()):
         event = wire.decode(message)
         cluster.apply(heard_of(event, state_of(cluster, event.node), time))
-    transport = httpx.ASGITransport(Starlette(routes=[Api(cluster, ManualClock()).mount()]))
+    transport = httpx.ASGITransport(Starlette(routes=[Api(cluster, ManualClock(), MemoryBus()).mount()]))
     async with httpx.AsyncClient(transport=transport, base_url="http://registry") as client:
         return b"".join([(await client.get(path)).content + b"\n" for path in PATHS])
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import click
 
 from topoalign.cli import link as links
-from topoalign.cli import output
+from topoalign.cli import output, usage
 from topoalign.cli.effects import printing
 from topoalign.cli.errors import FAILURE
 from topoalign.cli.link import Link, Standing, on_node
@@ -27,6 +27,7 @@ def gpu() -> None:
     \b
     Examples:
       topoalign gpu list
+      topoalign gpu usage
       topoalign gpu cordon GPU3 --reason "fan is replaced at noon"
       topoalign gpu uncordon GPU3
       topoalign gpu heal GPU-8d1c7f32-9a0b-4c11-8c0e-2f5d1b1a7e55
@@ -99,6 +100,23 @@ def word(health: DeviceHealth) -> str:
 def held_by(standing: Standing, device: DeviceID) -> tuple[str, ...] | None:
     """The pods that hold a device; None where that is not known."""
     return standing.holders.get(device, ()) if standing.announced else None
+
+
+@gpu.command(name="usage")
+@on_node
+def show_usage(link: Link) -> None:
+    """
+    Show who uses each GPU now: the containers that hold it, and whoever else runs on it.
+
+    MEMORY and TIME are what processes use, as the driver tells: bytes, and percent of the last second. HOLDS says `nothing`
+    for processes that were not given the GPU: of the host, of other pods. `?` is not known.
+
+    \b
+    Examples:
+      topoalign gpu usage --node gpu-1
+      topoalign gpu usage --json | jq '.devices[] | select(.others != [])'
+    """
+    usage.show(link)
 
 
 @gpu.command()

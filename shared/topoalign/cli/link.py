@@ -35,6 +35,8 @@ from topoalign.core.model.events import (
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.maintenance import DevicesRequest, Word
+from topoalign.core.model.processes import Measurement
+from topoalign.core.model.requests import UseRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Stream
 from topoalign.core.state.fold import NodeState, announced, newer
@@ -108,6 +110,13 @@ class Link:
         health: dict[DeviceID, DeviceHealth]
         health, _ = self._put(question, dict[DeviceID, DeviceHealth], effect, worded=False)
         return health
+
+    def measure(self) -> Measurement:
+        """What the GPUs of the node are used for now, from its discovery. Raises what discovery failed with, NodeSilent."""
+        question = Question(wire.use_subject(self.node), UseRequest(node=self.node), "discovery")
+        measured: Measurement
+        measured, _ = self._put(question, Measurement, None, worded=False)
+        return measured
 
     def _put(self, question: Question, kind: Any, effect: Effect | None, *, worded: bool) -> tuple[Any, Topology]:
         """The answer; with `worded` also the topology, where it can be had. An answer stands, whatever comes after it."""

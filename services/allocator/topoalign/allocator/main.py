@@ -1,5 +1,6 @@
 """Runs the allocator of one node."""
 
+from collections.abc import Collection
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from topoalign.allocator.reservations import Reservations
 from topoalign.allocator.service import Allocator, refuse_twin
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.allocator.takeover import Vacancy, hardware_known, open_in_turn, wait_for_successor
+from topoalign.allocator.use_series import UseSeries
 from topoalign.runtime.context import Context
 from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.runtime.settings import from_environment
@@ -80,7 +82,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             reservations=kubelet.reservations if kubelet is not None else None,
             hub=context.hub,
         )
-        tell_state(context, allocator, journal, kubelet, containers)
+        tell_state(context, allocator, journal, kubelet, containers, settings.metrics_names)
         async with kubelet.pod_resources if kubelet is not None else nullcontext(), anyio.create_task_group() as tasks:
             await tasks.start(allocator.run)
             tasks.start_soon(configuration.keep_up, context.clock, context.reload.wait)
@@ -133,12 +135,18 @@ def kubelet_side(
 
 
 def tell_state(
-    context: Context, allocator: Allocator, journal: FileJournal, kubelet: KubeletSide | None, containers: Containers
+    context: Context,
+    allocator: Allocator,
+    journal: FileJournal,
+    kubelet: KubeletSide | None,
+    containers: Containers,
+    also: Collection[str],
 ) -> None:
     """
-    Registers the allocator's figures for /metrics, and its checks and notes for /readyz; a note does not make the process
-    unready.
+    Registers the allocator's figures and series for /metrics, and its checks and notes for /readyz; a note does not make the
+    process unready. `also`: under whose names the use of GPUs is shown, too.
     """
+    context.series.append(UseSeries(allocator.ledger, context.bus, also).write)
     context.figures.extend(figures(allocator, lambda: len(journal.set_aside), lambda: journal.syncs))
     if kubelet is not None:
         context.checks["kubelet"] = kubelet.front.reason

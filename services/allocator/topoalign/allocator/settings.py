@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from topoalign.core.demand.rules import check_rules
+from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Mode, Placement, Policy, Scope
 
@@ -86,6 +87,24 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     drain_seconds: Wait = 5.0
     """How long running calls may go on after SIGTERM: far below a pod's usual grace period of thirty seconds."""
+
+    metrics_also: str = ""
+    """
+    Under whose names /metrics shows the use of GPUs as well, separated by commas: `gaia` (gpu-manager's), `hami` (those of
+    its monitor). For dashboards that are there already. Default: under ours alone.
+    """
+
+    @property
+    def metrics_names(self) -> frozenset[str]:
+        """`metrics_also` as a set. Raises InvalidField for other names."""
+        names = frozenset(name.strip() for name in self.metrics_also.split(",")) - {""}
+        if unknown := names - {"gaia", "hami"}:
+            raise InvalidField(
+                "TOPOALIGN_METRICS_ALSO",
+                f"names of {quoted(sorted(unknown))} are not known",
+                "name gaia, hami, or both",
+            )
+        return names
 
     @property
     def rules(self) -> AdmissionRules:

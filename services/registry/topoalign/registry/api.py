@@ -1,8 +1,9 @@
 """
-The HTTP read API: `GET /v1/nodes`, `GET /v1/nodes/{name}`, `GET /v1/allocations`.
+The HTTP read API: `GET /v1/nodes`, `GET /v1/nodes/{name}`, `GET /v1/allocations`, `GET /v1/shares?node=NAME`.
 
-It reads the fold and changes nothing. Every answer is JSON, errors too: {"code", "finding", "remedy"}. An unknown query
-parameter is refused by name, because the answer to `?nod=a` without it would be an answer to another question.
+It reads the fold and changes nothing; only for shares the node is asked, because nothing stores what GPUs are used for.
+Every answer is JSON, errors too: {"code", "finding", "remedy"}. An unknown query parameter is refused by name, because
+the answer to `?nod=a` without it would be an answer to another question.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -28,10 +29,11 @@ from topoalign.core.model.errors import (
 )
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import NodeName
-from topoalign.core.ports import Clock
+from topoalign.core.ports import Bus, Clock
 from topoalign.registry import views
 from topoalign.registry.cluster import Cluster, Member
 from topoalign.registry.paging import Page, key_of, limit_of, page
+from topoalign.registry.shares import measured, shares_view
 from topoalign.registry.turns import in_turns
 from topoalign.registry.views import AllocationView
 
@@ -47,8 +49,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Api:
     """Answers from one cluster's fold."""
 
-    def __init__(self, cluster: Cluster, clock: Clock) -> None:
-        self._cluster, self._clock = cluster, clock
+    def __init__(self, cluster: Cluster, clock: Clock, bus: Bus) -> None:
+        """`bus`: over which nodes are asked."""
+        self._cluster, self._clock, self._bus = cluster, clock, bus
 
     def mount(self) -> Mount:
         """Everything below /v1, with errors of its own."""
@@ -57,6 +60,7 @@ class Api:
                 Route("/nodes", self.nodes),
                 Route("/nodes/{name}", self.node),
                 Route("/allocations", self.allocations),
+                Route("/shares", self.shares),
             ],
             exception_handlers={TopoalignError: failed, HTTPException: refused, Exception: broken},
         )
@@ -90,6 +94,18 @@ class Api:
         rows = page(((key, (member, each)) for key, member, each in found), limit)
         items = [view async for view in in_turns(shown(rows.items), self._clock)]
         return json(Page(items=tuple(items), next=rows.next))
+
+    async def shares(self, request: Request) -> Response:
+        """Who uses which GPU of one node now, and who holds it."""
+        query = parameters(request, "node")
+        if "node" not in query:
+            raise InvalidField(
+                "node", "is missing", "name one node: each is asked by itself, and only when somebody looks"
+            )
+        node = NodeName(query["node"])
+        self._cluster.member(node)
+        measurement = await measured(self._bus, node)
+        return json(shares_view(self._cluster.member(node), measurement))
 
 
 def shown(rows: Iterable[tuple[Member, Allocation]]) -> Iterator[AllocationView]:
@@ -139,7 +155,7 @@ async def refused(request: Request, exc: Exception) -> Response:
         )
         answer.headers["Allow"] = "GET, HEAD"
         return answer
-    remedy = "there are /v1/nodes, /v1/nodes/NAME and /v1/allocations"
+    remedy = "there are /v1/nodes, /v1/nodes/NAME, /v1/allocations and /v1/shares"
     return error("NotFound", f"nothing at {quoted([request.url.path])}", remedy, exc.status_code)
 
 

@@ -40,7 +40,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     registry = Registry(context.bus, context.clock, client, cluster, metrics, settings, gc.freeze)
     series = NodeSeries(cluster, context.clock, per_allocation=settings.registry_allocation_series)
     context.checks["streams"] = registry.behind
-    context.routes.append(Api(cluster, context.clock).mount())
+    context.routes.append(Api(cluster, context.clock, context.bus).mount())
     context.series.append(series.write)
     with freezing(asyncio.get_running_loop().call_soon_threadsafe):
         async with kubernetes(context, settings, replica := token_hex(6)) as api, anyio.create_task_group() as tasks:

@@ -19,15 +19,13 @@ from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster, Member
 from topoalign.registry.turns import in_turns
+from topoalign.runtime.series import LONGEST_LABEL, header, line
 
 STATES = ("free", "allocated", "unhealthy", "unknown", "cordoned")
 """Of a GPU, each in exactly one: held by an allocation first, then what keeps it from being handed out."""
 
 NODES_PER_CHUNK = 64
 """Nodes whose text is sent together, so that the page as a whole is never in memory."""
-
-LONGEST_LABEL = 253
-"""Characters of a label's value: as many as a name in Kubernetes may have."""
 
 
 class NodeSeries:
@@ -66,22 +64,6 @@ class NodeSeries:
                 yield b"".join(written)
                 written.clear()
         yield b"".join(written)
-
-
-def header(name: str, meaning: str) -> bytes:
-    """What stands above the series of a gauge."""
-    return f"# HELP {name} {meaning}\n# TYPE {name} gauge\n".encode()
-
-
-def line(name: str, value: int, **labels: str) -> bytes:
-    """One sample; its labels in alphabetical order, each one printable, bounded and escaped."""
-    pairs = (f'{label}="{escaped(clean(text, LONGEST_LABEL))}"' for label, text in sorted(labels.items()))
-    return f"{name}{{{','.join(pairs)}}} {float(value)}\n".encode()
-
-
-def escaped(text: str) -> str:
-    """A label's value without an end of its own; `clean` has replaced line ends."""
-    return text.replace("\\", r"\\").replace('"', r"\"")
 
 
 def gpu_lines(state: NodeState) -> bytes:

@@ -1,0 +1,83 @@
+"""
+Writes for /metrics which container uses how much of which GPU of this node.
+
+Discovery measures when it is asked, so nothing is measured unless somebody scrapes. The number of series is limited by what
+the node gives out: a few for each container and GPU, none for a container that is not known yet.
+"""
+
+from collections.abc import AsyncIterator, Collection
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from topoalign.allocator.ledger.endings import titled
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.core import wire
+from topoalign.core.model.errors import TopoalignError
+from topoalign.core.model.requests import UseRequest
+from topoalign.core.ports import Bus
+from topoalign.runtime.series import header, line
+
+if TYPE_CHECKING:  # nobody scrapes at the start
+    from topoalign.core.usage.attribution import NodeShares
+    from topoalign.core.usage.excess import Excess, ExcessWatch
+
+ANSWER_SECONDS = 5.0
+"""For a measurement: half of what Prometheus gives a scrape unless it was told otherwise."""
+
+log = structlog.get_logger("topoalign.allocator.use_series")
+
+
+class UseSeries:
+    """Writes the families at each scrape, and logs once when a container is above its memory."""
+
+    def __init__(self, ledger: Ledger, bus: Bus, also: Collection[str]) -> None:
+        """`also`: under whose names the same is written, `gaia` and `hami`."""
+        self._ledger, self._bus, self._also = ledger, bus, also
+        self._watch: ExcessWatch | None = None
+
+    async def write(self) -> AsyncIterator[bytes]:
+        """The text. Where nothing can be measured, only that."""
+        from topoalign.allocator import use_families  # as above
+
+        shares = await self._shares()
+        yield header("topoalign_gpu_use_measured", "1 if the use of this node's GPUs could be measured for this page.")
+        yield line("topoalign_gpu_use_measured", shares is not None)
+        if shares is None:
+            return
+        yield use_families.text(use_families.own(shares, self._lasting(shares)))
+        hardware = self._ledger.state.hardware
+        if "gaia" in self._also:
+            yield use_families.text(use_families.gaia(shares, hardware))
+        if "hami" in self._also:
+            yield use_families.text(use_families.hami(shares, hardware))
+
+    async def _shares(self) -> "NodeShares | None":
+        """The use of this node's GPUs now; None where discovery does not answer, or cannot measure."""
+        from topoalign.core.model.processes import Measurement
+        from topoalign.core.usage.attribution import shares_of
+
+        node = self._ledger.node
+        try:
+            answer = await self._bus.ask(
+                wire.use_subject(node), msgspec.json.encode(UseRequest(node=node)), within=ANSWER_SECONDS
+            )
+            return shares_of(self._ledger.state, wire.answered(answer, Measurement))
+        except TopoalignError:
+            return None
+
+    def _lasting(self, shares: "NodeShares") -> "tuple[Excess, ...]":
+        """Who is above its memory for some measurements in a row; logged when it begins."""
+        from topoalign.core.usage.excess import ExcessWatch
+
+        self._watch = (self._watch or ExcessWatch()).after(shares)
+        for excess in self._watch.begun:
+            log.warning(
+                "a container uses more memory of a GPU than it was given",
+                container=titled(excess.holder.owner),
+                device=excess.device,
+                given=excess.holder.memory,
+                used=excess.holder.use.memory,
+            )
+        return self._watch.lasting

@@ -1,0 +1,68 @@
+"""
+Who uses the GPUs of one node now: asked of its discovery for each request, because nothing stores measurements.
+
+Who holds what is taken from the fold; a node that is stale is asked all the same, because its discovery may well answer.
+"""
+
+import msgspec
+
+from topoalign.core import wire
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.processes import Measurement
+from topoalign.core.model.requests import UseRequest
+from topoalign.core.ports import Bus
+from topoalign.core.usage.attribution import DeviceShares, shares_of
+from topoalign.registry.cluster import Member, bare
+from topoalign.registry.views import rfc3339
+
+ANSWER_SECONDS = 10.0
+"""For a measurement: as long as the command line waits, and below the time-outs of clients."""
+
+
+class SharedDevice(DeviceShares, frozen=True, kw_only=True):
+    """One GPU or MIG instance, who holds it and who uses it; with the index and PCI address of its card."""
+
+    index: int
+    pci: str | None
+
+
+class SharesView(msgspec.Struct, frozen=True, kw_only=True):
+    """All GPUs of one node."""
+
+    node: NodeName
+    measured: str | None
+    """RFC 3339 time."""
+    stale: bool
+    """The node's allocator does not answer: who holds what was true, and nobody vouches for it now."""
+    finding: str
+    """Why it is not known where processes run; empty: it is."""
+    left_out: int
+    """Processes that are not listed because there are too many."""
+    items: tuple[SharedDevice, ...]
+
+
+async def measured(bus: Bus, node: NodeName) -> Measurement:
+    """The use of a node's GPUs now. Raises Unavailable where its discovery does not answer or cannot measure."""
+    question = msgspec.json.encode(UseRequest(node=node))
+    return wire.answered(await bus.ask(wire.use_subject(node), question, within=ANSWER_SECONDS), Measurement)
+
+
+def shares_view(member: Member, measurement: Measurement) -> SharesView:
+    """The measurement, with the node's allocations of this moment."""
+    state = bare(member.state)
+    shares, gpus = shares_of(state, measurement), state.hardware.gpu_by_id
+    return SharesView(
+        node=shares.node,
+        measured=rfc3339(shares.time),
+        stale=not member.answering,
+        finding=shares.finding,
+        left_out=shares.left_out,
+        items=tuple(
+            SharedDevice(
+                **{name: getattr(row, name) for name in DeviceShares.__struct_fields__},
+                index=gpus[row.card].index,
+                pci=gpus[row.card].pci,
+            )
+            for row in shares.devices
+        ),
+    )

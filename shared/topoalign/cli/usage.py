@@ -1,0 +1,107 @@
+"""The table of `topoalign gpu usage`: who uses each GPU now, holders first, then all others."""
+
+import os
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from topoalign.cli import formatting, output
+from topoalign.cli import link as links
+from topoalign.cli.link import Link
+from topoalign.cli.quantities import binary
+from topoalign.core.model.processes import GpuProcess
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares, OtherUse, Use, shares_of
+
+TITLES = ("NAME", "DEVICE", "WHO", "HOLDS", "MEMORY", "TIME", "PROCESSES")
+IN_ALL = "(in all)"
+MOST_PIDS = 4
+"""Processes that are named in a row; the JSON has all of them."""
+
+Row = tuple[str, str, str, str, str, str, str]
+
+
+def show(link: Link) -> None:
+    """Print the use of a node's GPUs, as a table or as JSON. Raises what `Link.measure` and `links.discovered` raise."""
+    measured = link.measure()
+    standing = links.discovered(link.node_option, link.nats_option, os.environ)
+    shares = shares_of(standing.state, measured)
+    if link.as_json:
+        output.document(document(shares, standing.topology))
+        return
+    output.columns(TITLES, [row for device in shares.devices for row in rows(device, standing.topology)])
+    if shares.finding:
+        output.note(f"it is not known where processes run: {shares.finding}")
+    if shares.left_out:
+        output.note(f"{shares.left_out} processes with less memory are left out")
+
+
+def document(shares: NodeShares, topology: Topology) -> dict[str, object]:
+    """The JSON output: the shares, with index, name and PCI address of each card."""
+    devices = []
+    for row in shares.devices:
+        card = topology.gpu_by_id[row.card]
+        named = {"index": card.index, "name": f"GPU{card.index}", "pci": card.pci}
+        devices.append({**named, **msgspec.to_builtins(row)})
+    return {
+        "node": shares.node,
+        "time": shares.time,
+        "devices": devices,
+        "finding": shares.finding,
+        "left_out": shares.left_out,
+    }
+
+
+def rows(device: DeviceShares, topology: Topology) -> Iterator[Row]:
+    """The rows of one GPU or instance: in all, its holders, all others. A GPU in MIG mode has a row in all alone."""
+    at = (f"GPU{topology.gpu_by_id[device.card].index}", device.device)
+    if device.failure:
+        yield (*at, f"not measured: {device.failure}", "", "?", "?", "")
+    else:
+        yield (*at, IN_ALL, "", memory(device.memory_used, device.memory), percent(device.utilization), "")
+    for holder in device.holders:
+        yield (*at, formatting.owner(holder.owner), held(holder), *cells(holder.use, holder.memory))
+    for other in device.others:
+        yield (*at, named(other), "nothing", *cells(other.use, None))
+
+
+def held(holder: HolderUse) -> str:
+    """What a container holds: `all of it`, `2 time slices`, `20 % and 4 GiB`."""
+    if holder.cores is None or holder.memory is None:
+        count = len(holder.devices)
+        return "all of it" if holder.cores is not None else f"{count} time slice{'s' * (count > 1)}"
+    return "all of it" if holder.cores == 100 else f"{holder.cores} % and {binary(holder.memory)}"
+
+
+def named(other: OtherUse) -> str:
+    """Who processes are that hold nothing: `ml/train/main`, `pod <uid>`, `host: /user.slice`."""
+    if other.owner is not None:
+        name = f"{other.owner.namespace}/{other.owner.pod}"
+        return f"{name}/{other.owner.container}" if other.owner.container else name
+    if other.where == "pod":
+        container = next((each.identity.container for each in other.use.processes if each.identity is not None), "")
+        return f"pod {other.pod_uid}" + (f", container {container}" if container else "")
+    return f"host: {other.cgroup}" if other.where == "host" else "not known"
+
+
+def cells(use: Use, given: int | None) -> tuple[str, str, str]:
+    """Memory, time and processes of a row."""
+    return memory(use.memory, given), percent(use.utilization), pids(use.processes)
+
+
+def memory(used: int | None, total: int | None) -> str:
+    """`12 GiB of 80 GiB`, without a total `12 GiB`; `?` for what is not known."""
+    text = "?" if used is None else binary(used)
+    return text if total is None else f"{text} of {binary(total)}"
+
+
+def percent(value: int | None) -> str:
+    """`97%`, or `?`."""
+    return "?" if value is None else f"{value}%"
+
+
+def pids(processes: Iterable[GpuProcess]) -> str:
+    """`4711 python3, 4712 python3 and 2 more`."""
+    texts = [f"{each.pid} {each.identity.command if each.identity is not None else ''}".strip() for each in processes]
+    more = len(texts) - MOST_PIDS
+    return ", ".join(texts[:MOST_PIDS]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,260 @@
+"""/metrics of a node tells which container uses how much of which GPU, under the names that were asked for."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
+from use_support import GIB, MACHINE, NODE, SHARED, UIDS, held, in_pod, measurement, on_host, owner, process, use
+
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.settings import AllocatorSettings
+from topoalign.allocator.use_families import Family, text
+from topoalign.allocator.use_series import UseSeries
+from topoalign.core import wire
+from topoalign.core.model.errors import DriverFault, InvalidField
+from topoalign.core.model.events import Allocation, TopologyDiscovered
+from topoalign.core.model.processes import Measurement
+from topoalign.core.model.requests import UseRequest
+from topoalign.core.ports import Endpoint
+from topoalign.core.usage import attribution
+from topoalign.core.usage.attribution import HolderUse, NodeShares
+from topoalign.runtime.answers import answering
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.memory_bus import MemoryBus
+
+pytestmark = pytest.mark.anyio
+
+TRAIN, INFER = owner("train"), owner("infer", 'a"b\n')
+ALLOCATIONS = (
+    held(1, "GPU-0", of=TRAIN, uid=UIDS[0]),
+    held(2, "GPU-1::0", of=INFER, uid=UIDS[1], resource=SHARED),
+    held(3, "MIG-1", of=TRAIN, uid=UIDS[0]),
+    held(4, "GPU-1::1", of=None, resource=SHARED),
+)
+MEASURED = measurement(
+    use(
+        "GPU-0",
+        process(1, 12 * GIB, in_pod(UIDS[0]), 60),
+        process(2, GIB, on_host(), 0),
+        used=14 * GIB,
+        utilization=61,
+    ),
+    use("GPU-1", process(3, 2 * GIB, in_pod(UIDS[1], 'a"b\n'), 5), used=2 * GIB),
+    use("GPU-2", used=3 * GIB),
+    use("MIG-0"),
+    use("MIG-1", process(4, 3 * GIB, in_pod(UIDS[0]))),
+)
+Samples = dict[str, dict[frozenset[tuple[str, str]], float]]
+
+
+class Node:
+    """An allocator's ledger, and a discovery that says what it is told to."""
+
+    def __init__(self, *allocations: Allocation) -> None:
+        self.bus, self.measured = MemoryBus(), MEASURED
+        self.fault: DriverFault | None = None
+        self.asked = 0
+        self.ledger = Ledger(NODE, MemoryJournal(), ManualClock())
+        self.ledger.hear(
+            TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="boot", source="nvml", topology=MACHINE)
+        )
+        self.ledger.grant(allocations)
+
+    async def answer(self, request: UseRequest) -> Measurement:
+        self.asked += 1
+        if self.fault is not None:
+            raise self.fault
+        return self.measured
+
+    @asynccontextmanager
+    async def answering(self) -> AsyncIterator[None]:
+        endpoint = Endpoint(name="use", subject=wire.use_subject(NODE), answer=answering(UseRequest, self.answer))
+        async with self.bus.serve("topoalign-discovery", [endpoint]):
+            yield
+
+
+async def scraped(series: UseSeries) -> Samples:
+    page = b"".join([chunk async for chunk in series.write()]).decode()
+    families = list(text_string_to_metric_families(page))
+    assert len(families) == len({family.name for family in families})
+    samples = [(family.name, sample) for family in families for sample in family.samples]
+    found: Samples = {}
+    for name, sample in samples:
+        labels = frozenset(sample.labels.items())
+        assert labels not in found.setdefault(name, {}), "a series twice"
+        found[name][labels] = sample.value
+    return found
+
+
+def labels(**values: str) -> frozenset[tuple[str, str]]:
+    return frozenset(values.items())
+
+
+def of(container: str, pod: str, gpu: str, mig: str = "") -> frozenset[tuple[str, str]]:
+    return labels(namespace="ml", pod=pod, container=container, gpu_uuid=gpu, mig_uuid=mig)
+
+
+TRAIN_0, TRAIN_MIG = of("main", "train", "GPU-0"), of("main", "train", "GPU-2", "MIG-1")
+INFER_1 = of('a"b?', "infer", "GPU-1")
+
+
+async def test_asked_used_and_left_are_told_for_each_container_and_gpu() -> None:
+    """What is not known or not given by amount has no sample; an allocation without owner has none at all."""
+    node = Node(*ALLOCATIONS)
+    async with node.answering():
+        found = await scraped(UseSeries(node.ledger, node.bus, ()))
+
+    name = "topoalign_container_gpu_"
+    assert {TRAIN_0: 80 * GIB, TRAIN_MIG: 10 * GIB} == found[f"{name}memory_asked_bytes"]
+    assert {TRAIN_0: 12 * GIB, TRAIN_MIG: 3 * GIB, INFER_1: 2 * GIB} == found[f"{name}memory_used_bytes"]
+    assert {TRAIN_0: 68 * GIB, TRAIN_MIG: 7 * GIB} == found[f"{name}memory_left_bytes"]
+    assert {TRAIN_0: 1.0, TRAIN_MIG: 1.0} == found[f"{name}time_asked_ratio"]
+    assert {TRAIN_0: 0.6, INFER_1: 0.05} == found[f"{name}time_used_ratio"]
+    assert f"{name}memory_exceeded" not in found
+    assert {labels(): 1.0} == found["topoalign_gpu_use_measured"]
+
+
+async def test_gpus_and_processes_that_hold_nothing_of_them_are_told() -> None:
+    node = Node(*ALLOCATIONS)
+    async with node.answering():
+        found = await scraped(UseSeries(node.ledger, node.bus, ()))
+
+    gpu = labels(gpu_uuid="GPU-0", mig_uuid="")
+    host = gpu | {("where", "host")}
+    assert (80 * GIB, 14 * GIB) == tuple(
+        found[f"topoalign_gpu_{name}bytes"][gpu] for name in ("memory_", "memory_used_")
+    )
+    assert ({host: 1.0}, {host: GIB}) == (
+        found["topoalign_gpu_other_processes"],
+        found["topoalign_gpu_other_memory_used_bytes"],
+    )
+
+
+async def test_under_the_names_of_gpu_manager_units_are_its_own() -> None:
+    """Percent, MiB and cards; `total` is over all GPUs of a container, and unknown where one of them is."""
+    node = Node(*ALLOCATIONS)
+    async with node.answering():
+        found = await scraped(UseSeries(node.ledger, node.bus, {"gaia"}))
+
+    train = {"pod_name": "train", "namespace": "ml", "node": NODE, "container_name": "main"}
+    infer = {"pod_name": "infer", "namespace": "ml", "node": NODE, "container_name": 'a"b?'}
+    assert {
+        labels(**train, gpu="gpu0"): 60.0,
+        labels(**infer, gpu="gpu1"): 5.0,
+        labels(**infer, gpu="total"): 5.0,
+    } == found["container_gpu_utilization"]
+    assert (12 * 1024, 15 * 1024) == tuple(
+        found["container_gpu_memory_total"][labels(**train, gpu_memory=gpu)] for gpu in ("gpu0", "total")
+    )
+    assert {labels(**train, req_of_gpu="total"): 2.0} == found["container_request_gpu_utilization"]
+    assert {labels(**train, req_of_gpu_memory="total"): 90 * 1024} == found["container_request_gpu_memory"]
+    assert not [name for name in found if name.startswith("hami")]
+
+
+async def test_under_the_names_of_hamis_monitor_units_are_its_own() -> None:
+    node = Node(*ALLOCATIONS)
+    async with node.answering():
+        found = await scraped(UseSeries(node.ledger, node.bus, {"hami", "gaia"}))
+
+    train = {"namespace": "ml", "pod": "train", "container": "main"}
+    first = labels(**train, vdevice_index="0", device_uuid="GPU-0")
+    second = labels(**train, vdevice_index="1", device_uuid="MIG-1")
+    host = labels(node=NODE, device_index="0", device_uuid="GPU-0", device_type="NVIDIA-NVIDIA H100")
+    assert (12 * GIB, 3 * GIB) == tuple(found["hami_vgpu_memory_used_bytes"][each] for each in (first, second))
+    assert found["hami_vgpu_memory_used_bytes"] == found["hami_container_device_memory_bytes"]
+    assert {first: 80 * GIB, second: 10 * GIB} == found["hami_vgpu_memory_limit_bytes"]
+    assert 60.0 == found["hami_container_device_utilization_ratio"][first]
+    assert (14 * GIB, {host: 61.0}) == (
+        found["hami_host_gpu_memory_used_bytes"][host],
+        found["hami_host_gpu_utilization_ratio"],
+    )
+    assert 3 == len(found["hami_host_gpu_memory_used_bytes"]), "an instance is no host's GPU"
+    assert "container_gpu_utilization" in found
+
+
+async def test_where_nothing_can_be_measured_the_page_says_so() -> None:
+    """A node without NVML, or a discovery that is away, is no error of the page."""
+    node = Node(*ALLOCATIONS)
+    series = UseSeries(node.ledger, node.bus, {"gaia", "hami"})
+    away = await scraped(series)
+    node.fault = DriverFault("nothing runs on a machine that is described", "ask a node that has GPUs")
+    async with node.answering():
+        faulty = await scraped(series)
+
+    assert {"topoalign_gpu_use_measured": {labels(): 0.0}} == away == faulty
+
+
+async def test_nothing_is_measured_until_somebody_scrapes() -> None:
+    node = Node(*ALLOCATIONS)
+    async with node.answering():
+        series = UseSeries(node.ledger, node.bus, ())
+        assert 0 == node.asked
+        await scraped(series)
+
+    assert 1 == node.asked
+
+
+async def test_two_pods_of_one_name_have_one_series_with_their_sum() -> None:
+    """One that was deleted is not released yet when its successor has a slice of the same GPU."""
+    node = Node(*(held(n, f"GPU-1::{n}", of=TRAIN, uid=UIDS[n], resource=SHARED) for n in (0, 1)))
+    node.measured = measurement(use("GPU-1", process(1, GIB, in_pod(UIDS[0])), process(2, 2 * GIB, in_pod(UIDS[1]))))
+    async with node.answering():
+        found = await scraped(UseSeries(node.ledger, node.bus, ()))
+
+    assert {of("main", "train", "GPU-1"): 3 * GIB} == found["topoalign_container_gpu_memory_used_bytes"]
+
+
+async def test_a_container_above_its_memory_is_told_and_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No container is given an amount yet, so this one is given one here."""
+    node = Node(ALLOCATIONS[0])
+    monkeypatch.setattr(attribution, "shares_of", given(2 * GIB, attribution.shares_of))
+    series, name = UseSeries(node.ledger, node.bus, ()), "topoalign_container_gpu_memory_exceeded"
+    async with node.answering():
+        with capture_logs() as logs:
+            for time in range(5):
+                node.measured = msgspec.structs.replace(MEASURED, time=float(time))
+                found = await scraped(series)
+                assert (time >= 2) == (name in found)
+
+    assert {TRAIN_0: 1.0} == found[name]
+    assert [("ml/train main", "GPU-0", 2 * GIB, 12 * GIB)] == [
+        (each["container"], each["device"], each["given"], each["used"]) for each in logs
+    ]
+
+
+def given(memory: int, shares_of: Callable[..., NodeShares]) -> Callable[..., NodeShares]:
+    """As if every holder had been given this much."""
+
+    def less(holder: HolderUse) -> HolderUse:
+        return msgspec.structs.replace(holder, memory=memory)
+
+    def of_less(*arguments: object) -> NodeShares:
+        shares = shares_of(*arguments)
+        rows = (msgspec.structs.replace(row, holders=tuple(map(less, row.holders))) for row in shares.devices)
+        return msgspec.structs.replace(shares, devices=tuple(rows))
+
+    return of_less
+
+
+def test_a_family_without_samples_is_not_written() -> None:
+    assert b"" == text([Family("a", "b", []), Family("c", "d", [({}, None)])])
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [("", set()), ("gaia", {"gaia"}), (" hami , gaia,", {"gaia", "hami"})],
+    ids=["none", "one", "both"],
+)
+def test_names_are_a_list_separated_by_commas(value: str, names: set[str]) -> None:
+    assert names == AllocatorSettings(node=NODE, metrics_also=value).metrics_names
+
+
+def test_unknown_names_are_refused_with_those_that_there_are() -> None:
+    with pytest.raises(InvalidField, match="prometheus") as refused:
+        _ = AllocatorSettings(node=NODE, metrics_also="hami,prometheus").metrics_names
+
+    assert ("TOPOALIGN_METRICS_ALSO", "name gaia, hami, or both") == (refused.value.field, refused.value.remedy)
