@@ -115,10 +115,18 @@ class Fold:
 
     def of(self, node: NodeName) -> Believed:
         """What is believed of this node, where something was heard of it or asked about it; else nothing, which is kept."""
-        believed = self._nodes.get(node)
-        if believed is None:
-            believed = self._nodes[node] = Believed(NodeState(node=node))
-        return believed
+        if node not in self._nodes:
+            self._nodes[node] = Believed(NodeState(node=node))
+        return self._nodes[node]
+
+    def __contains__(self, node: NodeName) -> bool:
+        return node in self._nodes
+
+    def forget(self, node: NodeName) -> None:
+        """Keeps nothing of this node."""
+        for kept in (self._nodes, self.broken, self.twins):
+            kept.pop(node, None)
+        self.behind.discard(node)
 
     def apply(self, event: Event) -> bool:
         """Whether this is news. Raises Contradiction for a fact that cannot be true, after which a snapshot is due."""

@@ -5,6 +5,8 @@ An allocator is asked again when no snapshot came that made its node whole: ever
 never more often than `MOST_ASKS`, because it may be another one's forged facts that make the gaps.
 """
 
+from collections.abc import Iterator
+
 import anyio
 import msgspec
 import structlog
@@ -29,6 +31,9 @@ writes its journal anew for each.
 MOST_ASKS = 10
 """So often an allocator is asked for a snapshot within ASK_AGAIN_SECONDS, however many forged facts make gaps meanwhile."""
 
+ASKED_AT_ONCE = 256
+"""Allocators that are asked for a snapshot at the same time."""
+
 log = structlog.get_logger("topoalign.client")
 
 
@@ -48,9 +53,19 @@ class Healer:
             for node, believed in fold.broken.items()
             if believed.asked is None or now >= believed.asked + patience(believed.answered)
         ]
+        left = iter(due)
         async with anyio.create_task_group() as tasks:
-            for node in due:
-                tasks.start_soon(self._ask, fold, node)
+            for _ in range(min(ASKED_AT_ONCE, len(due))):
+                tasks.start_soon(self._ask_each, fold, left)
+
+    def forget(self, node: NodeName) -> None:
+        """Keeps nothing of this node."""
+        self._asked.pop(node, None)
+
+    async def _ask_each(self, fold: Fold, nodes: Iterator[NodeName]) -> None:
+        """One of several tasks that take the nodes one by one."""
+        for node in nodes:
+            await self._ask(fold, node)
 
     async def _ask(self, fold: Fold, node: NodeName) -> None:
         """Once, unless the node's allocator was asked too often of late: then when it is looked at again."""
@@ -66,12 +81,14 @@ class Healer:
         question = msgspec.json.encode(SnapshotRequest(node=node))
         try:
             answer = await self._bus.ask(wire.admission_subject(node, "snapshot"), question, SNAPSHOT_SECONDS)
-            fold.of(node).answered += 1
-            fold.promise(node, *wire.answered(answer, tuple[int, int]))
+            if node in fold:  # else it was forgotten meanwhile
+                fold.of(node).answered += 1
+                fold.promise(node, *wire.answered(answer, tuple[int, int]))
         except (Unavailable, BadRequest, NoFit) as error:
-            if not fold.of(node).silent:  # it may be gone for good, and its last events be there for a month
+            # It may be gone for good, and its last events be there for a month.
+            if node in fold and not fold.of(node).silent:
                 log.info("no snapshot yet", node=node, finding=error.finding)
-            fold.of(node).silent = True
+                fold.of(node).silent = True
 
 
 def patience(answered: int) -> float:

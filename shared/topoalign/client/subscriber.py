@@ -25,6 +25,7 @@ from topoalign.client.dead_letters import DeadLetters
 from topoalign.client.fold import Counts, Fold
 from topoalign.client.healing import ASK_AGAIN_SECONDS, SNAPSHOT_SECONDS, Healer
 from topoalign.client.heard import Heard, abridged, made_up, time_of
+from topoalign.client.kept_nodes import KeptNodes
 from topoalign.client.pace import Pace
 from topoalign.client.superseded import Superseded, newest_snapshots
 from topoalign.client.verifying import Unsettled, Verifier, kind_of
@@ -69,6 +70,7 @@ class Client:
         self._letters = DeadLetters(bus, self._clock, name, self.counts)
         self._healer = Healer(bus, self._clock)
         self._verifier = Verifier(bus, self._clock, self.counts, self._healer.heal)
+        self.kept = KeptNodes(self._healer.forget, self._verifier.forget)
 
     @property
     def waiting(self) -> Mapping[Stream, int]:
@@ -88,6 +90,7 @@ class Client:
         does not answer.
         """
         await self._verifier.verify(node, within)
+        self.kept.confirm(node)
 
     async def allocations(
         self, since: int | None = None, node: NodeName | None = None, *, superseded: bool = True
@@ -120,7 +123,8 @@ class Client:
                         announced = True
                         for snapshot in fold.snapshots():
                             await self._turns.give()
-                            yield made_up(snapshot, fold.of(snapshot.node).state, newest, self._clock.wall())
+                            if snapshot.node in fold:  # else it was forgotten meanwhile
+                                yield made_up(snapshot, fold.of(snapshot.node).state, newest, self._clock.wall())
                     await self._healer.heal(fold)
                 self.unread[Stream.ALLOCATIONS] = max(0, newest - position)
                 for received in await self._some(messages, position, newest, patient=not fold.broken):
@@ -279,13 +283,13 @@ class Client:
         except Undecodable as error:
             await self._letters.put(stream, received, error)
             return None
+        self.kept.hear(event.node)
         if isinstance(event, TopologyDiscovered):
             event = msgspec.structs.replace(event, topology=self._shapes.interned(event.topology))
         left_out = b""
         if isinstance(event, UsageObserved) and not self._usage:
             event, left_out = abridged(event)
-        body = received.message.body if self._bodies else b""
-        time = time_of(received.message)
+        body, time = received.message.body if self._bodies else b"", time_of(received.message)
         return Heard(event=event, position=received.position, time=time, body=body, left_out=left_out)
 
     async def _news(self, fold: Fold, received: Received, heard: Heard) -> bool:

@@ -19,6 +19,7 @@ from contextlib import suppress
 import anyio
 
 from topoalign.client.fold import Counts, Fold
+from topoalign.client.kept_nodes import KeptNodes
 from topoalign.core import wire
 from topoalign.core.model.errors import Undecodable
 from topoalign.core.model.events import LARGEST_NUMBER, AllocationsSnapshot, LedgerFact
@@ -91,6 +92,7 @@ async def newest_snapshots(
     message does not come within so many seconds: then everything is to be read.
     """
     fold, newest, position = Fold(Counts()), dict[NodeName, int](), 0
+    kept = KeptNodes(fold.forget, lambda node: newest.pop(node, None))
     while position < end:
         received = None
         with anyio.move_on_after(patience):
@@ -101,6 +103,7 @@ async def newest_snapshots(
         await turns.give()
         with suppress(Undecodable, wire.UnknownEvent):  # whoever reads everything tells of it
             event = wire.decode(received.message)
+            kept.hear(event.node)
             if fold.apply(event):
                 newest[event.node] = position
     return newest

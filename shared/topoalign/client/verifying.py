@@ -48,7 +48,7 @@ T = TypeVar("T")
 Place = tuple[int, int]
 """Epoch and seq, or epoch and revision."""
 Key = tuple[NodeName, str]
-Known = Mapping[Key, Heard]
+Known = dict[Key, Heard]
 """Node and kind of reading -> the newest that is believed."""
 Heal = Callable[[Fold], Awaitable[None]]
 """Asks the allocators of a fold's broken nodes for snapshots, where that is due."""
@@ -107,6 +107,14 @@ class Verifier:
         place = one.epoch, one.revision
         if place == (other.epoch, other.revision) and (one, had.left_out) != (other, got.left_out):
             self._conflicts[one.node, kind_of(one)] = place
+
+    def forget(self, node: NodeName) -> None:
+        """Keeps nothing of this node, and lets nothing be kept that is compared."""
+        for fold in self._folds:
+            fold.forget(node)
+        for kind in ("allocations", *wire.READINGS):
+            for kept in (*self._known, self._behind, self._conflicts, self._questions):
+                kept.pop((node, kind), None)  # type: ignore[attr-defined]
 
     async def verify(self, node: NodeName, within: float) -> None:
         """Raises Unavailable if the node's allocator does not answer."""

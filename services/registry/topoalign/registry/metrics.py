@@ -43,6 +43,8 @@ class Readings(Collector):
         """The metrics with their current values."""
         for name, meaning in COUNTS.items():
             yield CounterMetricFamily(f"topoalign_registry_{name}", meaning, getattr(self._client.counts, name))
+        forgotten = "Nodes that never answered, and were forgotten because there were too many."
+        yield CounterMetricFamily("topoalign_registry_strangers", forgotten, self._client.kept.dropped)
         differences = CounterMetricFamily(
             "topoalign_registry_differences",
             "Times that a node's services did not stand by what was believed of it, which was then asked for anew.",

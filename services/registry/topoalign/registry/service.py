@@ -58,6 +58,7 @@ class Registry:
         """`freeze` takes all that is in memory now out of the work of the garbage collector: `gc.freeze` in a process."""
         self._bus, self._clock, self._settings, self._freeze = bus, clock, settings, freeze
         self._client, self._cluster, self._metrics = client, cluster, metrics
+        client.kept.forgotten.append(cluster.forget)
         self._ask_now = anyio.Event()
         self._asked = False
         """Whether every allocator was asked once."""
@@ -145,6 +146,8 @@ class Registry:
         try:
             await self._client.verify(node, within)
         except Unavailable as error:
+            if node not in self._cluster:  # one that has never answered, and there are too many of them
+                return True
             if self._clock.monotonic() >= asked + within and lateness.was_late_since(asked):
                 return False
             if self._cluster.member(node).answering:
@@ -152,7 +155,8 @@ class Registry:
             self._cluster.answers(node, False)
             await self._forget_if_deleted(node)
         else:
-            self._cluster.answers(node, True)
+            if node in self._cluster:
+                self._cluster.answers(node, True)
         return True
 
     async def _forget_if_deleted(self, node: NodeName) -> None:
@@ -163,9 +167,9 @@ class Registry:
                 return
         except Unavailable:  # what the bus does not say now it says at the next look
             return
-        if self._cluster.member(node).state is not before:  # it has spoken since that was asked
-            return
-        self._cluster.forget(node)
+        if node not in self._cluster or self._cluster.member(node).state is not before:
+            return  # it is forgotten already, or has spoken since that was asked
+        self._client.kept.forget(node)
         log.warning(
             "node forgotten",
             node=node,

@@ -126,12 +126,12 @@ class Reservations:
                 self._known[node] = seen
                 self._changed(node)
 
-    def forget(self, node: NodeName) -> None:
+    def forget(self, node: NodeName, *, although_reserved: bool = False) -> None:
         """
         Keeps nothing of a node that has gone, unless something is reserved there. If it comes back, its first change meets a
         conflict, which tells on which message it stands.
         """
-        if not self.of(node).reservations:
+        if although_reserved or not self.of(node).reservations:
             self._known.pop(node, None)
 
     async def write(self, changes: Sequence[Change]) -> None:
@@ -260,6 +260,7 @@ class Reservations:
             with suppress(Undecodable):
                 node = wire.name_of(received.message.subject.rpartition(".")[2])
                 self._known[node] = msgspec.structs.replace(self.of(node), position=received.position)
+                self._changed(node)
             return
         if isinstance(event, ReservationsChanged):
             self._apply(event, received.position)

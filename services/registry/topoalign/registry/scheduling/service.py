@@ -1,11 +1,13 @@
 """Puts the scheduler's side of the registry together and runs it."""
 
 from collections.abc import Callable
+from functools import partial
 
 import anyio
 from anyio.abc import TaskStatus
 
 from topoalign.client import Client
+from topoalign.client.kept_nodes import KeptNodes
 from topoalign.core.admission.gang_plan import Candidate
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.topology.model import Topology
@@ -57,6 +59,7 @@ class Scheduling:
         self.reservations = Reservations(
             context.bus, clock, replica, self.view.facts, self._hold, self._freed, self._has_gone
         )
+        self._reserved = KeptNodes(partial(self.reservations.forget, although_reserved=True), self._let_go)
         cluster.listeners.append(self._observe)
         self.watch: KubernetesWatch | None = None
         self.binder: Binder | None = None
@@ -121,6 +124,7 @@ class Scheduling:
 
     def _hold(self, node: NodeName) -> None:
         """The view holds what is reserved on a node now."""
+        self._reserved.hear(node)
         holds = (
             Hold(
                 reserved=each,
@@ -137,9 +141,15 @@ class Scheduling:
     def _observe(self, node: NodeName) -> None:
         """A node has said something, or nothing is known of it any more."""
         if node in self._cluster:
+            self._reserved.confirm(node)
             self.reservations.observe(node)
+        elif self.reservations.of(node).reservations:
+            self._reserved.doubt(node)
         else:
-            self.reservations.forget(node)
+            self._reserved.forget(node)
+
+    def _let_go(self, node: NodeName) -> None:
+        self.view.hold(node, ())
 
     def _has_gone(self, node: NodeName) -> bool:
         return self.watch is not None and self.watch.has_gone(node)
