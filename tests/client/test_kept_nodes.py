@@ -9,8 +9,8 @@ from fact_support import Writer
 from structlog.testing import capture_logs
 
 from topoalign.client import Client, kept_nodes
+from topoalign.client.healing import ASK_AGAIN_SECONDS
 from topoalign.client.kept_nodes import KeptNodes
-from topoalign.client.subscriber import ASK_AGAIN_SECONDS
 from topoalign.client.superseded import newest_snapshots
 from topoalign.core import wire
 from topoalign.core.model.events import DeviceHealthChanged, LedgerEvent

@@ -86,8 +86,8 @@ class Believed:
     """How many snapshots the allocator has promised since the node was whole."""
     promised: int | None = None
     """The epoch that the allocator named when it was asked for a snapshot last."""
-    silent: bool = False
-    """Whether the allocator was asked in vain, as it was said in the log."""
+    silent: int = 0
+    """How often the allocator was asked in vain since it answered last."""
     skipped: Place | None = None
     """The highest epoch and seq of an event that could not be folded."""
     doubted: bool = False
@@ -132,9 +132,8 @@ class Fold:
         """Whether this is news. Raises Contradiction for a fact that cannot be true, after which a snapshot is due."""
         if not isinstance(event, LedgerFact):
             return False
-        believed = self.of(event.node)
+        believed, self.anew = self.of(event.node), False
         had = believed.state
-        self.anew = False
         if believed.former < (event.epoch, event.seq) and event.epoch < had.epoch:
             self._find_twin(event, had)
         if believed.doubted:
@@ -185,7 +184,8 @@ class Fold:
     def _break(self, believed: Believed) -> None:
         """Events of the node are missing: its allocator is to be asked."""
         believed.asked = None
-        self.broken[believed.state.node] = believed
+        self.broken.pop(believed.state.node, None)
+        self.broken[believed.state.node] = believed  # behind all that were asked
 
     def _move(self, believed: Believed, event: LedgerFact, state: NodeState) -> None:
         """The node is whole, up to this event."""

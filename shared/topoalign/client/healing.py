@@ -6,12 +6,15 @@ never more often than `MOST_ASKS`, because it may be another one's forged facts 
 """
 
 from collections.abc import Iterator
+from itertools import takewhile
+from math import inf
+from weakref import WeakKeyDictionary
 
 import anyio
 import msgspec
 import structlog
 
-from topoalign.client.fold import Fold
+from topoalign.client.fold import Believed, Fold
 from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, NoFit, Unavailable
 from topoalign.core.model.ids import NodeName
@@ -31,8 +34,12 @@ writes its journal anew for each.
 MOST_ASKS = 10
 """So often an allocator is asked for a snapshot within ASK_AGAIN_SECONDS, however many forged facts make gaps meanwhile."""
 
-ASKED_AT_ONCE = 256
-"""Allocators that are asked for a snapshot at the same time."""
+LONGEST_SILENT_SECONDS = 60.0
+"""One that does not answer is asked ever more rarely, at last so often. When it begins it says its snapshot unasked."""
+ASKED_AT_ONCE, MOST_DUE = 256, 1024
+"""Allocators that are asked at the same time, and before the next events are read: forged facts name thousands of nodes."""
+EACH_SECONDS = 1e-5
+"""All broken nodes are looked at again after so long for each: with thousands of them not at every event."""
 
 log = structlog.get_logger("topoalign.client")
 
@@ -42,18 +49,21 @@ class Healer:
 
     def __init__(self, bus: Bus, clock: Clock) -> None:
         self._bus, self._clock = bus, clock
+        self._looked = WeakKeyDictionary[Fold, float]()
+        """When all broken nodes of a fold were looked at, in monotonic seconds."""
         self._asked: dict[NodeName, tuple[float, int]] = {}
         """Node -> since when its asks are counted, and how often it was asked for a snapshot since."""
 
     async def heal(self, fold: Fold) -> None:
         """Asks the allocators of nodes with missing events for a snapshot; it comes over the stream."""
-        now = self._clock.monotonic()
-        due = [
-            node
-            for node, believed in fold.broken.items()
-            if believed.asked is None or now >= believed.asked + patience(believed.answered)
-        ]
-        left = iter(due)
+        now, last = self._clock.monotonic(), self._looked.get(fold, -inf)
+        if now >= last + len(fold.broken) * EACH_SECONDS:
+            self._looked[fold] = now
+            due = [node for node, believed in fold.broken.items() if now >= due_at(believed)]
+        else:
+            due = [*takewhile(lambda node: fold.broken[node].asked is None, reversed(fold.broken))]
+        due.sort(key=lambda node: fold.broken[node].silent > 0)  # who has answered is asked first
+        left = iter(due[:MOST_DUE])
         async with anyio.create_task_group() as tasks:
             for _ in range(min(ASKED_AT_ONCE, len(due))):
                 tasks.start_soon(self._ask_each, fold, left)
@@ -84,13 +94,19 @@ class Healer:
             if node in fold:  # else it was forgotten meanwhile
                 fold.of(node).answered += 1
                 fold.promise(node, *wire.answered(answer, tuple[int, int]))
+                fold.of(node).silent = 0
         except (Unavailable, BadRequest, NoFit) as error:
             # It may be gone for good, and its last events be there for a month.
-            if node in fold and not fold.of(node).silent:
-                log.info("no snapshot yet", node=node, finding=error.finding)
-                fold.of(node).silent = True
+            if node in fold:
+                if not fold.of(node).silent:
+                    log.info("no snapshot yet", node=node, finding=error.finding)
+                fold.of(node).silent += 1
 
 
-def patience(answered: int) -> float:
-    """Seconds until a snapshot is asked for again, after so many that were promised and did not make the node whole."""
-    return backoff_seconds(answered + 1, ASK_AGAIN_SECONDS, LONGEST_ASK_AGAIN_SECONDS)
+def due_at(believed: Believed) -> float:
+    """The monotonic second at which the allocator of a broken node is to be asked for a snapshot."""
+    if believed.asked is None:
+        return -inf
+    if believed.silent:
+        return believed.asked + backoff_seconds(believed.silent, ASK_AGAIN_SECONDS, LONGEST_SILENT_SECONDS)
+    return believed.asked + backoff_seconds(believed.answered + 1, ASK_AGAIN_SECONDS, LONGEST_ASK_AGAIN_SECONDS)

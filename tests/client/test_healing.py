@@ -1,0 +1,100 @@
+"""When allocators of nodes with missing events are asked for snapshots: of thousands of nodes, too, that nobody knows."""
+
+import msgspec
+import pytest
+from fact_support import Writer
+
+from topoalign.client import healing
+from topoalign.client.fold import Counts, Fold
+from topoalign.client.healing import Healer
+from topoalign.core import wire
+from topoalign.core.model.errors import BusUnavailable
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import SnapshotRequest
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.memory_bus import MemoryBus
+
+pytestmark = pytest.mark.anyio
+
+
+class Asked(MemoryBus):
+    """Notes who is asked for a snapshot; those of `answering` promise one that does not come."""
+
+    def __init__(self, *answering: str) -> None:
+        super().__init__()
+        self.nodes = list[str]()
+        self._answering = answering
+
+    async def ask(self, subject: str, body: bytes, within: float) -> bytes:
+        node = msgspec.json.decode(body, type=SnapshotRequest).node
+        self.nodes.append(node)
+        if node in self._answering:
+            return wire.answer((7, 9))
+        raise BusUnavailable("nobody answers")
+
+
+def break_nodes(fold: Fold, *names: str) -> None:
+    """Each says a fact that does not follow what was heard."""
+    for name in names:
+        writer = Writer(name)
+        writer.snapshot()
+        fold.apply(writer.grant("a", "GPU-0"))
+
+
+async def test_an_allocator_that_is_silent_is_asked_ever_more_rarely() -> None:
+    """Whoever is back says a snapshot unasked."""
+    fold, bus, clock = Fold(Counts()), Asked(), ManualClock()
+    healer, times = Healer(bus, clock), list[int]()
+    break_nodes(fold, "n")
+    for second in range(200):
+        before = len(bus.nodes)
+        await healer.heal(fold)
+        times += [second] * (len(bus.nodes) - before)
+        await clock.advance(1)
+
+    assert [0, 6, 18, 42, 90, 150] == times
+
+
+async def test_who_has_answered_is_asked_before_the_silent_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that somebody has invented keep no real node waiting."""
+    fold, bus, clock = Fold(Counts()), Asked("real"), ManualClock()
+    healer = Healer(bus, clock)
+    break_nodes(fold, "a", "b", "real", "c")
+    await healer.heal(fold)
+    first, bus.nodes = bus.nodes, []
+    monkeypatch.setattr(healing, "MOST_DUE", 2)
+    await clock.advance(700)
+    await healer.heal(fold)
+
+    assert (["a", "b", "real", "c"], ["real", "a"]) == (first, bus.nodes)
+
+
+async def test_beside_thousands_of_broken_nodes_a_new_one_is_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are not looked at for each event, and no later than when it is time."""
+    fold, bus, clock = Fold(Counts()), Asked(), ManualClock()
+    healer = Healer(bus, clock)
+    monkeypatch.setattr(healing, "EACH_SECONDS", 10.0)
+    break_nodes(fold, "a", "b")
+    await healer.heal(fold)
+    first, bus.nodes = bus.nodes, []
+    await clock.advance(7)
+    break_nodes(fold, "new")
+    await healer.heal(fold)
+    new, bus.nodes = bus.nodes, []
+    await clock.advance(40)
+    await healer.heal(fold)
+
+    assert ([["a", "b"], ["new"]], {"a", "b", "new"}) == ([first, new], {*bus.nodes})
+
+
+async def test_a_node_that_is_doubted_again_is_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fold, bus, clock = Fold(Counts()), Asked(), ManualClock()
+    healer = Healer(bus, clock)
+    monkeypatch.setattr(healing, "EACH_SECONDS", 1000.0)
+    break_nodes(fold, "a", "b")
+    await healer.heal(fold)
+    bus.nodes.clear()
+    fold.doubt(NodeName("a"), None)
+    await healer.heal(fold)
+
+    assert ["a"] == bus.nodes
