@@ -47,6 +47,9 @@ def v2(path: str) -> str:
         ),
         (f"/../../kubepods-besteffort-pod{SYSTEMD_UID}.slice/cri-containerd-{CONTAINER_ID}.scope", POD_UID),
         (f"/../../pod{POD_UID}/{CONTAINER_ID}", POD_UID),
+        (f"/kubepods/besteffort/podetcd-1/{CONTAINER_ID}", "etcd-1"),
+        (f"/kubepods/podetcd_1/{CONTAINER_ID}", "etcd_1"),
+        (f"/kubepods.slice/kubepods-podetcd_1.slice/crio-{CONTAINER_ID}.scope", "etcd-1"),
         (f"/kubepods/pod{POD_UID}/{CONTAINER_ID}/kubepods/pod{STATIC_POD_UID}/{'a' * 64}", POD_UID),
     ],
 )
@@ -69,7 +72,8 @@ def test_a_host_with_both_versions_tells_by_the_one_that_has_the_pod() -> None:
         f"/machine.slice/libpod-{CONTAINER_ID}.scope",
         "/user.slice/user-1000.slice/session-4.scope",
         f"/kubepods/mypod{POD_UID}/{CONTAINER_ID}",
-        f"/kubepods/pod{POD_UID}0/{CONTAINER_ID}",
+        f"/machine.slice/pod{POD_UID}0/{CONTAINER_ID}",
+        f"/podman/{CONTAINER_ID}",
     ],
 )
 def test_a_process_in_no_pod_is_told_by_its_path(path: str) -> None:
@@ -87,7 +91,7 @@ def test_a_text_that_no_kernel_writes_tells_nothing(text: str) -> None:
 
 
 @given(
-    uid=st.uuids().map(UUID.__str__) | st.text("0123456789abcdef", min_size=32, max_size=32),
+    uid=st.uuids().map(UUID.__str__) | st.text("0123456789abcdef", min_size=32, max_size=32) | st.just("etcd-1"),
     container_id=st.text("0123456789abcdef", min_size=64, max_size=64),
     runtime=st.sampled_from(["cri-containerd", "crio", "docker"]),
     qos=st.sampled_from(["", "burstable", "besteffort"]),
@@ -106,6 +110,8 @@ def test_what_a_kubelet_writes_is_read_again(
         groups = ["-".join(names[: n + 1]) + ".slice" for n in range(len(names))] + [f"{runtime}-{container_id}.scope"]
     else:
         groups = [*parts, container_id]
+    if uid == "etcd-1":
+        seen_from = 0  # such a UID is one only below the kubelet's group
     seen = groups[min(seen_from, len(parts) - 1) :]
     path = "/" + "/".join([".."] * min(seen_from, 2) + seen) + below
 

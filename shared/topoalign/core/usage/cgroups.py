@@ -26,14 +26,14 @@ from topoalign.core.model.ids import ContainerName
 
 _UID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
 """Of a pod, and of a static pod, whose UID is a digest; systemd's names have `_` in place of `-`."""
-_CONTAINER = re.compile(
-    rf"(?:/|^|-)pod(?P<uid>{_UID})"
-    r"(?:\.slice)?(?:/|:)(?:[a-z][a-z-]*[-:])?(?P<id>[0-9a-f]{12,64})(?![0-9A-Za-z_-])"
+_POD = rf"(?:(?:/|^|-)pod(?P<uid>{_UID})|kubepods[/-](?:(?:burstable|besteffort)[/-])?pod(?P<named>[0-9A-Za-z_-]+))"
+"""A static pod's manifest may give it any UID: it is one where the kubelet's own group is above it, by its usual name."""
+_PATTERNS = tuple(
+    re.compile(_POD + r"(?P<slice>\.slice)?" + rest + r"(?![0-9A-Za-z_-])")
+    for rest in (r"(?:/|:)(?:[a-z][a-z-]*[-:])?(?P<id>[0-9a-f]{12,64})", "(?P<id>)")
 )
-_POD = re.compile(rf"(?:/|^|-)pod(?P<uid>{_UID})(?![0-9A-Za-z_-])")
-_MOUNTED = re.compile(
-    rf"(?:/|^)pods/(?P<uid>{_UID})/containers/(?P<name>[a-z0-9](?:[a-z0-9-]{{0,61}}[a-z0-9])?)/[^/]+$"
-)
+"""A container in a pod, and a pod alone."""
+_MOUNTED = re.compile(r"(?:/|^)pods/(?P<uid>[^/]+)/containers/(?P<name>[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)/[^/]+$")
 
 
 class Placement(NamedTuple):
@@ -55,11 +55,11 @@ def placement_of(cgroups: str) -> Placement:
     True
     """
     paths = [parts[2] for line in cgroups.splitlines() if len(parts := line.split(":", 2)) == 3]
-    for pattern in (_CONTAINER, _POD):
+    for pattern in _PATTERNS:
         for path in paths:
             if found := pattern.search(path):
-                named = found.groupdict()
-                return Placement(named["uid"].replace("_", "-"), named.get("id") or "", path)
+                uid = found["uid"] or found["named"]
+                return Placement(uid.replace("_", "-") if found["slice"] else uid, found["id"], path)
     return Placement(path=max(paths, key=len, default=""))
 
 
