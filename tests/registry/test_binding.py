@@ -181,6 +181,22 @@ async def test_a_binding_is_awaited_until_the_watch_shows_it(
     assert (0, 1, 0) == (before, registry.binder.counts["bound"], api.reads)
 
 
+async def test_a_pod_is_awaited_until_the_watch_shows_it(
+    site: Site, registry: Registry, api: Troubled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler may hear of a pod a moment before the registry does."""
+    monkeypatch.setattr(binding, "SHOWN_SECONDS", 60.0)
+    uid = site.add("a")
+    api.after = lambda: registry.shown.bind(uid, NODE)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(registry.bind, "a", uid)
+        await all_tasks_blocked()
+        before = registry.binder.counts["bound"]
+        await registry.show("a")
+
+    assert (0, 1, 0) == (before, registry.binder.counts["bound"], api.reads)
+
+
 @pytest.mark.parametrize(("how", "binds"), [("deleted", 1), ("bound", 1), ("being deleted", 0), ("another name", 0)])
 async def test_what_the_watch_has_not_shown_yet_is_found_out(
     site: Site, registry: Registry, api: Troubled, how: str, binds: int

@@ -126,7 +126,7 @@ async def test_a_pod_that_waits_is_kept_as_it_was_shown_last() -> None:
         world.cluster.pods.merge(("ml", "p"), {"metadata": {"annotations": {"note": "y"}}})
         world.cluster.delete_pod("ml", "gone")
         await world.settle()
-        kept = world.watch.pods.waiting_pod("ml", "p", uid)
+        kept = await world.watch.pods.waiting_pod("ml", "p", uid, 0)
         world.cluster.bind("ml", "p", {"target": {"name": NODE}})
         await world.settle()
 

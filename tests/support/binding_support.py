@@ -122,7 +122,7 @@ class Registry:
         """The watch shows this pod, which waits."""
         seen = await MemoryKubernetes(self.site.cluster).pod("ml", pod)
         assert seen is not None
-        self.shown.waiting[seen.uid] = seen
+        self.shown.wait(seen)
 
     async def bind(self, pod: str, uid: str, to: str = "node-1") -> None:
         await self.binder.bind("ml", pod, uid, NodeName(to))

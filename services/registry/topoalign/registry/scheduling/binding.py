@@ -44,7 +44,7 @@ BIND_SECONDS = 4.0
 CONFIRM_SECONDS = 1.5
 """For the node's allocator to answer, which reads its kubelet's files."""
 SHOWN_SECONDS = 0.05
-"""For the watch to show a Binding that was created, which takes it some milliseconds. Then the pod is read."""
+"""For the watch to show a pod or a Binding that was created, which takes it some milliseconds. Then the pod is read."""
 TIDY_SECONDS = 0.5
 """After the pod is bound, for ending what an earlier try reserved elsewhere. What is left ends by its own time."""
 RESERVED_SECONDS = 300.0
@@ -162,7 +162,9 @@ class Binder:
             await self._end_elsewhere(uid, node)
 
     async def _bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
-        seen = self._shown.waiting_pod(namespace, name, uid) or await self._read(namespace, name, uid, node)
+        seen = await self._shown.waiting_pod(namespace, name, uid, SHOWN_SECONDS)
+        if seen is None:
+            seen = await self._read(namespace, name, uid, node)
         if seen.node == node:
             return
         await self._reserve(seen.to_schedule(), node)

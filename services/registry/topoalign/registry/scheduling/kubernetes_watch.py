@@ -136,9 +136,9 @@ class KubernetesWatch:
             return
         if pod.node is None:
             if pod.uid in self.pods.waiting:
-                self.pods.waiting[pod.uid] = pod
+                self.pods.wait(pod)
             elif understood(pod):
-                self.pods.waiting[pod.uid] = pod
+                self.pods.wait(pod)
                 self.wake_ups.show()
         elif pod.uid not in self.pods.bound:
             self.pods.bind(pod.uid, pod.node)

@@ -1,5 +1,7 @@
 """The pods as the API server's watch has shown them: what those that wait ask for, and where the others are bound."""
 
+from collections.abc import Callable
+
 import anyio
 
 from topoalign.core.model.ids import NodeName
@@ -16,28 +18,46 @@ class ShownPods:
         """The nodes of pods that are bound and neither ended nor gone."""
         self._awaited: dict[str, anyio.Event] = {}
 
+    def wait(self, pod: SeenPod) -> None:
+        """The pod is shown without a node."""
+        self.waiting[pod.uid] = pod
+        self._tell(pod.uid)
+
     def bind(self, uid: str, node: NodeName) -> None:
         """The pod is shown on a node."""
         self.waiting.pop(uid, None)
         self.bound[uid] = node
-        awaited = self._awaited.pop(uid, None)
-        if awaited is not None:
-            awaited.set()
+        self._tell(uid)
 
     def end(self, uid: str) -> NodeName | None:
         """The pod has ended, or is gone. Returns the node that it was bound to."""
         self.waiting.pop(uid, None)
         return self.bound.pop(uid, None)
 
-    def waiting_pod(self, namespace: str, name: str, uid: str) -> SeenPod | None:
-        """The pod of this name with this UID, if it waits and is not on its way out."""
+    async def waiting_pod(self, namespace: str, name: str, uid: str, seconds: float) -> SeenPod | None:
+        """
+        The pod of this name with this UID, if it waits and is not on its way out. One that is not shown at all is waited for
+        so long.
+        """
+        await self._until(lambda: uid in self.waiting or uid in self.bound, uid, seconds)
         pod = self.waiting.get(uid)
         return pod if pod is not None and (pod.namespace, pod.name, pod.deleting) == (namespace, name, False) else None
 
     async def node_of(self, uid: str, seconds: float) -> NodeName | None:
         """The node of a pod. Waits for so long until it is shown; None: it was not."""
-        if uid not in self.bound:
-            with anyio.move_on_after(seconds):
+        await self._until(lambda: uid in self.bound, uid, seconds)
+        return self.bound.get(uid)
+
+    def _tell(self, uid: str) -> None:
+        awaited = self._awaited.pop(uid, None)
+        if awaited is not None:
+            awaited.set()
+
+    async def _until(self, is_shown: Callable[[], bool], uid: str, seconds: float) -> None:
+        """Until this is so of the pod, or for so long."""
+        if is_shown():
+            return
+        with anyio.move_on_after(seconds):
+            while not is_shown():
                 await self._awaited.setdefault(uid, anyio.Event()).wait()
         self._awaited.pop(uid, None)
-        return self.bound.get(uid)

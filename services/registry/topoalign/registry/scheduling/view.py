@@ -39,6 +39,8 @@ from topoalign.runtime.turns import Turns
 QUALITY = scorer_of(Scoring.QUALITY, Packing.BINPACK)
 FEW = 16
 """Nodes that are renewed at once, which takes some milliseconds."""
+HELD_SECONDS = 0.002
+"""Before a node is renewed because of what was reserved on it: its bind has other things to do first."""
 BASES_KEPT = 128
 """Nodes of which the basis of predictions is kept."""
 
@@ -80,13 +82,15 @@ class ClusterView:
         self._due: dict[NodeName, None] = dict.fromkeys(cluster.nodes)
         """The nodes that are to be renewed, in the order of their facts."""
         self._is_due = anyio.Event()
+        self._by_fact = False
+        """Whether one of them is due because of more than what is reserved on it."""
         self._started = False
         """Whether all that the past told of was looked at."""
         cluster.listeners.append(self.mark)
 
     def mark(self, node: NodeName) -> None:
         """Something that is known of this node has changed."""
-        self._due[node] = None
+        self._due[node], self._by_fact = None, True
         self._is_due.set()
 
     async def run(self, behind: Callable[[], str | None], pause: float) -> None:
@@ -102,8 +106,10 @@ class ClusterView:
             if not self._started:
                 self.places = side_by_side(self.places)
             self._started = True
-            self._is_due = anyio.Event()
+            self._is_due, self._by_fact = anyio.Event(), False
             await self._is_due.wait()
+            if not self._by_fact:
+                await self._clock.sleep(HELD_SECONDS)
 
     def waiting(self) -> str | None:
         """Readiness: why not every node can be judged at once."""
@@ -150,7 +156,8 @@ class ClusterView:
                 self._end_reserved(uid, node)
             for uid in kept.reserved:
                 self.reserved_on[uid] = self.reserved_on.get(uid, frozenset()) | {node}
-            self.mark(node)
+            self._due[node] = None
+            self._is_due.set()
         self._let_go(node)
 
     def expect(self, node: NodeName, pod: PodToSchedule) -> None:
