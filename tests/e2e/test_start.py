@@ -65,6 +65,8 @@ LATER = {
     "starlette": "serves pages",
     "uvicorn": "serves pages",
     "h11": "serves pages",
+    "httptools": "serves schedulers",
+    "aiohttp": "talks to Kubernetes",
     "prometheus_client": "writes /metrics",
     "PIL": "draws pictures",
     "defusedxml": "reads lstopo's files",

@@ -4,15 +4,17 @@ Whatever is sent to the extender, it answers in JSON and in time, and nothing is
 A pod that cannot be meant is refused on every node for good: an error instead would be tried again and again.
 """
 
+from contextlib import ExitStack
 from typing import Any
 
 import anyio
 import httpx
 import pytest
 from anyio import to_thread
-from scheduling_support import RawClient, RecordedScheduling, go_json, parsed, request_bytes, serving
+from scheduling_support import RawClient, RecordedScheduling, go_json, parsed, request_bytes, serving, split
 
 from topoalign.registry.scheduling.extender.connection import SchedulerConnection
+from topoalign.runtime import connections
 from topoalign.runtime.clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
@@ -174,13 +176,46 @@ async def test_a_slow_body_and_a_slow_head_are_answered(monkeypatch: pytest.Monk
     found = []
 
     async with serving(scheduling, seconds=0.05) as url:
-        for part in (request[:-1], request[:40], b"nonsense\r\n\r\n"):
+        for part in (request[:-1], request[:40], b"\r\n", b"nonsense\r\n\r\n"):
             with RawClient(url) as client:
                 found.append(parsed(await client.rest(part)))
 
-    assert [408, 408, 400] == [status for status, _, _ in found]
-    assert ["TooSlow", "TooSlow", "BadRequest"] == [answer["code"] for _, _, answer in found]
+    assert [408, 408, 408, 400] == [status for status, _, _ in found]
+    assert ["TooSlow"] * 3 + ["BadRequest"] == [answer["code"] for _, _, answer in found]
     assert scheduling.untouched
+
+
+async def test_a_slow_head_behind_a_whole_request_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SchedulerConnection, "head_seconds", 0.05)
+    request = request_bytes("/scheduler/filter", b'{"Pod":' + go_json(POD) + b"," + NAMES + b"}")
+
+    async with serving(RecordedScheduling()) as url:
+        with RawClient(url) as client:
+            found = [parsed(answer) for answer in split(await client.rest(request + request[:40]))]
+
+    assert [200, 408] == [status for status, _, _ in found]
+
+
+@pytest.mark.parametrize("head", ["POST /" + "x" * 70_000, "POST /scheduler/filter HTTP/1.1\r\n" + "a: b\r\n" * 12_000])
+async def test_a_head_without_end_is_refused_before_its_time(head: str) -> None:
+    async with serving(RecordedScheduling()) as url:
+        with RawClient(url) as client:
+            status, _, answer = parsed(await client.rest(head.encode()))
+
+    assert (431, "TooLarge") == (status, answer["code"])
+
+
+async def test_one_connection_too_many_closes_the_one_silent_for_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MOST", 4)
+    request = request_bytes("/scheduler/filter", b'{"Pod":' + go_json(POD) + b"," + NAMES + b"}")
+
+    async with serving(RecordedScheduling()) as url:
+        with ExitStack() as opened:
+            clients = [opened.enter_context(RawClient(url)) for _ in range(5)]
+            found = [parsed(await client.segment(request))[0] for client in clients[1:]]
+            closed = await clients[0].rest(b"")
+
+    assert (b"", [200] * 4) == (closed, found)
 
 
 async def test_half_a_request_is_no_call_and_harms_nobody() -> None:

@@ -8,6 +8,8 @@ is served. A probe of /livez therefore succeeds however many other clients hold 
 
 import asyncio
 import resource
+from collections.abc import Iterable
+from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -23,14 +25,22 @@ BACKLOG = 64
 class Connection(H11Protocol):
     """uvicorn's connection, which makes room for itself."""
 
+    since = 0.0
+    """When it was made, by the clock of the event loop."""
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Accept the connection; at the limit, close the one that has been silent longest."""
         super().connection_made(transport)
         self.since = self.loop.time()
-        live = [each for each in self.connections if isinstance(each, Connection) and not each.transport.is_closing()]
-        if len(live) > most():
-            silent = [each for each in live if each.cycle is None or each.cycle.response_complete]  # this one, too
-            min(silent, key=lambda each: each.since).transport.abort()
+        make_room(self.connections)
+
+
+def make_room(connections: Iterable[Any]) -> None:
+    """Where these connections of a server are more than may be, closes the one that has been silent longest."""
+    live = [each for each in connections if not each.transport.is_closing()]
+    if len(live) > most():
+        silent = [each for each in live if each.cycle is None or each.cycle.response_complete]  # the newest one, too
+        min(silent, key=lambda each: each.since).transport.abort()
 
 
 def most() -> int:

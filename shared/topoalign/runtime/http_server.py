@@ -5,6 +5,7 @@ It is uvicorn with a socket of ours, and leaves signals to the runner. What it s
 (`health`), the scheduler's protocol of the registry.
 """
 
+import asyncio
 import socket
 import ssl
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ async def serve_application(
     application: Starlette,
     listener: socket.socket,
     *,
-    protocol: type[Connection] = Connection,
+    protocol: type[asyncio.Protocol] = Connection,
     idle_seconds: int = IDLE_SECONDS,
     tls: ssl.SSLContext | None = None,
     task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED,

@@ -20,8 +20,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from topoalign.runtime.connections import Connection
 from topoalign.runtime.http_server import listen, serve_application
+from topoalign.runtime.httptools_connections import HttpToolsConnection
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.fake_api_server.faults import Fault, Faults, Harm
@@ -44,7 +44,7 @@ class FakeApiServer:
         """Requests by name, `POST binding`, and bookmarks that were sent, `BOOKMARK pods`."""
         self._requested = anyio.Event()
         self._bookmark_seconds, self._pages = bookmark_seconds, Pages()
-        self._connections: set[Connection] = set()
+        self._connections: set[HttpToolsConnection] = set()
 
     def kubeconfig(self, file: Path) -> Path:
         """Writes a configuration for clients of this server."""
@@ -215,10 +215,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         return f"{method} {self.sub or self.plural}"
 
 
-def noting(connections: set[Connection]) -> type[Connection]:
+def noting(connections: set[HttpToolsConnection]) -> type[HttpToolsConnection]:
     """A protocol whose connections are in this set while they are open."""
 
-    class Noted(Connection):
+    class Noted(HttpToolsConnection):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
             super().connection_made(transport)
             connections.add(self)
