@@ -1,4 +1,4 @@
-"""The JetStream part of the NATS library is loaded for those who use it, and for nobody else."""
+"""What the NATS library has for some is loaded for those who use it, and for nobody else: JetStream, and WebSockets."""
 
 import subprocess
 import sys
@@ -51,3 +51,11 @@ def test_the_names_of_headers_are_those_of_the_library() -> None:
 
 def test_what_jetstream_does_not_have_is_not_found() -> None:
     assert "False" == printed(BUS, "print(hasattr(nats.js, 'no_such_name'))")
+
+
+def test_the_bus_loads_what_websockets_need_where_an_address_has_them() -> None:
+    loaded = "print('aiohttp' in sys.modules, nats.aio.transport.aiohttp is not None)"
+    load = "topoalign.runtime.nats_bus.deferred.load_websockets()"
+
+    assert "False False" == printed(BUS, loaded)
+    assert "True True" == printed(BUS, load, loaded)

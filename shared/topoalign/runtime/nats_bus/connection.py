@@ -25,6 +25,7 @@ from nats.aio.subscription import Subscription
 from topoalign.core.model.errors import BusRefused, BusUnavailable, NobodyAnswers, clean
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.nats_bus.access import Access, shown
+from topoalign.runtime.nats_bus.deferred import load_websockets
 from topoalign.runtime.nats_bus.delivered import Delivered
 from topoalign.runtime.nats_bus.library import CLOCK, TolerantClient, abandon, contained, parked, socket_of
 
@@ -63,6 +64,8 @@ class Connection:
 
     async def open(self, url: str, name: str, options: Mapping[str, str], tls: ssl.SSLContext | None) -> None:
         """Raises BusRefused for wrong credentials, BusUnavailable for anything else that goes wrong."""
+        if url.startswith(("ws://", "wss://")):
+            load_websockets()
         failure: Exception | None = None
         with anyio.move_on_after(CONNECT_SECONDS) as self._opening:
             try:

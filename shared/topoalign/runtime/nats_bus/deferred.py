@@ -1,19 +1,24 @@
 """
-Keeps nats.js, the JetStream part of the NATS client library, unloaded until somebody uses it (nats-py 2.16.0).
+Keeps nats.js, the JetStream part of the NATS client library, and aiohttp unloaded until somebody uses them (nats-py 2.16.0).
 
 The client library imports all of it, and uses the names of some headers. The bus speaks the API of JetStream itself. So a
 node agent would spend a fifth of the time in which it imports the library, and 1.5 MB, on what it never calls. The module
 that stands in has those names; it is loaded with its first other attribute, so that other code of the process finds in it
 what it expects.
+
+aiohttp is for WebSockets alone (`load_websockets`), and would cost as much as all else that an agent imports for NATS.
 """
 
 import sys
+from contextlib import suppress
 from enum import StrEnum
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from types import ModuleType
 from typing import Any
+
+from topoalign.runtime.optional import without
 
 JETSTREAM = "nats.js"
 API = "nats.js.api"
@@ -54,7 +59,9 @@ JETSTREAM_NAMES = ("JetStreamContext", "JetStreamManager", "__all__")
 
 
 def defer_jetstream() -> None:
-    """Imports the client library without `nats.js`. Does nothing where somebody has imported the library before."""
+    """
+    Imports the client library without `nats.js` and aiohttp. Does nothing where somebody has imported the library before.
+    """
     if "nats" in sys.modules:
         return
     nats = PathFinder.find_spec("nats")
@@ -65,4 +72,13 @@ def defer_jetstream() -> None:
     vars(package).update(vars(module_from_spec(spec)))
     vars(package)["api"] = DeferredApi(API)
     sys.modules[JETSTREAM] = package
-    import_module("nats").js = package  # type: ignore[attr-defined]  # which the import would have bound
+    with without("aiohttp"):
+        import_module("nats").js = package  # type: ignore[attr-defined]  # which the import would have bound
+
+
+def load_websockets() -> None:
+    """Gives the client library what it needs for `ws://` and `wss://`, if that is installed."""
+    transport = import_module("nats.aio.transport")
+    with suppress(ModuleNotFoundError):
+        for name in ("aiohttp", "multidict"):
+            vars(transport)[name] = import_module(name)
