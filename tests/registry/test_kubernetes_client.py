@@ -13,6 +13,7 @@ from topoalign.registry.kubernetes.client import HttpKubernetes, connect_kuberne
 from topoalign.registry.kubernetes.watching import PAGE
 from topoalign.registry.ports import ApiConflict, ApiRefused, ApiUnavailable, SeenPod, Synced
 from topoalign.runtime.clock import SystemClock
+from topoalign.testing.fake_api_server import watching
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.fake_api_server.faults import Harm
 from topoalign.testing.fake_api_server.server import FakeApiServer, fake_api_server
@@ -55,6 +56,21 @@ async def test_a_broken_watch_goes_on_where_it_was(server: FakeApiServer, api: H
 
     assert "after" == told.name
     assert 1 == server.requests["LIST pods"]
+
+
+async def test_a_line_of_a_watch_may_come_in_two_chunks(
+    server: FakeApiServer, api: HttpKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "APART", 1)
+
+    async with Followed(api.pods()) as pods:
+        await pods.until_synced()
+        for number in range(5):
+            server.cluster.add_pod(shown_pod(f"p-{number}"))
+        told = await pods.next(5)
+
+    assert [f"p-{number}" for number in range(5)] == [each.name for each in told]
+    assert 1 == server.requests["WATCH pods"]
 
 
 async def test_a_long_list_comes_in_pages(server: FakeApiServer, api: HttpKubernetes) -> None:

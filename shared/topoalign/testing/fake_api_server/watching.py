@@ -1,20 +1,22 @@
 """
 Lists in pages and watches, as an API server answers them.
 
-A watch sends a line of JSON for each change after a version, in chunks that do not end where lines end. Where the changes
-are no longer kept it sends an ERROR with code 410 in the place of an object, and ends. Bookmarks tell how far it is. Every
-watch ends after the seconds that the client names.
+A watch sends a line of JSON for each change after a version, now and then in two chunks. Where the changes are no longer
+kept it sends an ERROR with code 410 in the place of an object, and ends. Bookmarks tell how far it is. Every watch ends
+after the seconds that the client names.
 """
 
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-import anyio
+import anyio.lowlevel
 import msgspec
 
 from topoalign.testing.fake_api_server.objects import ApiError, Object, Objects
 
 BOOKMARK_SECONDS = 60.0
+APART = 4
+"""One change of so many comes in two chunks."""
 
 
 class Pages:
@@ -55,8 +57,7 @@ async def watched(
     if version == 0:
         version = kind.newest
         for each in kind:
-            for part in parts("ADDED", each):
-                yield part
+            yield line("ADDED", each)
     until = anyio.current_time() + float(parameters.get("timeoutSeconds") or 3600)
     bookmarks = parameters.get("allowWatchBookmarks") == "true"
     while anyio.current_time() < until:
@@ -68,8 +69,12 @@ async def watched(
         for change in changes:
             version = change.version
             if is_in(change.object, namespace):
-                for part in parts(change.type, change.object):
+                rest = line(change.type, change.object)
+                if version % APART == 0:
+                    part, rest = rest[: len(rest) // 2], rest[len(rest) // 2 :]
                     yield part
+                    await anyio.lowlevel.checkpoint()  # which sends it
+                yield rest
         if changes:
             continue
         with anyio.move_on_after(min(bookmark_seconds, until - anyio.current_time())) as waiting:
@@ -77,12 +82,6 @@ async def watched(
         if waiting.cancelled_caught and bookmarks:
             version = kind.newest if not kind.since(version) else version
             yield line("BOOKMARK", bookmark(kind, version))
-
-
-def parts(what: str, shown: Object) -> tuple[bytes, bytes]:
-    """A line in two pieces."""
-    whole = line(what, shown)
-    return whole[: len(whole) // 2], whole[len(whole) // 2 :]
 
 
 def line(what: str, shown: Mapping[str, Any]) -> bytes:

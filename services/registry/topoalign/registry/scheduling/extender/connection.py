@@ -2,13 +2,11 @@
 The connections of a kube-scheduler.
 
 It keeps an idle connection for 90 s; a server that closes it earlier may do so just when the next call is sent, and that
-call is an error of scheduling. An answer leaves in one segment: in two, the second could wait 40 ms for the
-acknowledgement of the first. A request whose head is not complete in time is answered and ended, and each error is JSON.
+call is an error of scheduling. A request whose head is not complete in time is answered and ended, and each error is JSON.
 """
 
 import asyncio
 from http import HTTPStatus
-from typing import Any
 
 import msgspec
 
@@ -22,36 +20,8 @@ MOST_HEAD_BYTES = 64 * 1024
 """Of the head of a request: its address and its headers."""
 
 
-class OneSegment:
-    """A transport that sends all that is written in one turn of the loop at once."""
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop = transport, loop
-        self._written: list[bytes] = []
-
-    def write(self, data: bytes) -> None:
-        """Send this with what else is written in this turn."""
-        if not self._written:
-            self._loop.call_soon(self._send)
-        self._written.append(data)
-
-    def close(self) -> None:
-        """Send what is written, then close."""
-        self._send()
-        self._transport.close()
-
-    def _send(self) -> None:
-        written = b"".join(self._written)
-        self._written.clear()
-        if written and not self._transport.is_closing():
-            self._transport.write(written)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-
 class SchedulerConnection(HttpToolsConnection):
-    """uvicorn's connection with whole answers, limits on the head of a request, and errors in JSON."""
+    """A connection with limits on the head of a request, and errors in JSON."""
 
     head_seconds = HEAD_SECONDS
     head_timer: asyncio.TimerHandle | None = None
@@ -61,10 +31,6 @@ class SchedulerConnection(HttpToolsConnection):
     """Whether the head of a request has come, or nothing of it."""
     head_bytes = 0
     """What has come since that of a head that is not complete."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """Accept the connection."""
-        super().connection_made(OneSegment(transport, self.loop))  # type: ignore[arg-type]  # it has what is used
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing any more."""
