@@ -10,7 +10,8 @@ own. A duration is that of filter with all nodes and prioritize with those that 
 - `5000-new`: the same, and each pod asks for what none has asked for.
 - `1000-cold`: the first call after a start of the registry.
 - `1000-full`: no node has a free GPU, and nothing changes.
-- `bind`: one pod after another is bound to a node with a real agent, which confirms it (see `binding`).
+- `bind`: one pod after another is filtered and then bound to a node with a real agent, which confirms it; the time is that
+  of the bind (see `binding`).
 
 `passed` is the number of nodes that filter let pass at last (not of `bind`), `longest_block_ms` the longest time that one
 callback blocked the registry's event loop during the case, `rss_mb` its memory after it in units of 2^20 bytes.

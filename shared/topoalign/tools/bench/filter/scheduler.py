@@ -48,10 +48,7 @@ class Scheduler:
         number = next(self._numbers)
         turned = number % len(self._nodes)
         pod = pod_json(number, amounts)
-        took, answer = self._post("filter", about(pod, self._nodes[turned:] + self._nodes[:turned]))
-        filtered = msgspec.json.decode(answer, type=Filtered)
-        if filtered.error:
-            raise NotAnswered("/scheduler/filter", filtered.error)
+        took, filtered = self.filter(pod, self._nodes[turned:] + self._nodes[:turned])
         if len(filtered.node_names) > 1:
             more, answer = self._post("prioritize", about(pod, filtered.node_names))
             scores = msgspec.json.decode(answer)
@@ -59,6 +56,14 @@ class Scheduler:
                 raise NotAnswered("/scheduler/prioritize", f"{len(scores)} of {len(filtered.node_names)} scores")
             took += more
         return took * 1000, filtered
+
+    def filter(self, pod: bytes, nodes: Sequence[NodeName]) -> tuple[float, Filtered]:
+        """Seconds that filter took for this pod and these nodes, and its answer. Raises NotAnswered."""
+        took, answer = self._post("filter", about(pod, nodes))
+        filtered = msgspec.json.decode(answer, type=Filtered)
+        if filtered.error:
+            raise NotAnswered("/scheduler/filter", filtered.error)
+        return took, filtered
 
     def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> float:
         """Milliseconds that bind took. Raises NotAnswered where the pod is not bound."""
@@ -106,7 +111,7 @@ class Scheduler:
         return data
 
 
-def about(pod: bytes, nodes: list[NodeName]) -> bytes:
+def about(pod: bytes, nodes: Sequence[NodeName]) -> bytes:
     """The arguments of filter and prioritize."""
     return b'{"Pod":%s,"Nodes":null,"NodeNames":%s}' % (pod, msgspec.json.encode(nodes))
 
