@@ -90,8 +90,8 @@ class Taking:
 
     def whole_cores(self) -> None:
         """Takes the free cores that fit in what is still needed."""
-        inside = [self.cpus.in_core[core] for core in self.cores()]
-        self.take_units([core for core in inside if self.is_free(core, self.cpus.cpus_per_core)])
+        inside = (self.cpus.in_core[core] for core in self.cores())
+        self.take_units(core for core in inside if self.is_free(core, self.cpus.cpus_per_core))
 
     def may_fit(self, units: Mapping[int, frozenset[int]]) -> bool:
         """Whether any of these units has no more CPUs than are still needed, so that they have to be ordered."""
@@ -131,10 +131,12 @@ class Taking:
         self.take(ordered[: self.needed])
 
     def take_units(self, units: Iterable[frozenset[int]]) -> None:
-        """Takes each of these units that fits in what is still needed, in their order."""
+        """Takes each of these units, which have no CPU in common, that fits in what is still needed, in their order."""
         for unit in units:
             if len(unit) <= self.needed:
                 self.take(unit)
+            if not self.needed:
+                return
 
     def take(self, cpus: Iterable[int]) -> None:
         """Moves these CPUs from the free ones to the taken ones."""
