@@ -19,6 +19,7 @@ from scheduling_support import (
 
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import GPU, NodeName
+from topoalign.registry.scheduling.extender import arguments
 from topoalign.registry.scheduling.model import Victims
 
 pytestmark = pytest.mark.anyio
@@ -236,3 +237,22 @@ async def test_requests_one_behind_the_other_are_answered_in_order(scheduling: R
             answers = split(await client.rest(b"".join((*calls, last))))
 
     assert [["a"], ["b"], ["c"], ["d"]] == [parsed(answer)[2]["NodeNames"] for answer in answers]
+
+
+def test_victims_as_a_scheduler_writes_them_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands come with one call, and the second reading, for other spellings, takes a hundred times as long."""
+    victims = {
+        f"node-{number}": {"Pods": [{"UID": f"{number}-{pod}"} for pod in range(number)], "NumPDBViolations": number}
+        for number in range(5)
+    }
+    usual = go_json({"Pod": {}, "NodeNameToMetaVictims": {**victims, "none": {"Pods": None, "NumPDBViolations": 0}}})
+    others = [usual.replace(b"Pods", b"pods"), usual.replace(b'"Pods":[{', b'"x":0,"Pods":[{')]
+    expected = [arguments.read_preempt(each) for each in others]
+    again: list[bytes] = []
+    monkeypatch.setattr(arguments, "refuse_oddities", again.append)
+
+    assert [arguments.read_preempt(usual)] * 2 == expected
+    assert [] == again
+    for twice in (b'"node-1":{},"node-1":', b'"node-1":{"Pods":[],"Pods":[]},"x":'):
+        arguments.read_preempt(usual.replace(b'"node-1":', twice))
+    assert 2 == len(again)

@@ -11,6 +11,7 @@ the bytes in which they came, because they are answered as they came.
 
 import types
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar, Union, get_args, get_origin
 
@@ -207,8 +208,15 @@ def once(body: bytes, found: msgspec.Struct) -> bool:
 
 
 def spelled(raw: Raw, kind: Any, what: str) -> Any:
-    """The value with its keys in any case, as this type. Raises Undecodable, also for a key that stands twice."""
+    """
+    The value with its keys in any case, as this type. Raises Undecodable, also for a key that stands twice. What comes out
+    of the decoder as it went in has the usual spelling, and no key twice: then that is all.
+    """
     body = bytes(raw)
+    with suppress(msgspec.MsgspecError, RecursionError):
+        usual = msgspec.json.decode(body, type=kind)
+        if msgspec.json.encode(usual) == body:
+            return usual
     refuse_oddities(body)
     try:
         return msgspec.json.decode(msgspec.json.encode(go_spelled(msgspec.json.decode(body), kind)), type=kind)
@@ -231,7 +239,7 @@ def go_spelled(value: Any, kind: Any) -> Any:
         return {key: go_spelled(each, get_args(kind)[1]) for key, each in value.items()}
     if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
         return value
-    fields = {each.encode_name.casefold(): each for each in msgspec.structs.fields(kind)}
+    fields = fields_of(kind)
     named: dict[str, Any] = {}
     for key, inner in value.items():
         known = fields.get(key.casefold())
@@ -241,6 +249,12 @@ def go_spelled(value: Any, kind: Any) -> Any:
             raise Undecodable("the body", f"{known.encode_name} stands twice, in two spellings")
         named[known.encode_name] = go_spelled(inner, known.type)
     return named
+
+
+@lru_cache
+def fields_of(kind: type[msgspec.Struct]) -> Mapping[str, msgspec.structs.FieldInfo]:
+    """The fields of a type, by the name in JSON without its case. A look at them takes longer than the rest of a value."""
+    return {each.encode_name.casefold(): each for each in msgspec.structs.fields(kind)}
 
 
 def typed(raw: Raw, kind: Any, what: str) -> Any:
