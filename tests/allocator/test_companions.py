@@ -222,6 +222,26 @@ async def test_a_pod_whose_gpus_another_one_took_has_nics_beside_others() -> Non
         assert [ids("mlx5_1"), ids("mlx5_0")] == [each.companions for each in live(it)]
 
 
+async def test_pods_that_swap_their_gpus_both_have_nics() -> None:
+    """The kubelet comes for the second one first, and that one is known to have the first one's before it comes for that."""
+    async with node(machine=MACHINE) as it:
+        first, second = (
+            msgspec.structs.replace(pod(name, gpus=2), annotations={JOINT_ANNOTATION: TOGETHER}) for name in "ab"
+        )
+        for each in (first, second):
+            it.device_allocations.remember(each)
+        it.reserve(
+            joint("a", ids("GPU-0", "GPU-1"), ids("mlx5_0"), needed=True),
+            joint("b", ids("GPU-2", "GPU-3"), ids("mlx5_1"), needed=True),
+        )
+        fits(await it.kubelet.admit(second, "uid-b"))
+        await it.device_allocations.reconcile()
+        fits(await it.kubelet.admit(first, "uid-a"))
+
+        assert [ids("GPU-0", "GPU-1"), ids("GPU-2", "GPU-3")] == [each.devices[GPU] for each in live(it)]
+        assert [ids("mlx5_0"), ids("mlx5_1")] == [each.companions for each in live(it)]
+
+
 async def test_gpus_reserved_without_companions_come_alone() -> None:
     """Another container waits for as many, and for NICs."""
     async with node(machine=MACHINE) as it:

@@ -8,7 +8,7 @@ import pytest
 from device_allocations_support import GPUS, Node
 from reservation_support import changed, container, ids, reservation
 
-from topoalign.allocator.reservations import Reservations
+from topoalign.allocator.reservations import READ_SECONDS, Reservations
 from topoalign.core import wire
 from topoalign.core.model.events import AllocationDeviated, ReservationsChanged
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
@@ -25,7 +25,9 @@ class ReservedNode(Node):
     def __init__(self) -> None:
         self.bus = MemoryBus()
         self.reservations: Reservations
-        super().__init__(reserved=lambda: self.reservations.current())
+        super().__init__(
+            reserved=lambda: self.reservations.current(), until_reserved=lambda: self.reservations.until_read()
+        )
         self.reservations = Reservations(self.ledger, self.bus, self.clock)
 
     async def say(self, message: Message) -> None:
@@ -123,3 +125,44 @@ async def test_a_message_that_is_no_reservation_of_the_node_is_passed_over() -> 
 
         assert 2 == node.reservations.unreadable
         assert {*ids("GPU-1", "GPU-6")} == await node.preferred(2)
+
+
+async def test_an_agent_that_has_just_begun_waits_for_what_is_reserved() -> None:
+    """The kubelet may come for a pod that was bound before: NICs come with its GPUs by what is reserved."""
+    node = ReservedNode()
+    await node.bus.publish(wire.encode(changed(reservation("a", container("GPU-1", "GPU-6"))), 0.0))
+    found: list[set[DeviceID]] = []
+
+    async def ask() -> None:
+        found.append(await node.preferred(2))
+
+    async with background() as tasks:
+        tasks.start_soon(ask)
+        await node.clock.advance(READ_SECONDS / 2)
+        assert [] == found
+        tasks.start_soon(node.reservations.run)
+        await node.clock.advance(0)
+
+    assert [{*ids("GPU-1", "GPU-6")}] == found
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_an_agent_waits_for_reservations_no_longer_than_it_must(is_there: bool) -> None:
+    """Where nothing is reserved for the node, not at all; without a bus for a moment after its start, and then no more."""
+    node = ReservedNode()
+    done: list[float] = []
+
+    async def ask() -> None:
+        for _ in range(2):
+            await node.device_allocations.allocate(GPU, [GPUS[len(done) : len(done) + 1]])
+            done.append(node.clock.monotonic())
+
+    began = node.clock.monotonic()
+    async with background() as tasks:
+        if is_there:
+            tasks.start_soon(node.reservations.run)
+            await node.clock.advance(0)
+        tasks.start_soon(ask)
+        await node.clock.advance(2 * READ_SECONDS)
+
+    assert [began + (0 if is_there else READ_SECONDS)] * 2 == done

@@ -170,7 +170,8 @@ class ReservedCompanions:
         What comes with GPUs that are reserved for nobody, once these allocations have ended, and what was reserved instead
         of all that: nothing, or what a container gets beside them that waits for as many. Raises CompanionsLacking.
         """
-        is_own = reserved_with(self._reserved(), self._clock.monotonic(), resource, devices) is not None
+        to_come = parts_of(self._reserved(), self._clock.monotonic(), resource)
+        is_own = any(gpus == frozenset(devices) for _, _, gpus in to_come)
         found = (
             self._instead(Bounds(len(devices), tuple(devices), ()), gone) if resource == GPU and not is_own else None
         )

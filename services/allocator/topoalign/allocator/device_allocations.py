@@ -76,14 +76,16 @@ class DeviceAllocations:
         settle_seconds: float = 120.0,
         ensure_fresh: Callable[[], Awaitable[None]] = nothing_to_ask,
         reserved: Callable[[], NodeReservations] = NodeReservations,
+        until_reserved: Callable[[], Awaitable[None]] = nothing_to_ask,
     ) -> None:
         """
         `ensure_fresh` is called before anything is given out: afterwards the health of the devices is confirmed, or is
-        known to be unknown. `reserved`: what is reserved on the node now. The seconds are those of `Reconciliation`.
+        known to be unknown. `reserved`: what is reserved on the node now; `until_reserved` waits until that is known. The
+        seconds are those of `Reconciliation`.
         """
         self._ledger, self._clock, self._pod_resources = ledger, clock, pod_resources
         self._placement = placement
-        self._ensure_fresh, self._reserved = ensure_fresh, reserved
+        self._ensure_fresh, self._reserved, self._until_reserved = ensure_fresh, reserved, until_reserved
         self._reconciliation = Reconciliation(
             ledger,
             clock,
@@ -139,6 +141,7 @@ class DeviceAllocations:
         As `AllocatorPort.prefer`. Devices of containers that have ended count as free; the kubelet has `PREFER_SECONDS` to
         tell which those are. What a reservation keeps for such a question is the answer; else what is reserved is spared.
         """
+        await self._until_reserved()
         at, ended = self._clock.monotonic(), await self.ended()
         ended = self._reconciliation.liveness.dropped(ended, available, must_include, at) if ended else ended
         owned = (without(self.state, ended) if ended else self.state).ownership
@@ -179,6 +182,7 @@ class DeviceAllocations:
         Raises also HardwareUnknown, DeviceUnusable, and Unavailable if the kubelet must be asked and does not answer.
         """
         arrived = self._clock.monotonic()
+        await self._until_reserved()
         await self._ensure_fresh()
         self._grants.check(resource, containers)
         call = AllocateCall(resource, containers, self._ledger.version)

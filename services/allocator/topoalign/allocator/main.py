@@ -113,6 +113,7 @@ def kubelet_side(
         settle_seconds=settings.settle_seconds,
         ensure_fresh=hardware_watch.ensure_fresh,
         reserved=reservations.current,
+        until_reserved=reservations.until_read,
     )
     front = KubeletFront(
         allocations,

@@ -3,9 +3,11 @@ What the registries have reserved on this node, for answers to the kubelet's Get
 
 The newest message on the node's subject is the truth (`ReservationsChanged`). It is followed on the bus that everybody
 hears. While the bus is away what was heard last counts until its time is over, and a node that hears nothing answers as if
-nothing were reserved: a reservation steers a preference, and nothing is given out because of it.
+nothing were reserved: a reservation steers a preference, and nothing is given out because of it. But NICs come with GPUs
+because of it, so a process that has just begun waits for a moment until it has read what is reserved (`until_read`).
 """
 
+import anyio
 import structlog
 
 from topoalign.allocator.ledger.ledger import Ledger
@@ -14,9 +16,12 @@ from topoalign.core.model.errors import BadRequest, Unavailable
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.ports import Bus, Clock, Received, Stream
 from topoalign.core.state.reservations import NodeReservations
+from topoalign.runtime.tasks import either
 
 AGAIN_SECONDS = 1.0
 """Between two tries to reach the stream."""
+READ_SECONDS = 3.0
+"""How long from its start on a process makes the kubelet wait for them: with a bus that is there it takes milliseconds."""
 
 log = structlog.get_logger("topoalign.allocator.reservations")
 
@@ -28,6 +33,7 @@ class Reservations:
         """`bus`: the one that everybody hears."""
         self._ledger, self._bus, self._clock = ledger, bus, clock
         self._heard = NodeReservations()
+        self._began, self._read = clock.monotonic(), anyio.Event()
         self.unreadable = 0
         """Messages on the subject that are no reservations of this node."""
 
@@ -36,6 +42,12 @@ class Reservations:
         if self._heard.reservations:
             self._heard = self._heard.observe(self._ledger.state, own=True)
         return self._heard
+
+    async def until_read(self) -> None:
+        """Returns once they have been read, and `READ_SECONDS` after the start at the latest."""
+        left = self._began + READ_SECONDS - self._clock.monotonic()
+        if left > 0 and not self._read.is_set():
+            await either(self._read.wait, lambda: self._clock.sleep(left))
 
     async def run(self) -> None:
         """Follows the reservations of this node, until cancelled."""
@@ -47,9 +59,13 @@ class Reservations:
             except Unavailable as error:
                 log.debug("the reservations cannot be read yet", finding=error.finding)
                 await self._clock.sleep(AGAIN_SECONDS)
+        if not newest:
+            self._read.set()
         async with self._bus.follow(Stream.ALLOCATIONS, subject, after=max(0, newest - 1)) as received:
             async for each in received:
                 self.take(each)
+                if each.position >= newest:
+                    self._read.set()
 
     def take(self, received: Received) -> None:
         """Takes in a message of the subject. One that is no reservation of this node is passed over, and counted."""
