@@ -146,12 +146,28 @@ async def test_another_method_type_or_address_is_refused() -> None:
             await send(url, "filter", b"", method="GET"),
             await send(url, "filter", body, kind="text/plain"),
             await send(url, "bindings", body),
+            await send(url, "filter/", body),
         ]
 
-    assert [(405, "MethodNotAllowed")] * 2 + [(415, "UnsupportedMediaType"), (404, "NotFound")] == [
+    assert [(405, "MethodNotAllowed")] * 2 + [(415, "UnsupportedMediaType")] + [(404, "NotFound")] * 2 == [
         (status, answer["code"]) for status, answer in found
     ]
     assert scheduling.untouched
+
+
+async def test_no_other_protocol_is_begun() -> None:
+    """An upgrade is passed over, as the request that it came with is one."""
+    upgrade = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "eA==",
+    }
+
+    async with serving(RecordedScheduling()) as url, httpx.AsyncClient(base_url=url) as client:
+        answer = await client.get("/scheduler/filter", headers=upgrade)
+
+    assert (405, "MethodNotAllowed") == (answer.status_code, answer.json()["code"])
 
 
 async def test_64_mib_and_more_are_answered() -> None:

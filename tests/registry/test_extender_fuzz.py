@@ -1,6 +1,7 @@
 """Bodies that are damaged by chance are answered as calls or refused as no calls: there is no third way."""
 
 import json
+from collections import Counter
 from copy import deepcopy
 from random import Random
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from faults_support import THOROUGH
 from scheduling_support import RecordedScheduling, go_json
+from view_support import NODE, OneNode
 
 from topoalign.core.model.errors import InvalidField, Undecodable
 from topoalign.registry.scheduling.extender.pages import Extender
@@ -138,3 +140,81 @@ async def test_a_damaged_call_is_answered_or_refused() -> None:
 
     assert min(answered, refused) > TRIES / 20
     assert len(scheduling.pods) > TRIES / 20
+
+
+AMOUNTS = ("0", "1", "4", "1e3", "1e9", "1.5", "-1", "1Ki", "500m", "1e400", "", "+1", "0x1")
+RESOURCES = (
+    "nvidia.com/gpu",
+    "nvidia.com/gpu",
+    "rdma/hca",
+    "cpu",
+    "memory",
+    "hugepages-2Mi",
+    "example.com/x",
+    "x" * 5_000,
+)
+KOORDINATOR = ("device-joint-allocate", "device-allocate-hint", "device-allocated", "gpu-partition-spec")
+TYPES = ('["gpu","rdma"]', '["gpu","gpu"]', "[]", "null", '["x"]', '"gpu"')
+SCOPES = ('"SamePCIe"', '""', "null", "1")
+ANNOTATIONS = ["", "{}", "[]", "null", "1", "{", "0", "-1", "1e9", "a/b", "[" * 5_000, "x" * 200_000, '{"a":1,"a":2}']
+JOINT = [f'{{"deviceTypes":{types},"requiredScope":{scope}}}' for types in TYPES for scope in SCOPES]
+
+
+def odd_pod(chance: Random) -> dict[str, Any]:
+    """Sound JSON of the right types that asks for odd things: amounts, annotations, affinity, containers of one name."""
+    names = (
+        "topoalign.io/gang",
+        "topoalign.io/gang-size",
+        *(f"scheduling.koordinator.sh/{each}" for each in KOORDINATOR),
+    )
+    some = chance.sample(names, chance.randint(0, 3))
+    containers = [
+        {
+            "name": chance.choice(("c", "d", "")),
+            "restartPolicy": chance.choice(("Always", "Never", None)),
+            "resources": {
+                kind: {chance.choice(RESOURCES): chance.choice(AMOUNTS) for _ in range(chance.choice((0, 1, 1, 2)))}
+                for kind in ("limits", "requests")
+            },
+        }
+        for _ in range(chance.randint(1, 3))
+    ]
+    match = {"key": "k", "operator": chance.choice(("In", "Gt", "Nope")), "values": chance.choice((None, [], ["x"]))}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [match]}]}
+    return {
+        "metadata": {
+            **POD["metadata"],
+            "uid": f"u{chance.randrange(50)}",
+            "annotations": {name: chance.choice((*ANNOTATIONS, *JOINT)) for name in some},
+        },
+        "spec": {
+            "initContainers": containers[1:],
+            "containers": containers[:1] * chance.randint(1, 2),
+            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}},
+        },
+    }
+
+
+async def test_an_odd_pod_is_judged_by_a_real_cluster_and_changes_nothing() -> None:
+    """Each node has one place in the answer to filter, and an integer as its score; preempt names only the victims."""
+    chance, world = Random(49), OneNode()
+    world.tell(world.says.all())
+    world.code()
+    extender, version = Extender(world.scheduler, lambda: (1, 38)), world.view.version
+    names, verdicts = [NODE, "ghost"], Counter[str]()
+    for number in range(TRIES // 4):
+        pod = odd_pod(chance)
+        nodes = {"Pod": pod, "Nodes": None, "NodeNames": names}
+        filtered = json.loads(await extender.filter(go_json(nodes)))
+        refused = filtered["FailedNodes"] | filtered["FailedAndUnresolvableNodes"]
+        assert (sorted(names), "") == (sorted((*filtered["NodeNames"], *refused)), filtered["Error"]), (number, pod)
+        verdicts.update(text.partition(":")[0] for text in refused.values())
+        verdicts["passed"] += NODE in filtered["NodeNames"]
+        scores = json.loads(await extender.prioritize(go_json(nodes)))
+        assert [(name, True) for name in names] == [(each["Host"], each["Score"] in range(11)) for each in scores]
+        victims = {name: {"Pods": [{"UID": "v"}], "NumPDBViolations": 0} for name in names}
+        helped = json.loads(await extender.preempt(go_json({"Pod": pod, "NodeNameToMetaVictims": victims})))
+        assert helped["NodeNameToMetaVictims"].items() <= victims.items(), (number, pod)
+
+    assert {"passed", "InvalidField", "NotAligned", "UnknownNode"} <= verdicts.keys(), verdicts
+    assert (version, {}) == (world.view.version, world.view.reserved_on)

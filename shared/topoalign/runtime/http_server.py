@@ -62,6 +62,7 @@ async def serve_application(
     config = uvicorn.Config(
         application,
         http=protocol,
+        ws="none",
         backlog=backlog(),
         log_config=None,
         access_log=False,

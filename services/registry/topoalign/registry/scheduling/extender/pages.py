@@ -139,7 +139,9 @@ class Extender:
 def application(routes: list[BaseRoute]) -> Starlette:
     """The application with these routes, whose errors are JSON."""
     handlers = {TopoalignError: failed, Refused: refused, HTTPException: not_served, Exception: broken}
-    return Starlette(routes=routes, exception_handlers=handlers)
+    served = Starlette(routes=routes, exception_handlers=handlers)
+    served.router.redirect_slashes = False  # a redirect has no body, and goes where the caller's Host header says
+    return served
 
 
 def call_route(path: str, call: Call, most: int, seconds: float) -> Route:
