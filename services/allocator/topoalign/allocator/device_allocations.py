@@ -83,8 +83,7 @@ class DeviceAllocations:
         known to be unknown. `reserved`: what is reserved on the node now; `until_reserved` waits until that is known. The
         seconds are those of `Reconciliation`.
         """
-        self._ledger, self._clock, self._pod_resources = ledger, clock, pod_resources
-        self._placement = placement
+        self._ledger, self._clock, self._pod_resources, self._placement = ledger, clock, pod_resources, placement
         self._ensure_fresh, self._reserved, self._until_reserved = ensure_fresh, reserved, until_reserved
         self._reconciliation = Reconciliation(
             ledger,
