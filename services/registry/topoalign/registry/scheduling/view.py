@@ -40,7 +40,7 @@ QUALITY = scorer_of(Scoring.QUALITY, Packing.BINPACK)
 FEW = 16
 """Nodes that are renewed at once, which takes some milliseconds."""
 HELD_SECONDS = 0.002
-"""Before a node is renewed because of what was reserved on it: its bind has other things to do first."""
+"""Before a node is renewed for no more than what was reserved on it: its bind has other things to do first."""
 BASES_KEPT = 128
 """Nodes of which the basis of predictions is kept."""
 
@@ -82,16 +82,17 @@ class ClusterView:
         self._due: dict[NodeName, None] = dict.fromkeys(cluster.nodes)
         """The nodes that are to be renewed, in the order of their facts."""
         self._is_due = anyio.Event()
-        self._by_fact = False
-        """Whether one of them is due because of more than what is reserved on it."""
+        self._is_due_now = anyio.Event()
+        """One of them is due because of more than what is reserved on it."""
         self._started = False
         """Whether all that the past told of was looked at."""
         cluster.listeners.append(self.mark)
 
     def mark(self, node: NodeName) -> None:
         """Something that is known of this node has changed."""
-        self._due[node], self._by_fact = None, True
+        self._due[node] = None
         self._is_due.set()
+        self._is_due_now.set()
 
     async def run(self, behind: Callable[[], str | None], pause: float) -> None:
         """Renews nodes as their facts come, for ever, once `behind`, which is asked each `pause` seconds, is None."""
@@ -106,10 +107,10 @@ class ClusterView:
             if not self._started:
                 self.places = side_by_side(self.places)
             self._started = True
-            self._is_due, self._by_fact = anyio.Event(), False
+            self._is_due, self._is_due_now = anyio.Event(), anyio.Event()
             await self._is_due.wait()
-            if not self._by_fact:
-                await self._clock.sleep(HELD_SECONDS)
+            with anyio.move_on_after(HELD_SECONDS):
+                await self._is_due_now.wait()
 
     def waiting(self) -> str | None:
         """Readiness: why not every node can be judged at once."""
