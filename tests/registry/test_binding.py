@@ -256,6 +256,7 @@ async def test_what_a_pod_has_reserved_is_not_in_its_own_way(
     with pytest.raises(BindUnknown):
         await registry.bind("a", uid)
     api.dropped = 0
+    monkeypatch.setattr(binding, "BIND_SECONDS", 60.0)
     await registry.bind("a", uid)
 
     assert "node-1" == site.node_of("a")
