@@ -28,7 +28,7 @@ async def shares(node: WholeNode) -> dict[str, Any]:
     return {row["device"]: row for row in (await node.get(f"/v1/shares?node={NODE}"))["items"]}
 
 
-async def test_c19_a_card_is_lost_with_five_sharers(nvml_library: Path, tmp_path: Path) -> None:
+async def test_c18_a_card_is_lost_with_five_sharers(nvml_library: Path, tmp_path: Path) -> None:
     """
     Each sharer is shown with its own memory, and whoever came uninvited beside them. When the card is lost, its holders stay
     listed and what they use is not known; the other card is told as before. A process that ends is no error.
