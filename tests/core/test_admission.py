@@ -166,7 +166,7 @@ def test_policy_none_asks_nobody_and_gives_what_is_lowest() -> None:
     asked = next(steps)
 
     assert isinstance(asked, PreferenceQuestion)
-    assert ("GPU-0", "GPU-1", "GPU-2", "GPU-3") == asked.available
+    assert ("GPU-0", "GPU-1", "GPU-2", "GPU-3") == tuple(asked.available)
 
 
 def test_nics_are_chosen_near_the_gpus_of_the_container() -> None:

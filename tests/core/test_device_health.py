@@ -104,8 +104,8 @@ def test_healthy_are_the_usable_of_a_resource_in_the_order_of_the_hardware(told:
 
     for resource, listed in told.topology.devices.items():
         expected = tuple(device for device in listed if known.health_of(device).usable)
-        assert (expected, expected) == (known.healthy(resource), known.healthy(resource))
-    assert () == known.healthy(ResourceName("example.com/none"))
+        assert (expected, expected) == (tuple(known.healthy(resource)), tuple(known.healthy(resource)))
+    assert () == tuple(known.healthy(ResourceName("example.com/none")))
 
 
 def test_of_two_equally_bad_the_last_says_why() -> None:

@@ -482,7 +482,7 @@ def test_a_decision_of_all_devices_asks_each_question_once() -> None:
     decision: Decision = admit(state, joint(container(gpus=8, nics=8)), RESTRICTED)
 
     after = granted(state, decision)
-    assert () == after.ownership.free(GPU)
+    assert () == tuple(after.ownership.free(GPU))
     assert 2 == len(after.ownership.free(ResourceName(NIC)))
 
 

@@ -68,7 +68,7 @@ def test_two_pods_share_a_nic_by_its_functions_and_a_third_does_not() -> None:
 def test_a_nic_with_a_function_in_use_is_given_to_nobody_as_a_whole() -> None:
     state, _ = held(node(sriov()), by_function(container(nics=1)))
 
-    assert ("mlx5_1",) == state.ownership.free(NIC)
+    assert ("mlx5_1",) == tuple(state.ownership.free(NIC))
     assert frozenset() == state.ownership.held_whole
     assert {"mlx5_0"} == state.ownership.holders.keys()
     together = msgspec.structs.replace(by_function(container(nics=1), name="c"), annotations={JOINT_ANNOTATION: "{}"})
@@ -79,7 +79,7 @@ def test_a_nic_with_a_function_in_use_is_given_to_nobody_as_a_whole() -> None:
     ):
         after, got = held(state, asked)
         assert ({NIC: ("mlx5_1",)}, {}) == (got["main"].devices, got["main"].virtual_functions)
-        assert () == after.ownership.free(NIC)
+        assert () == tuple(after.ownership.free(NIC))
         refused(admit(after, msgspec.structs.replace(asked, name="again"), BEST))
 
 

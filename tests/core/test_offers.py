@@ -189,7 +189,7 @@ def test_a_gpu_of_which_a_share_is_still_held_waits_too() -> None:
     state = holding(PLAIN, share=ids(f"{G0}::1"))
 
     assert {G0} == state.ownership.blocked
-    assert (G1, G2, G3) == state.ownership.free(GPU)
+    assert (G1, G2, G3) == tuple(state.ownership.free(GPU))
     assert ["share"] == overlapping(state, G0)
 
 
@@ -225,7 +225,7 @@ def test_a_gpu_waits_for_who_held_an_instance_of_it_that_is_gone() -> None:
 def test_instances_of_a_gpu_that_is_held_whole_wait() -> None:
     topology = offering(Offer(resource=SLICE, devices=ids("MIG-0", "MIG-1")), topology=with_mig())
 
-    assert () == holding(topology, whole=(G3,)).ownership.free(SLICE)
+    assert () == tuple(holding(topology, whole=(G3,)).ownership.free(SLICE))
 
 
 def naive_overlap(topology: Topology, one: DeviceID, other: DeviceID) -> bool:

@@ -54,10 +54,10 @@ def answers_of(state: NodeState, owned: Ownership) -> Answers:
         owned.blocked,
         [owned.unlisted(resource) for resource in sorted({*resources, *held})],
         [owned.left(card) for card in (*state.hardware.gpu_by_id, DeviceID("mlx5_0"), DeviceID("mlx5_1"))],
-        [owned.free(resource) for resource in resources],
+        [(owned.free(resource), owned.held(resource), owned.usable(resource)) for resource in resources],
         owned.former_resources,
         [owned.handed_out.health_of(thing) for thing in THINGS],
-        (dict(owned.holders), owned.held_whole, owned.functions_in_use, owned.cpus_in_use),
+        (owned.held_whole, owned.functions_in_use, owned.cpus_in_use),
     )
 
 

@@ -294,7 +294,7 @@ def test_a_device_nobody_judged_is_not_offered() -> None:
         TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source="test", topology=HARDWARE)
     )
 
-    assert () == state.ownership.free(GPU)
+    assert () == tuple(state.ownership.free(GPU))
 
 
 def test_the_cpus_of_an_allocation_are_parsed_once_per_pod(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,7 @@ def test_a_device_that_its_plugin_has_not_listed_as_healthy_is_not_given(tmp_pat
     (tmp_path / "device-plugins").mkdir()
     device_checkpoint.store(tmp_path / "device-plugins", CheckpointData(None, {GPU: ["GPU-1", "GPU-2"]}))
 
-    assert ("GPU-1", "GPU-2") == read(state, tmp_path).state.ownership.free(GPU)
+    assert ("GPU-1", "GPU-2") == tuple(read(state, tmp_path).state.ownership.free(GPU))
 
 
 def test_a_resource_whose_plugin_has_gone_is_given_to_nobody(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_resource_whose_plugin_has_gone_is_given_to_nobody(tmp_path: Path) -> 
 
     found = read(node(machine()), tmp_path)
 
-    assert () == found.state.healthy(GPU)
+    assert () == tuple(found.state.healthy(GPU))
     assert isinstance(admit(found.state, pod(container("main", gpus=1)), RULES), Refusal)
     with pytest.raises(InvalidField, match=r"limits\[example.com/fpga\]"):
         check_resources(read_pod(pod(container("main", others={fpga: 1})), RULES), machine(), found.registered)

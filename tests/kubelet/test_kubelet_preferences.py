@@ -113,7 +113,7 @@ async def kubelets(device_allocations: DeviceAllocations, asked: PodRequest, rul
             reply: Reply
             if isinstance(question, PreferenceQuestion):
                 reply = await device_allocations.prefer(
-                    question.resource, question.available, question.must_include, question.size
+                    question.resource, [*question.available], question.must_include, question.size
                 )
             else:
                 reply = answer_to(question, device_allocations.state, rules)

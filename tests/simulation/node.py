@@ -162,7 +162,7 @@ class Agent:
             if self.kubelet.up and self.kubelet.plugin is None:
                 self.door.hang_up()
             state = self.device_allocations.state
-            self.kubelet.lists(self, {resource: state.healthy(resource) for resource in state.hardware.devices})
+            self.kubelet.lists(self, {resource: tuple(state.healthy(resource)) for resource in state.hardware.devices})
 
     async def prefer(
         self, resource: ResourceName, available: list[DeviceID], must_include: list[DeviceID], size: int

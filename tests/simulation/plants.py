@@ -29,6 +29,7 @@ from topoalign.core.model.decisions import Decision
 from topoalign.core.model.errors import IdTaken, StateFault, TopoalignError
 from topoalign.core.model.events import Allocation, AllocationReleased, AllocationsSnapshot, LedgerEvent
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.placement.preference import prefer
 from topoalign.core.ports import Message
 from topoalign.core.state.fold import NodeState
@@ -156,7 +157,7 @@ class TerseDeviceAllocations(PlantedDeviceAllocations):
 class GenerousOwnership(Ownership):
     """What is held is free, too."""
 
-    def free(self, resource: ResourceName) -> tuple[DeviceID, ...]:
+    def free(self, resource: ResourceName) -> DeviceSet:
         return self.handed_out.healthy(resource)
 
 

@@ -32,6 +32,7 @@ from topoalign.core.model.ids import (
     ResourceName,
 )
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
+from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
@@ -126,7 +127,7 @@ class MemoryAllocator:
         if self.pause is not None:
             await self.pause.wait()
         self._raise()
-        known = self.state.hardware.devices.get(resource, {})
+        known = self.state.hardware.devices.get(resource, NO_DEVICES)
         state, granted = self.state, []
         for devices in containers:
             if not devices or len(set(devices)) != len(devices):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from topoalign.core.model.errors import DeviceUnusable, HardwareUnknown, InvalidField, UnknownDevice, quoted
 from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.state.fold import NodeState
 
 MOST_DEVICES = 20_000
@@ -28,7 +29,7 @@ def check_allocate(state: NodeState, resource: ResourceName, containers: Sequenc
         raise InvalidField("devices_ids", f"named more than once: {quoted(repeated)}", "name each device once")
     if state.topology is None or state.health is None:
         raise HardwareUnknown(state.node, "discovery has not been heard")
-    known = state.hardware.devices.get(resource, {})
+    known = state.hardware.devices.get(resource, NO_DEVICES)
     if unknown := [device for device in asked if device not in known]:
         raise UnknownDevice(unknown)
     for device in asked:

@@ -32,6 +32,7 @@ from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, Namespace
 from topoalign.core.model.requests import AdmissionRules, Mode, Placement, PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.bitmask import mask_of
+from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.placement.reserved import parts_of, reserved_with
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
@@ -275,7 +276,7 @@ def placed(
     bounds = {GPU: gpus}
     if nics := reserved.devices.get(NIC):
         bounds[NIC] = Bounds(len(nics), nics, ())
-    near = {node for gpu in gpus.allowed for node in state.hardware.devices.get(GPU, {}).get(gpu) or ()}
+    near = {node for gpu in gpus.allowed for node in state.hardware.devices.get(GPU, NO_DEVICES).get(gpu) or ()}
     try:
         container = next(each for each in read_pod(request, rules).containers if each.container == reserved.container)
         return place_among(state, container, rules, bounds, (mask_of(near), None) if near else (None,))

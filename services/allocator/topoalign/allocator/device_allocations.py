@@ -42,7 +42,7 @@ from topoalign.core.model.errors import (
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.requests import Placement, PodRequest
-from topoalign.core.placement.parts import marked
+from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.placement.reserved import prefer_reserved, reserved_devices
 from topoalign.core.placement.sparing import prefer_sparing
 from topoalign.core.ports import Clock
@@ -144,8 +144,9 @@ class DeviceAllocations:
         at, ended = self._clock.monotonic(), await self.ended()
         ended = self._reconciliation.liveness.dropped(ended, available, must_include, at) if ended else ended
         owned = (without(self.state, ended) if ended else self.state).ownership
-        hardware, among = self.state.hardware, marked(self.state.hardware, resource, available)
-        offered = available if among is None else among
+        hardware = self.state.hardware
+        listed = hardware.devices.get(resource, NO_DEVICES).some(available)
+        offered = listed if len(listed) == len(available) else available
         reserved, now = self._reserved(), self._clock.monotonic()
         chosen = prefer_reserved(hardware, reserved, now, resource, offered, must_include, size)
         if not chosen and resource == GPU:
@@ -153,7 +154,7 @@ class DeviceAllocations:
         if not chosen:
             kept = {*devices_displaced_by(ended), *reserved_devices(reserved, now, resource)}
             chosen = prefer_sparing(hardware, owned, resource, offered, must_include, size, self._placement, kept)
-        self._preferences.give(resource, frozenset(available) if among is None else among, chosen)
+        self._preferences.give(resource, offered, chosen)
         return chosen
 
     async def ended(self) -> list[Allocation]:

@@ -127,9 +127,8 @@ def counted(state: NodeState) -> NodeSummary:
 
 def count(state: NodeState, resource: ResourceName) -> ResourceCount:
     """How many devices of a resource are free, allocated and unhealthy."""
-    devices = state.hardware.devices[resource]
-    free = len(state.ownership.free(resource))
-    allocated = sum(device in state.ownership.holders for device in devices)
+    devices, free = state.hardware.devices[resource], len(state.ownership.free(resource))
+    allocated = len(state.ownership.held(resource))
     return ResourceCount(total=len(devices), free=free, allocated=allocated, unhealthy=len(devices) - free - allocated)
 
 

@@ -103,7 +103,7 @@ def need_of_part(
     """The same for what is aligned as one: the containers that are `given` something then, and the rest of the pod."""
     rules, policy = demand.rules, POLICIES[demand.rules.policy]
     devices = {name: amount for name, amount in aligned.devices.items() if name in topology.devices}
-    placed = tuple(name for name in devices if any(topology.devices[name].values()))
+    placed = tuple(name for name in devices if any(topology.devices[name].by_nodes))
     strict = not policy.admits(NO_AFFINITY)
     looks = policy.asks and (strict or bool(aligned.memory))
     return Need(
@@ -131,8 +131,8 @@ def machine_key(topology: Topology) -> bytes:
     supplies = [
         (
             name,
-            any(listed.values()),
-            sorted(near(listed, listed, topology.node_ids).items()),
+            any(listed.by_nodes),
+            sorted(near(listed.everything, topology.node_ids).items()),
             [offer.most for offer in topology.offers_of.get(name, ())],
         )
         for name, listed in sorted(devices.items())

@@ -58,7 +58,7 @@ def free_of(state: NodeState, rules: AdmissionRules) -> Free:
     """What is free on a node under the rules of its kubelet."""
     hardware, machine = state.hardware, state.hardware.node_ids
     supplies: dict[ResourceName, Mapping[Mask, int]] = {
-        name: near(devices, state.ownership.free(name), machine) for name, devices in hardware.devices.items()
+        name: near(state.ownership.free(name), machine) for name in hardware.devices
     }
     devices = {name: sum(there.values()) if state.healthy(name) else NONE for name, there in supplies.items()}
     cpus = whole = 0

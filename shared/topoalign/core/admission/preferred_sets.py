@@ -13,14 +13,15 @@ from collections.abc import Iterable, Mapping
 from topoalign.core.admission.alignment import distances_for
 from topoalign.core.demand.pod_demand import Demand
 from topoalign.core.hints.cpu import aligned_by_socket
-from topoalign.core.hints.devices import Devices, bearing_nodes, real_nodes
+from topoalign.core.hints.devices import bearing_nodes, real_nodes
 from topoalign.core.hints.memory import memory_node
 from topoalign.core.hints.rules import totals
 from topoalign.core.model.events import MemoryUse
 from topoalign.core.model.hints import Need, TopologyHint
-from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import AdmissionRules, CpuOption
 from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, mask_of, narrowness
+from topoalign.core.model.topology.device_sets import Devices, DeviceSet
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.numa_sets.subsets import Subsets, subsets
 from topoalign.core.policy import POLICIES
@@ -62,7 +63,7 @@ def preferred_sets(
 def device_sets(space: Subsets, devices: Devices, amount: int) -> frozenset[Mask]:
     """Those that the device manager prefers for so many devices of a resource."""
     return narrowest_sets(
-        space, mask_of(bearing_nodes(devices, space.nodes)), [(amount, near(devices, devices, space.nodes))]
+        space, mask_of(bearing_nodes(devices, space.nodes)), [(amount, near(devices.everything, space.nodes))]
     )
 
 
@@ -106,7 +107,11 @@ def narrowest_sets(space: Subsets, nodes: Mask, needs: Iterable[tuple[int, dict[
     return frozenset(mask for mask in fitting if mask.bit_count() == least)
 
 
-def near(devices: Devices, some: Iterable[DeviceID], machine: tuple[int, ...]) -> dict[Mask, int]:
-    """How many of some of these devices are near which of the machine's NUMA nodes."""
-    nodes = mask_of(bearing_nodes(devices, machine))
-    return Counter(real_nodes(devices[device] or ()) & nodes for device in some)
+def near(some: DeviceSet, machine: tuple[int, ...]) -> dict[Mask, int]:
+    """How many of some devices are near which of the machine's NUMA nodes."""
+    nodes = mask_of(bearing_nodes(some.devices, machine))
+    counted = Counter[Mask]()
+    for listed, there in some.devices.by_nodes.items():
+        if amount := len(some & there):
+            counted[real_nodes(listed or ()) & nodes] += amount
+    return counted

@@ -49,7 +49,7 @@ def are_separable(topology: Topology, demand: PodDemand, asking: Sequence[Contai
     if rules.scope is Scope.POD or not POLICIES[rules.policy].asks or any(each.role == "init" for each in asking):
         return False
     for name in demand.device_names & topology.devices.keys():
-        widths = {mask.bit_count() for mask in near(topology.devices[name], topology.devices[name], topology.node_ids)}
+        widths = {mask.bit_count() for mask in near(topology.devices[name].everything, topology.node_ids)}
         if len(widths) > 1 or max(widths) > 1:
             return False
     return are_counted(topology, demand, asking, rules.cpu_options & NOT_NEAR)

@@ -32,7 +32,8 @@ from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.bitmask import Mask
-from topoalign.core.placement.devices import choosing, in_order
+from topoalign.core.model.topology.device_sets import NO_DEVICES
+from topoalign.core.placement.devices import choosing
 from topoalign.core.placement.preference import prefer
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
@@ -151,7 +152,7 @@ def sets_of(
     """All that the kubelet may take of a resource, and where some of it is fixed, each set, the preferred one first."""
     yield bounds.allowed
     if not bounds.is_free:
-        among = in_order(state.hardware.devices[resource], bounds.allowed)
+        among = state.hardware.devices[resource].some(bounds.allowed)
         first = prefer(state.hardware, resource, among, bounds.fixed, bounds.amount, rules.placement)
         yield from bounds.sets(first or ())
 
@@ -180,7 +181,8 @@ def divided(
     companions: list[DeviceID] = []
     for resource in RESOURCE.values():
         chosen, limit = found.devices.get(resource, ()), bounds.get(resource)
-        taken = in_order(state.hardware.devices.get(resource, {}), limit.taken(chosen)) if limit is not None else ()
+        listed = state.hardware.devices.get(resource, NO_DEVICES)
+        taken = tuple(listed.some(limit.taken(chosen))) if limit is not None else ()
         if limit is not None and not taken:
             return None
         beside = tuple(device for device in chosen if device not in taken) if GPU in bounds else ()

@@ -23,6 +23,7 @@ from topoalign.core.deviceshare.inventory import (
 )
 from topoalign.core.deviceshare.names import CORE, FUNCTION, GPU_BYTES, RATIO, RDMA, WHOLE, DeviceType
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.links import PcieClass
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
 from topoalign.core.model.topology.views import made_once
@@ -81,7 +82,7 @@ def inventory_of(state: NodeState, left: LeftOver = NOTHING, *, by_function: boo
             left_functions=left_here,
         )
 
-    offered = topology.devices.get(GPU, {}), topology.devices.get(NIC, {})
+    offered = topology.devices.get(GPU, NO_DEVICES), topology.devices.get(NIC, NO_DEVICES)
     gpus = [
         device(gpu, DeviceType.GPU, gpu_labels(gpu), gpu_resources(gpu))
         for gpu in topology.gpus
@@ -170,7 +171,7 @@ def connected(topology: Topology, classes: Collection[PcieClass]) -> Mapping[Dev
 
 def node_of(topology: Topology, resource: ResourceName, device: DeviceID) -> int:
     """The NUMA node that a device is listed with; ANYWHERE if it is unknown, or the device not offered as a whole."""
-    nodes = topology.devices.get(resource, {}).get(device)
+    nodes = topology.devices.get(resource, NO_DEVICES).get(device)
     return nodes[0] if nodes else ANYWHERE
 
 

@@ -7,7 +7,8 @@ machine lacks.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Collection, Mapping, Set
+from functools import lru_cache
 
 from topoalign.core.hints.joint_devices import joint_hints
 from topoalign.core.hints.provider import HintRequest, Largest
@@ -17,10 +18,8 @@ from topoalign.core.model.hints import Hints, Need, ProviderHints
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask, mask_of
+from topoalign.core.model.topology.device_sets import Devices
 from topoalign.core.profile import profile_of
-
-Devices = Mapping[DeviceID, tuple[int, ...] | None]
-"""All devices of a resource -> the NUMA nodes each is listed with; None without topology, () with one that is empty."""
 
 
 def device_hints(
@@ -39,8 +38,9 @@ def device_hints(
     has already; `machine` are the ids of the machine's NUMA nodes, ascending. Without topology the kubelet has no opinion,
     whether there are enough or not; mode `best` has none only if there are enough.
     """
-    enough = len({*available, *reusable}) >= requested
-    if not any(devices.values()) and (profile_of(mode).silent_on_unplaced_devices or enough):
+    unlisted = sum(device not in devices for device in reusable)
+    enough = len(devices.some(available) | devices.some(reusable)) + unlisted >= requested
+    if not any(devices.by_nodes) and (profile_of(mode).silent_on_unplaced_devices or enough):
         return None
     if held:
         return possible(devices, held, (), requested, machine, mode) if len(held) == requested else ()
@@ -59,27 +59,33 @@ def possible(
 ) -> Hints:
     """The subsets that have enough devices, and all reusable ones that have a topology."""
     nodes = mask_of(bearing_nodes(devices, machine))
-    nodes_of = {device: real_nodes(near) & nodes for device, near in devices.items() if near is not None}
-    counted = Counter(nodes_of[device] for device in (*available, *reusable) if device in nodes_of)
-    obligatory = {nodes_of[device] for device in reusable if device in nodes_of}
+    free, left = devices.some(available), devices.some(reusable)
+    everything, counted, obligatory = Counter[Mask](), Counter[Mask](), set[Mask]()
+    for listed, there in devices.by_nodes.items():
+        if listed is not None:
+            near, reused = real_nodes(listed) & nodes, len(there & left)
+            everything[near] += len(there)
+            counted[near] += len(there & free) + reused
+            obligatory |= {near} if reused else set()
     now = (Need(requested, somewhere(counted)), *(Need(1, somewhere({near: 1})) for near in sorted(obligatory)))
-    empty = (Need(requested, somewhere(Counter(nodes_of.values()))),)
+    empty = (Need(requested, somewhere(everything)),)
     return hints_from(Supply(nodes, now), Supply(nodes, empty), mode, len(machine))
 
 
 def somewhere(counted: Mapping[Mask, int]) -> dict[Mask, int]:
-    """Without what is near no node at all: it meets no need."""
-    return {near: amount for near, amount in counted.items() if near}
+    """Without what is near no node at all, which meets no need, and without nodes that have nothing."""
+    return {near: amount for near, amount in counted.items() if near and amount}
 
 
-def real_nodes(near: Iterable[int]) -> Mask:
+@lru_cache(maxsize=1024)
+def real_nodes(near: tuple[int, ...]) -> Mask:
     """A plugin may list a device with node -1, which is none."""
     return mask_of(node for node in near if node >= 0)
 
 
 def bearing_nodes(devices: Devices, machine: tuple[int, ...]) -> tuple[int, ...]:
     """The machine's NUMA nodes that bear a device of the resource; all of them where none is known to."""
-    bearing = {node for near in devices.values() for node in near or ()}
+    bearing = {node for near in devices.by_nodes for node in near or ()}
     return tuple(node for node in machine if node in bearing) or machine
 
 
@@ -131,7 +137,7 @@ class DeviceProvider:
 
     def may_have_no_opinion(self, resource: ResourceName, asked: HintRequest) -> bool:
         """Only on devices of which no NUMA node is known, or that are decided together."""
-        return resource in asked.demand.together or not any(asked.state.hardware.devices[resource].values())
+        return resource in asked.demand.together or not any(asked.state.hardware.devices[resource].by_nodes)
 
     def largest_rule(self, resource: ResourceName, asked: HintRequest) -> Largest:
         """One need, and one more for each NUMA node where the pod left some; as many places as there are devices."""

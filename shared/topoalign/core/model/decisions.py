@@ -5,7 +5,7 @@ An answer contains everything that is needed to act on it and to explain it: the
 merge made of them, the sets of devices that were considered, and the reason where it is a refusal.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -103,9 +103,9 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 class PlacementContext(msgspec.Struct, frozen=True, kw_only=True):
     """What is free besides the devices that may be chosen, for a device policy that considers the next container."""
 
-    free: tuple[DeviceID, ...] = ()
-    """All devices of the resource that may be handed out now, on whatever NUMA nodes."""
-    nics: tuple[DeviceID, ...] = ()
+    free: Collection[DeviceID] = ()
+    """All devices of the resource that may be handed out now, on whatever NUMA nodes, in the hardware's order."""
+    nics: Collection[DeviceID] = ()
     """NICs that may be handed out now."""
     nics_wanted: int = 0
     """How many of them the container asks for."""
@@ -118,7 +118,8 @@ class PreferenceQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """The question which devices of a resource are preferred; the kubelet asks it as GetPreferredAllocation."""
 
     resource: ResourceName
-    available: tuple[DeviceID, ...]
+    available: Collection[DeviceID]
+    """In the hardware's order."""
     must_include: tuple[DeviceID, ...]
     size: int
     container: ContainerName

@@ -12,12 +12,12 @@ from collections.abc import Collection, Generator, Sequence
 from typing import NamedTuple
 
 from topoalign.core.demand.pod_demand import ContainerDemand
-from topoalign.core.hints.devices import Devices, real_nodes
+from topoalign.core.hints.devices import real_nodes
 from topoalign.core.hints.reuse import held_by_pod, reusable_devices
 from topoalign.core.model.errors import NoFit
-from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import Mask
+from topoalign.core.model.topology.device_sets import Devices, DeviceSet
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
 
@@ -25,7 +25,7 @@ from topoalign.core.state.fold import NodeState
 class Choice(NamedTuple):
     """What the plugin is asked: which `size` of the available devices, with those that must be among them?"""
 
-    available: tuple[DeviceID, ...]
+    available: DeviceSet
     must_include: tuple[DeviceID, ...]
     size: int
 
@@ -73,26 +73,25 @@ class NoHealthyDevice(NoFit):
 class Sides(NamedTuple):
     """Devices by their place relative to an affinity."""
 
-    aligned: tuple[DeviceID, ...]
+    aligned: DeviceSet
     """Near a node of it."""
-    unaligned: tuple[DeviceID, ...]
+    unaligned: DeviceSet
     """Near other nodes only."""
-    no_affinity: tuple[DeviceID, ...]
+    no_affinity: DeviceSet
     """Near no known node, or there is no affinity to compare with."""
 
 
 def sides(devices: Devices, available: Collection[DeviceID], affinity: Mask | None) -> Sides:
-    """Splits the available devices, each part in the hardware's order."""
-    free = frozenset(available)
-    ordered = [device for device in devices if device in free]
-    if affinity is None or not any(devices.values()):
-        return Sides((), (), tuple(ordered))
-    near = {device: real_nodes(devices[device] or ()) for device in ordered}
-    return Sides(
-        tuple(device for device in ordered if near[device] & affinity),
-        tuple(device for device in ordered if near[device] and not near[device] & affinity),
-        tuple(device for device in ordered if not near[device]),
-    )
+    """Splits the available devices."""
+    free, aligned, elsewhere = devices.some(available), devices.nothing, devices.nothing
+    if affinity is not None:
+        for nodes, there in devices.by_nodes.items():
+            near = real_nodes(nodes or ())
+            if near & affinity:
+                aligned |= there
+            elif near:
+                elsewhere |= there
+    return Sides(free & aligned, free & elsewhere, free - aligned - elsewhere)
 
 
 def check_amount(topology: Topology, resource: ResourceName, amount: int) -> None:
@@ -112,8 +111,8 @@ def choosing(state: NodeState, container: ContainerDemand, resource: ResourceNam
     return choose_devices(
         resource,
         state.hardware.devices[resource],
-        [device for device in state.healthy(resource) if base_of(device) not in owned.companions],
-        owned.holders.keys(),
+        owned.usable(resource),
+        owned.held(resource),
         reusable_devices(held_by_pod(state, container), resource),
         amount,
         affinity,
@@ -137,31 +136,23 @@ def choose_devices(
     """
     if not healthy:
         raise NoHealthyDevice(resource)
-    healthy, allocated, reusable = map(frozenset, (healthy, allocated, reusable))
-    taken = [device for device in devices if device in reusable][:required]
+    taken = devices.some(reusable).first(required)
     needed = required - len(taken)
     if needed <= 0:
         return tuple(taken)
-    available = [device for device in devices if device in healthy and device not in allocated]
+    available = devices.some(healthy) - devices.some(allocated)
     if len(available) < needed:
         raise NotEnoughDevices(resource, needed, len(available))
     aligned, unaligned, no_affinity = sides(devices, available, affinity)
     if needed < len(aligned):
-        choice, fallback = aligned, aligned
+        choice, fallback = aligned, [aligned]
     elif needed == len(aligned):
-        return in_order(devices, [*taken, *aligned])
+        return tuple(taken | aligned)
     else:
-        taken += aligned
-        near = frozenset(aligned)
-        choice = tuple(device for device in available if device not in near)
-        fallback = (*unaligned, *no_affinity)
-    reply = yield Choice(in_order(devices, [*choice, *taken]), in_order(devices, taken), required)
-    preferred = frozenset(reply or ())
-    ranked = dict.fromkeys((*(device for device in choice if device in preferred), *fallback))
-    return in_order(devices, [*taken, *list(ranked)[: required - len(taken)]])
-
-
-def in_order(devices: Devices, chosen: Collection[DeviceID]) -> tuple[DeviceID, ...]:
-    """In the hardware's order."""
-    position = {device: i for i, device in enumerate(devices)}
-    return tuple(sorted(chosen, key=position.__getitem__))
+        taken |= aligned
+        choice, fallback = available - aligned, [unaligned, no_affinity]
+    reply = yield Choice(choice | taken, tuple(taken), required)
+    chosen = taken
+    for some in (choice & devices.some(reply or ()), *fallback):
+        chosen |= (some - chosen).first(required - len(chosen))
+    return tuple(chosen)

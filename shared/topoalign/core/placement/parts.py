@@ -6,81 +6,24 @@ chosen already; of equals from the card that this container has the fewest of, t
 has, then in the hardware's order. The first two rules are those of NVIDIA's device plugin v0.20.0, which leaves the rest to
 chance.
 
-A node may offer thousands of shares, and one of them is wanted. The available ones are therefore marked in a byte for each
-place of the resource (`MarkedDevices`), in which the parts of a card follow one another: how many a card has, and which is
-the first of them, is counted and searched in bytes.
+A node may offer thousands of shares, and few of them are wanted. So those of each card are counted (`device_sets`), and of
+a chosen card the first ones are taken.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from copy import copy
-from itertools import compress, islice
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.queries import pair_score, places_of
+from topoalign.core.model.topology.queries import pair_score
 from topoalign.core.model.topology.views import made_once
-
-MARK = b"\1"
-
-
-class MarkedDevices(Collection[DeviceID]):
-    """A set of devices of one resource, iterated in the hardware's order."""
-
-    def __init__(self, places: Mapping[DeviceID, int], devices: Iterable[DeviceID]) -> None:
-        """`places`: of all that is listed of the resource (`places_of`), in their order. Others are left out of the set."""
-        self.places = places
-        self.marks = bytearray(map(frozenset(devices).__contains__, places))
-        """1 at the place of each device of the set, else 0."""
-
-    def __contains__(self, device: object) -> bool:
-        place = self.places.get(device)  # type: ignore[call-overload]  # what is no id has no place
-        return place is not None and self.marks[place] == 1
-
-    def __iter__(self) -> Iterator[DeviceID]:
-        return compress(self.places, self.marks)
-
-    def __len__(self) -> int:
-        return self.marks.count(MARK)
-
-    def without(self, devices: Iterable[DeviceID]) -> "MarkedDevices":
-        """The others of the set."""
-        others = copy(self)
-        others.marks = self.marks.copy()
-        for device in devices:
-            if device in others:
-                others.marks[self.places[device]] = 0
-        return others
-
-
-def marked(topology: Topology, resource: ResourceName, devices: Collection[DeviceID]) -> MarkedDevices | None:
-    """The set of these devices; None where one of them is not listed, or is named more than once."""
-    found = MarkedDevices(places_of(topology).get(resource, {}), devices)
-    return found if len(found) == len(devices) else None
-
-
-class Run(NamedTuple):
-    """Places of parts of one card that follow one another."""
-
-    start: int
-    end: int
-    """After the last one."""
-
-
-class Parts(NamedTuple):
-    """What is listed of one resource."""
-
-    ids: tuple[DeviceID, ...]
-    """In the hardware's order: an id's index is its place."""
-    runs: Mapping[DeviceID, Sequence[Run]]
-    """Card -> its parts, in the hardware's order."""
 
 
 def prefer_parts(
     topology: Topology,
     resource: ResourceName,
-    available: MarkedDevices,
+    available: DeviceSet,
     must_include: Sequence[DeviceID],
     size: int,
     near: Sequence[DeviceID] = (),
@@ -93,47 +36,42 @@ def prefer_parts(
     """
     if not max(1, len(must_include)) <= size <= len(available) or not all(map(available.__contains__, must_include)):
         return ()
-    ids, runs = parts_of(topology)[resource]
-    chosen = {available.places[device] for device in must_include}
-    free = available.without(must_include).marks
-    left = {card: sum(free.count(MARK, *run) for run in mine) for card, mine in runs.items()}
-    held = {card: sum(run.end - run.start for run in mine) - left[card] for card, mine in runs.items()}
+    chosen, cards = available.devices.some(must_include), parts_of(topology)[resource]
+    left = {card: available & parts - chosen for card, parts in cards.items()}
+    free = {card: len(parts) for card, parts in left.items()}
+    held = {card: len(parts) - free[card] for card, parts in cards.items()}
     sign = -1 if any(offer.packing == "packed" for offer in topology.offers_of[resource]) else 1
-    taken: Counter[DeviceID] = Counter(topology.card_of(ids[at]) for at in chosen)
+    taken: Counter[DeviceID] = Counter(map(topology.card_of, chosen))
     others = [topology.card_of(device) for device in near]
-    links = {card: sum(linked(topology, card, other) for other in (*others, *taken)) for card in runs}
-    order = {card: index for index, card in enumerate(runs)}
-    while len(chosen) < size:
+    links = {card: sum(linked(topology, card, other) for other in (*others, *taken)) for card in cards}
+    order = {card: index for index, card in enumerate(cards)}
+    more: Counter[DeviceID] = Counter()
+    for _ in range(size - len(chosen)):
         card = min(
-            (card for card, count in left.items() if count),
+            (card for card, count in free.items() if count),
             key=lambda card: (sign * held[card], taken[card], -links[card], order[card]),
         )
-        at = next(at for run in runs[card] if (at := free.find(MARK, *run)) >= 0)
-        chosen.add(at)
-        free[at] = 0
         if not taken[card]:
             links = {other: links[other] + linked(topology, other, card) for other in links}
-        left[card] -= 1
+        free[card] -= 1
         held[card] += 1
         taken[card] += 1
-    return tuple(ids[at] for at in sorted(chosen))
+        more[card] += 1
+    for card, amount in more.items():
+        chosen |= left[card].first(amount)
+    return tuple(chosen)
 
 
 @made_once
-def parts_of(topology: Topology) -> Mapping[ResourceName, Parts]:
-    """Resource that the node offers -> what is listed of it."""
-    found: dict[ResourceName, Parts] = {}
-    for resource, offers in topology.offers_of.items():
-        ids = tuple(topology.devices[resource])
-        runs: dict[DeviceID, list[Run]] = {}
-        end = 0
-        for offer in offers:
-            for base in offer.devices:
-                start, end = end, end + offer.replicas
-                runs.setdefault(topology.card_of(base), []).append(Run(start, end))
-        for at, other in enumerate(islice(ids, end, None), end):
-            runs.setdefault(topology.card_of(other), []).append(Run(at, at + 1))
-        found[resource] = Parts(ids, runs)
+def parts_of(topology: Topology) -> Mapping[ResourceName, Mapping[DeviceID, DeviceSet]]:
+    """Resource that the node offers -> card -> its parts that are listed, in the hardware's order."""
+    found: dict[ResourceName, dict[DeviceID, DeviceSet]] = {}
+    for resource in topology.offers_of:
+        devices = topology.devices[resource]
+        cards = found.setdefault(resource, {})
+        for base, parts in devices.by_base.items():
+            card = topology.card_of(base)
+            cards[card] = cards.get(card, devices.nothing) | parts
     return found
 
 

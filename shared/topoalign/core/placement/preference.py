@@ -10,6 +10,7 @@ from itertools import islice
 from topoalign.core.model.decisions import NO_CONTEXT, PlacementContext
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import Placement
+from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import pair_score
 from topoalign.core.model.topology.views import made_once
@@ -20,7 +21,7 @@ from topoalign.core.placement.gpus.set_scorer import Nics, SetScorer
 from topoalign.core.placement.gpus.simple import Simple
 from topoalign.core.placement.gpus.static_dgx import DGX1_PASCAL, DGX1_VOLTA, DGX2, StaticSets
 from topoalign.core.placement.gpus.topology import ByTopology
-from topoalign.core.placement.parts import MarkedDevices, marked, prefer_parts
+from topoalign.core.placement.parts import prefer_parts
 
 PLACEMENTS: Mapping[str, DevicePolicy] = {
     Placement.TOPOLOGY: ByTopology(),
@@ -71,9 +72,10 @@ def prefer(
     """
     kind = topology.kind_of(resource)
     if kind == "part":
-        parts = available if isinstance(available, MarkedDevices) else marked(topology, resource, available)
-        return () if parts is None else prefer_parts(topology, resource, parts, must_include, size, near)
-    listed, free = topology.devices.get(resource, {}), frozenset(available)
+        parts = topology.devices[resource].some(available)
+        same = len(parts) == len(available)
+        return prefer_parts(topology, resource, parts, must_include, size, near) if same else ()
+    listed, free = topology.devices.get(resource, NO_DEVICES), frozenset(available)
     if not free <= listed.keys() or len(free) < len(available) or not free.issuperset(must_include):
         return ()
     if kind == "gpu":

@@ -5,13 +5,12 @@ The kubelet names the devices that it takes to be free. Where the record has som
 as there are enough others, and used after all others where there are not.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from topoalign.core.model.decisions import PlacementContext
-from topoalign.core.model.holdings import SHARE
 from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.device_sets import NO_DEVICES, Devices, DeviceSet
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.placement.parts import MarkedDevices
 from topoalign.core.placement.preference import prefer
 from topoalign.core.state.ownership import Ownership
 
@@ -28,41 +27,46 @@ def prefer_sparing(
 ) -> tuple[DeviceID, ...]:
     """As `prefer`, of devices that nobody holds if there are enough. `kept`: what counts as held besides."""
     among, required = available, must_include
-    offered = available if isinstance(available, MarkedDevices) else frozenset(available)
+    listed = topology.devices.get(resource, NO_DEVICES).some(available)
+    offered = listed if len(listed) == len(available) else frozenset(available)
     if all(map(offered.__contains__, must_include)) and len(must_include) <= size <= len(available):
-        held = {*held_among(topology, ownership, resource, offered)}
-        if kept:
+        spare: Collection[DeviceID]
+        if isinstance(offered, DeviceSet):
+            others = held_among(ownership, resource, offered.devices) | overlapping(ownership, offered.devices, kept)
+            among, spare = offered, offered - others | offered.devices.some(must_include)
+        else:  # some are named twice, or not listed, as those of a former offer
             spared = ownership.set_of(kept)
-            held.update(device for device in offered if spared.overlaps(ownership.holding(device)))
-        held.difference_update(must_include)
-        if held and isinstance(available, MarkedDevices) and len(available) - len(held) >= size:
-            among = available.without(held)
-        elif held:
-            spare = [device for device in available if device not in held]
-            among, required = (spare, must_include) if len(spare) >= size else (available, spare)
+            held = {each for each in offered if ownership.is_held(each) or spared.overlaps(ownership.holding(each))}
+            spare = [device for device in available if device not in held.difference(must_include)]
+        if len(spare) < len(available):
+            among, required = (spare, must_include) if len(spare) >= size else (among, tuple(spare))
     free = ownership.free(resource) if topology.kind_of(resource) == "gpu" else ()
     return prefer(topology, resource, among, required, size, placement, beside=PlacementContext(free=free))
 
 
-def held_among(
-    topology: Topology, ownership: Ownership, resource: ResourceName, devices: Collection[DeviceID]
-) -> Iterable[DeviceID]:
+def held_among(ownership: Ownership, resource: ResourceName, devices: Devices) -> DeviceSet:
+    """Those of all devices of a resource that are held (`Ownership.is_held`)."""
+    return with_parts(ownership.held(resource), devices, ownership.is_held)
+
+
+def overlapping(ownership: Ownership, devices: Devices, others: Collection[DeviceID]) -> DeviceSet:
+    """Those of the devices that overlap what any of these ids stands for."""
+    if not others:
+        return devices.nothing
+    taken = ownership.set_of(others)
+    return with_parts(devices.some(others), devices, lambda device: taken.overlaps(ownership.holding(device)))
+
+
+def with_parts(named: DeviceSet, devices: Devices, is_taken: Callable[[DeviceID], bool]) -> DeviceSet:
     """
-    Those of the devices that are held (`Ownership.is_held`).
-
-    Of thousands of shares few are held, so they are not asked about one by one: a share is held if it was given out under
-    its id, or if the device that is shared is held as a whole.
+    Those of the devices that are taken: the `named` ones and those beside them. Of the shares of a device that are not
+    named one is asked about, because all of them are taken with the device or none is.
     """
-    offers = topology.offers_of.get(resource, ())
-    shared = [base for offer in offers if offer.replicas > 1 for base in offer.devices]
-    if not isinstance(devices, MarkedDevices) or any(ownership.is_held(any_share(base)) for base in shared):
-        return filter(ownership.is_held, devices)
-    whole = [device for offer in offers if offer.replicas == 1 for device in offer.devices]
-    others = [other.id for other in topology.others if other.resource == resource]
-    parts = [device for device in (*whole, *others) if device in devices and ownership.is_held(device)]
-    return parts + [device for device in ownership.holders if device in devices]
-
-
-def any_share(base: DeviceID) -> DeviceID:
-    """The id of a share without a number: nobody holds it, so it is held if the device is held as a whole."""
-    return DeviceID(f"{base}{SHARE}")
+    found = named
+    for base, shares in devices.by_base.items():
+        rest = shares - named
+        whole = devices.some((base,)) if base in devices else devices.nothing
+        for alike in (whole & rest, rest - whole):
+            if alike.bits and is_taken(alike.lowest):
+                found |= alike
+    return found

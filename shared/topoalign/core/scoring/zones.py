@@ -15,8 +15,9 @@ from typing import NamedTuple
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
 from topoalign.core.hints.cpu import available_cpus
 from topoalign.core.hints.memory import memory_nodes
-from topoalign.core.model.ids import CPU, MEMORY, DeviceID, ResourceName
+from topoalign.core.model.ids import CPU, MEMORY, ResourceName
 from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import NumaNode, Topology
 from topoalign.core.model.topology.views import made_once
 from topoalign.core.state.fold import NodeState
@@ -51,8 +52,8 @@ def zones_of(state: NodeState, rules: AdmissionRules) -> tuple[Zone, ...]:
     hardware, memory = state.hardware, memory_nodes(state, rules)
     online, kept = hardware.cpu_topology.online, reserved_cpus(hardware, rules)
     everything = device_counts(hardware)
-    usable = {name: near(hardware, name, state.healthy(name)) for name in everything}
-    free = {name: near(hardware, name, state.ownership.free(name)) for name in everything}
+    usable = {name: near(state.healthy(name)) for name in everything}
+    free = {name: near(state.ownership.free(name)) for name in everything}
     cpus = [by_node(hardware, each) for each in (online, online - kept, available_cpus(state, rules))]
 
     def amounts(node: int, cpus: Mapping[int, int], memory: Amounts, devices: Mapping[ResourceName, Near]) -> Amounts:
@@ -78,14 +79,18 @@ Near = Counter[int]
 @made_once
 def device_counts(topology: Topology) -> Mapping[ResourceName, Near]:
     """Resource of which a device has a known NUMA node -> how many there are, healthy or not."""
-    counts = {name: near(topology, name, devices) for name, devices in topology.devices.items()}
+    counts = {name: near(devices.everything) for name, devices in topology.devices.items()}
     return {name: count for name, count in counts.items() if count}
 
 
-def near(topology: Topology, resource: ResourceName, devices: Iterable[DeviceID]) -> Near:
-    """How many of these devices of a resource are near each NUMA node."""
-    listed = topology.devices[resource]
-    return Counter(node for device in devices for node in listed[device] or ())
+def near(some: DeviceSet) -> Near:
+    """How many of these devices are near each NUMA node."""
+    counted = Near()
+    for nodes, there in some.devices.by_nodes.items():
+        if amount := len(some & there):
+            for node in nodes or ():
+                counted[node] += amount
+    return counted
 
 
 def by_node(topology: Topology, cpus: Iterable[int]) -> Counter[int]:

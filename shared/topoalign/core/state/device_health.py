@@ -15,8 +15,9 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from topoalign.core.model.events import DeviceHealth, HealthState
-from topoalign.core.model.holdings import base_of
+from topoalign.core.model.holdings import base_of, is_share
 from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet
 from topoalign.core.model.topology.model import Topology
 
 UNKNOWN = DeviceHealth(state=HealthState.UNKNOWN, reason="not judged yet")
@@ -44,7 +45,7 @@ class HandedOut:
             if card is not None and not alone:  # blocked: somebody may hold the whole card still
                 self._instances.setdefault(card, []).append(health)
         self._bases: dict[DeviceID, DeviceHealth] = {}
-        self._healthy: dict[ResourceName, tuple[DeviceID, ...]] = {}
+        self._healthy: dict[ResourceName, DeviceSet] = {}
 
     def health_of(self, device: DeviceID) -> DeviceHealth:
         """The health of a card, share, MIG instance or function: the worst that is reported for it and for its card."""
@@ -58,13 +59,17 @@ class HandedOut:
             known = self._bases[base] = self._worst_told(base)
         return known
 
-    def healthy(self, resource: ResourceName) -> tuple[DeviceID, ...]:
-        """Devices of a resource that may be handed out, busy or not, in the hardware's order."""
-        listed = self._topology.devices.get(resource)
-        if listed is None:
-            return ()
+    def healthy(self, resource: ResourceName) -> DeviceSet:
+        """Devices of a resource that may be handed out, busy or not."""
         if resource not in self._healthy:
-            self._healthy[resource] = tuple(device for device in listed if self.health_of(device).usable)
+            devices = self._topology.devices.get(resource, NO_DEVICES)
+            found = devices.nothing
+            for base, shares in devices.by_base.items():
+                if self.health_of(base).usable:
+                    found |= shares
+            apart = devices.some(device for device in self._told if is_share(device))
+            good = devices.some(device for device in apart if self.health_of(device).usable)
+            self._healthy[resource] = found - apart | good
         return self._healthy[resource]
 
     def _worst_told(self, *names: DeviceID) -> DeviceHealth:

@@ -32,6 +32,7 @@ from topoalign.core.model.events import (
     UsageObserved,
 )
 from topoalign.core.model.ids import AllocationID, DeviceID, NodeName, ResourceName
+from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.memory import given_back, taken
 from topoalign.core.state.ownership import Ownership
@@ -173,8 +174,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         boot = self.topology.boot_id if self.topology is not None else ""
         return tuple(name for name, held in self.allocations.items() if boot and held.boot and held.boot != boot)
 
-    def healthy(self, resource: ResourceName) -> tuple[DeviceID, ...]:
-        """Devices of a resource that may be handed out, busy or not, in the hardware's order."""
+    def healthy(self, resource: ResourceName) -> DeviceSet:
+        """Devices of a resource that may be handed out, busy or not."""
         return self.ownership.handed_out.healthy(resource)
 
     def ailing(self, allocation: Allocation) -> dict[DeviceID, DeviceHealth]:

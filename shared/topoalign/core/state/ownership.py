@@ -27,9 +27,11 @@ from topoalign.core.model.holdings import (
     may_have_parts,
 )
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.device_health import HandedOut
 from topoalign.core.state.former_offers import FormerOffers
+from topoalign.core.state.held_devices import HeldDevices
 from topoalign.core.state.holders import Holders, cards_of
 
 
@@ -44,20 +46,30 @@ class Ownership:
     ) -> None:
         """`allocations`: the live ones, oldest first. `told`: health as discovery announced it."""
         self._hardware, self._allocations, self._told = hardware, allocations, told
-        self._free: dict[ResourceName, tuple[DeviceID, ...]] = {}
+        self._free: dict[ResourceName, DeviceSet] = {}
 
     def granted(self, allocations: Mapping[AllocationID, Allocation], new: Allocation) -> "Ownership":
         """Who holds what after `new`, whose id no allocation had, became the newest of these `allocations`."""
-        index, former = self._known
+        index, former, held = self._known
         return self._successor(
-            allocations, self._told, new, index and index.granted(new), former and former.granted(new)
+            allocations,
+            self._told,
+            new,
+            index and index.granted(new),
+            former and former.granted(new),
+            held and held.granted(new),
         )
 
     def released(self, allocations: Mapping[AllocationID, Allocation], gone: Allocation) -> "Ownership":
         """Who holds what after `gone` has ended, which leaves these `allocations`."""
-        index, former = self._known
+        index, former, held = self._known
         return self._successor(
-            allocations, self._told, gone, index and index.released(gone), former and former.released(gone)
+            allocations,
+            self._told,
+            gone,
+            index and index.released(gone),
+            former and former.released(gone),
+            held and held.released(gone),
         )
 
     def unchanged(
@@ -73,6 +85,7 @@ class Ownership:
         changed: Allocation | None,
         index: Holders | None,
         former: FormerOffers | None,
+        held: HeldDevices | None,
     ) -> "Ownership":
         """
         Begins with what is known already (None: not known); with nothing if what `changed` names parts that the hardware
@@ -86,6 +99,8 @@ class Ownership:
             known["companions"] = self.companions
         if index is not None:
             known["_index"] = index
+        if held is not None:
+            known["_held"] = held
         if former is not None:
             known["_former"] = former
             if former is self._former and told is self._told and "handed_out" in self.__dict__:
@@ -94,9 +109,10 @@ class Ownership:
         return after
 
     @property
-    def _known(self) -> tuple[Holders | None, FormerOffers | None]:
+    def _known(self) -> tuple[Holders | None, FormerOffers | None, HeldDevices | None]:
         """What somebody has asked for."""
-        return self.__dict__.get("_index"), self.__dict__.get("_former")
+        known = self.__dict__
+        return known.get("_index"), known.get("_former"), known.get("_held")
 
     @cached_property
     def holders(self) -> Mapping[DeviceID, AllocationID]:
@@ -160,6 +176,10 @@ class Ownership:
         return FormerOffers(self._hardware, self._cards, self._allocations)
 
     @cached_property
+    def _held(self) -> HeldDevices:
+        return HeldDevices(self._hardware.devices, self._allocations.values())
+
+    @cached_property
     def blocked(self) -> frozenset[DeviceID]:
         """
         Devices that are offered, but held as a part or a whole under a former offer of another resource: they wait
@@ -205,12 +225,21 @@ class Ownership:
         """The health of everything that is offered; blocked devices are not to be handed out."""
         return HandedOut(self._hardware, self._told, self.blocked)
 
-    def free(self, resource: ResourceName) -> tuple[DeviceID, ...]:
-        """Devices of a resource that may be handed out whole now, in the hardware's order."""
+    def held(self, resource: ResourceName) -> DeviceSet:
+        """Devices of a resource that some live allocation holds under their ids, or of which it holds a virtual function."""
+        return self._held.sets.get(resource, NO_DEVICES.everything)
+
+    def usable(self, resource: ResourceName) -> DeviceSet:
+        """Devices of a resource that may be handed out, busy or not: healthy, and no companions."""
+        healthy = self.handed_out.healthy(resource)
+        for base in self.companions & healthy.devices.by_base.keys() if self.companions else ():
+            healthy -= healthy.devices.by_base[base]
+        return healthy
+
+    def free(self, resource: ResourceName) -> DeviceSet:
+        """Devices of a resource that may be handed out whole now."""
         if resource not in self._free:
-            taken, holders = self.companions, self.holders
-            healthy = self.handed_out.healthy(resource)
-            self._free[resource] = tuple(d for d in healthy if d not in holders and not (taken and base_of(d) in taken))
+            self._free[resource] = self.usable(resource) - self.held(resource)
         return self._free[resource]
 
     @cached_property

@@ -29,6 +29,7 @@ from topoalign.core.model.events import (
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files import checkpoint, cpu_checkpoint, device_checkpoint, memory_checkpoint
@@ -259,7 +260,7 @@ def listed_health(
     absentees = {
         device: unlisted
         for resource, devices in (registered or {}).items()
-        for device in topology.devices.get(resource, {}).keys() - frozenset(devices)
+        for device in topology.devices.get(resource, NO_DEVICES).keys() - frozenset(devices)
     }
     return msgspec.structs.replace(health, devices={**health.devices, **absentees})
 

@@ -104,7 +104,7 @@ class Admitting(AdmissionRun):
 
     def given(self, told: HandOut, response: v1beta1.ContainerAllocateResponse) -> None:
         """The plugin has allocated them."""
-        self._managers.devices.give(self._uid, (told.container, told.resource), told.available, response)
+        self._managers.devices.give(self._uid, (told.container, told.resource), tuple(told.available), response)
 
     def cpus(self, container: ContainerDemand, hint: TopologyHint) -> frozenset[int]:
         """As in the decision; the CPU manager drops pods that are gone first and records the CPUs after."""

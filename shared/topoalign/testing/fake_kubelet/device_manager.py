@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from topoalign.core.model.ids import ContainerName, DeviceID, ResourceName
+from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.files import device_checkpoint
 from topoalign.kubelet.files.device_checkpoint import NO_NODE, CheckpointData, PodDevicesEntry
@@ -65,7 +66,7 @@ class DeviceManager:
             for (container, resource), devices in parts.items():
                 by_node: dict[int, list[str]] = {}
                 for device in devices:
-                    for node in near.get(resource, {}).get(device) or (NO_NODE,):
+                    for node in near.get(resource, NO_DEVICES).get(device) or (NO_NODE,):
                         by_node.setdefault(node, []).append(device)
                 yield PodDevicesEntry(
                     pod_uid=uid,

@@ -31,6 +31,7 @@ from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.events import TopologyDiscovered
 from topoalign.core.model.ids import Namespace, NodeName, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
+from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
@@ -258,7 +259,7 @@ class FakeKubelet:
     def capacity(self, resource: ResourceName) -> int:
         """Healthy and unhealthy devices."""
         self.plugins.forget_stopped()
-        return len(self.state().hardware.devices.get(resource, {}))
+        return len(self.state().hardware.devices.get(resource, NO_DEVICES))
 
     def allocatable(self, resource: ResourceName) -> int:
         """Healthy devices, busy or not; none while the kubelet is stopped."""

@@ -19,6 +19,7 @@ from topoalign.core.model.events import Allocation, MemoryBlock
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.transport import Servicer
@@ -109,7 +110,7 @@ def container_devices(
     resource: ResourceName, ids: Iterable[DeviceID], state: NodeState
 ) -> Iterator[v1.ContainerDevices]:
     """One message per device, as a kubelet sends it, with its NUMA nodes if it has any."""
-    known = state.hardware.devices.get(resource, {})
+    known = state.hardware.devices.get(resource, NO_DEVICES)
     for device in ids:
         nodes = known.get(device)
         yield v1.ContainerDevices(

@@ -140,7 +140,7 @@ class Node:
         if isinstance(asked, HintRequest):
             return answer_to(asked, self.state, self.rules)
         if self.policy == RANDOM and asked.resource == GPU:
-            return tuple(self.chance.sample(asked.available, asked.size))
+            return tuple(self.chance.sample([*asked.available], asked.size))
         return answer_to(asked, self.state, self.telling)
 
     def judge(self, gpus: tuple[DeviceID, ...], nics: tuple[DeviceID, ...]) -> None:

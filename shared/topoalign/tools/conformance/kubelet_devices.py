@@ -7,11 +7,12 @@ from typing import Literal
 import msgspec
 
 from topoalign.core.admission.drive import drive
-from topoalign.core.hints.devices import Devices, device_hints, possible
+from topoalign.core.hints.devices import device_hints, possible
 from topoalign.core.model.errors import DriverFault, NoFit
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask, mask_of
+from topoalign.core.model.topology.device_sets import Devices
 from topoalign.core.placement.devices import Choice, choose_devices, sides
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.kubelet_errors import Answer
@@ -23,7 +24,7 @@ Listed = dict[DeviceID, tuple[int, ...] | None]
 
 def in_text_order(devices: Listed) -> Devices:
     """The cases pick devices in ascending order of their ids; production picks in the order of this mapping."""
-    return {device: devices[device] for device in sorted(devices)}
+    return Devices({device: devices[device] for device in sorted(devices)})
 
 
 def mask_or_none(nodes: list[int] | None) -> Mask | None:

@@ -18,6 +18,7 @@ from anyio.lowlevel import checkpoint
 from topoalign.core.model.events import TopologyDiscovered
 from topoalign.core.model.holdings import SHARE, base_of, handed_out, is_share
 from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.plugin_api import HEALTHY, UNHEALTHY
@@ -44,7 +45,7 @@ class Listing:
         """
         if self._topology is not state.topology:
             self._topology, self._encoded = state.topology, {}
-        known, listed = self._encoded, state.hardware.devices.get(self.resource, {})
+        known, listed = self._encoded, state.hardware.devices.get(self.resource, NO_DEVICES)
         differing = {base_of(device) for device in state.told if is_share(device)}
         parts: list[bytes] = []
         done = 0

@@ -35,6 +35,7 @@ from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.allocator.ports import AllocatorPort
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.ports import Clock
 from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.client import KubeletAway
@@ -175,7 +176,7 @@ class Plugin:
 
     def lists(self, devices: Iterable[DeviceID]) -> bool:
         """Whether any of these devices is listed for the resource."""
-        listed = self._allocator.state.hardware.devices.get(self.resource, {})
+        listed = self._allocator.state.hardware.devices.get(self.resource, NO_DEVICES)
         return any(device in listed for device in devices)
 
     def compare(self, shown: Collection[DeviceID]) -> None:

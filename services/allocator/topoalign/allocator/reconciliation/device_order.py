@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 
 from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.queries import places_of
 
 
 def in_order(hardware: Topology, resource: ResourceName, devices: Iterable[DeviceID]) -> tuple[DeviceID, ...]:
     """The devices in the order in which the resource offers them; those that it does not offer come last, by name."""
-    places = places_of(hardware).get(resource, {})
+    places = hardware.devices.get(resource, NO_DEVICES).places
     return tuple(sorted(devices, key=lambda device: (places.get(device, len(places)), device)))

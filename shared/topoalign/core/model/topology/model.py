@@ -15,6 +15,7 @@ from topoalign.core.model.holdings import base_of, handed_out
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.cpus import CpuTopology, cpu_topology, groups
 from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.device_sets import Devices
 from topoalign.core.model.topology.links import Link
 from topoalign.core.model.topology.offers import Kind, Offer
 from topoalign.core.model.topology.views import Viewed
@@ -197,17 +198,17 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
     """False: the NUMA nodes are not known, and CPUs that GPUs name as theirs in one list count as one node."""
 
     @cached_property
-    def devices(self) -> Mapping[ResourceName, Mapping[DeviceID, tuple[int, ...] | None]]:
-        """Resource -> what is handed out of it -> the NUMA nodes it is listed with to the kubelet, None without topology."""
-        devices: dict[ResourceName, dict[DeviceID, tuple[int, ...] | None]] = {}
+    def devices(self) -> Mapping[ResourceName, Devices]:
+        """Resource -> what is handed out of it."""
+        devices: dict[ResourceName, Devices] = {}
         for offer in self.offered:
-            listed = devices.setdefault(offer.resource, {})
+            listed = devices.setdefault(offer.resource, Devices())
             for base in offer.devices:
                 card = self.gpu_by_id.get(self.card_of(base)) or self.nic_by_id.get(self.card_of(base))
                 nodes = self.listed_nodes(card.numa_affinity) if card is not None else None
                 listed.update(dict.fromkeys(handed_out(base, offer.replicas), nodes))
         for other in self.others:
-            devices.setdefault(other.resource, {})[other.id] = other.nodes
+            devices.setdefault(other.resource, Devices())[other.id] = other.nodes
         return devices
 
     @cached_property

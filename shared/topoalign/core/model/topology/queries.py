@@ -1,18 +1,11 @@
 """Questions about a node's hardware that more than one part of the core asks."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import combinations
 
-from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.links import NVLINK_SCORE, PCIE_SCORE, PcieClass
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.views import made_once
-
-
-@made_once
-def places_of(topology: Topology) -> Mapping[ResourceName, Mapping[DeviceID, int]]:
-    """Resource -> device as it is handed out -> its index in the hardware's order. Of 17,500 shares it is made once."""
-    return {name: {device: at for at, device in enumerate(ids)} for name, ids in topology.devices.items()}
 
 
 def pcie_class(topology: Topology, a: DeviceID, b: DeviceID) -> PcieClass:

@@ -1,0 +1,143 @@
+"""
+Sets of the devices of one resource, of which there may be thousands.
+
+A device has a place: its index in the hardware's order. A set is an integer in which bit i stands for the device in place i,
+so sets are joined, intersected and counted without a look at their devices one by one. Example:
+
+    listed: GPU-0::0, GPU-0::1, GPU-1::0, GPU-1::1; the set 0b0110 is GPU-0::1 and GPU-1::0
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cached_property
+from itertools import compress
+
+from topoalign.core.model.holdings import base_of
+from topoalign.core.model.ids import DeviceID
+
+DIGITS = bytes.maketrans(b"\0\1", b"01")
+MARKS = bytes.maketrans(b"01", b"\0\1")
+
+
+def bits_of(marks: bytearray) -> int:
+    """A set from its marks: 1 at the place of each device of the set, else 0."""
+    return int(marks[::-1].translate(DIGITS) or b"0", 2)
+
+
+class Devices(dict[DeviceID, tuple[int, ...] | None]):
+    """
+    All that is handed out of one resource, in the hardware's order -> the NUMA nodes that it is listed with to the kubelet:
+    None without topology, () with one that is empty. It is not changed once it is made.
+    """
+
+    @cached_property
+    def ids(self) -> tuple[DeviceID, ...]:
+        """All devices: an id's index is its place."""
+        return tuple(self)
+
+    @cached_property
+    def places(self) -> Mapping[DeviceID, int]:
+        """Device -> its place."""
+        return {device: place for place, device in enumerate(self)}
+
+    @cached_property
+    def everything(self) -> "DeviceSet":
+        """All devices."""
+        return DeviceSet(self, (1 << len(self)) - 1)
+
+    @cached_property
+    def nothing(self) -> "DeviceSet":
+        """No device."""
+        return DeviceSet(self, 0)
+
+    @cached_property
+    def by_nodes(self) -> Mapping[tuple[int, ...] | None, "DeviceSet"]:
+        """NUMA nodes as listed -> the devices that are listed with them. All devices, in the order of the first of each."""
+        found: dict[tuple[int, ...] | None, list[DeviceID]] = {}
+        for device, nodes in self.items():
+            found.setdefault(nodes, []).append(device)
+        return {nodes: self.some(ids) for nodes, ids in found.items()}
+
+    @cached_property
+    def by_base(self) -> Mapping[DeviceID, "DeviceSet"]:
+        """Device without the number of a share -> it and its shares. All devices, in the order of the first of each."""
+        found: dict[DeviceID, list[DeviceID]] = {}
+        for device in self:
+            found.setdefault(base_of(device), []).append(device)
+        return {base: self.some(ids) for base, ids in found.items()}
+
+    def some(self, ids: Iterable[DeviceID]) -> "DeviceSet":
+        """The set of those of these devices that are listed."""
+        if isinstance(ids, DeviceSet) and ids.devices is self:
+            return ids
+        wanted = frozenset(ids)
+        if len(wanted) > len(self) // 4:
+            return DeviceSet(self, bits_of(bytearray(map(wanted.__contains__, self))))
+        places = [place for place in map(self.places.get, wanted) if place is not None]
+        lowest = min(places, default=0)
+        marks = bytearray(max(places, default=0) - lowest + 1)
+        for place in places:
+            marks[place - lowest] = 1
+        return DeviceSet(self, bits_of(marks) << lowest)
+
+
+NO_DEVICES = Devices()
+
+
+class DeviceSet(Collection[DeviceID]):
+    """An immutable set of devices of one resource, iterated in the hardware's order."""
+
+    __slots__ = ("bits", "devices")
+
+    def __init__(self, devices: Devices, bits: int) -> None:
+        """`bits`: bit i stands for the device in place i."""
+        self.devices, self.bits = devices, bits
+
+    def __contains__(self, device: object) -> bool:
+        place = self.devices.places.get(device)  # type: ignore[call-overload]  # what is no id has no place
+        return place is not None and self.bits >> place & 1 == 1
+
+    def __iter__(self) -> Iterator[DeviceID]:
+        start = self._start
+        marks = format(self.bits >> start, "b")[::-1].encode().translate(MARKS)
+        return compress(self.devices.ids[start : start + len(marks)], marks)
+
+    def __len__(self) -> int:
+        return self.bits.bit_count()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DeviceSet) and (self.devices, self.bits) == (other.devices, other.bits)
+
+    __hash__ = None  # type: ignore[assignment]  # nor have the devices one
+
+    def __and__(self, other: "DeviceSet") -> "DeviceSet":
+        return DeviceSet(self.devices, self.bits & other.bits)
+
+    def __or__(self, other: "DeviceSet") -> "DeviceSet":
+        return DeviceSet(self.devices, self.bits | other.bits)
+
+    def __sub__(self, other: "DeviceSet") -> "DeviceSet":
+        return DeviceSet(self.devices, self.bits & ~other.bits)
+
+    def __repr__(self) -> str:
+        return f"DeviceSet({[*self]!r})"
+
+    @property
+    def _start(self) -> int:
+        """The place of the first; 0 if there is none."""
+        return max(0, (self.bits & -self.bits).bit_length() - 1)
+
+    @property
+    def lowest(self) -> DeviceID:
+        """The first of them, which are not nothing, in the hardware's order."""
+        return self.devices.ids[self._start]
+
+    def first(self, amount: int) -> "DeviceSet":
+        """The first `amount` of them in the hardware's order; all where there are fewer."""
+        low, high = 0, self.bits.bit_length()
+        while low < high:  # the least number of places that have so many
+            middle = (low + high) // 2
+            if (self.bits & (1 << middle) - 1).bit_count() < amount:
+                low = middle + 1
+            else:
+                high = middle
+        return DeviceSet(self.devices, self.bits & (1 << low) - 1)
