@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from topoalign.core.model.allocations import Given
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.holdings import (
     WHOLE,
@@ -85,13 +86,7 @@ def test_an_allocation_holds_what_its_record_says_in_any_of_its_fields() -> None
         virtual_functions={DeviceID("mlx5_0"): ("0000:98:00.1", "0000:98:00.2")},
     )
 
-    functions = tuple(Holding(DeviceID("mlx5_0"), Function(f"0000:98:00.{i}")) for i in (1, 2))
-    given = {
-        GPU: (Holding(G, TimeSlice("3")), Holding(G, TimeSlice("0", Instance(MIG)))),
-        NIC: (Holding(N, Function(VF)),),
-    }
-    assert given == held.given
-    assert (*given[GPU], *given[NIC], *functions) == held.holdings
+    assert {GPU: Given([], {G: ["3"], MIG: ["0"]}), NIC: Given([Holding(N, Function(VF))], {})} == held.given
     assert {VF, "0000:98:00.1", "0000:98:00.2"} == held.function_addresses
 
 
@@ -115,5 +110,4 @@ def test_an_allocation_tells_what_is_whole_and_what_is_a_part() -> None:
 
     assert {"GPU-x::3", MIG, N, "mlx5_0"} == held.device_ids
     assert {"GPU-x::3", MIG, "mlx5_0"} == held.whole_ids
-    assert {G, MIG, VF, "mlx5_0"} == held.bases
     assert {0, 1, 2, 5} == held.cpu_ids

@@ -1,6 +1,5 @@
 """The ownership that follows each fact equals the one that is computed anew from all allocations."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,11 +20,10 @@ from topoalign.core.model.events import (
     HealthState,
     Owner,
 )
-from topoalign.core.model.holdings import Holding
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.topology.offers import Offer
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.holders import Holders
+from topoalign.core.state.holders import Held, Holders
 from topoalign.core.state.ownership import Ownership
 
 OWNER = Owner(namespace=Namespace("a"), pod=PodName("b"), container=ContainerName("c"))
@@ -128,18 +126,18 @@ def test_a_decision_under_way_sees_what_it_gives(one: Case, other: Case) -> None
 def test_a_thousand_grants_and_releases_make_one_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """And each of them reads the one allocation that it is about, whatever is held besides."""
     made, read = [], []
-    init, holdings = Holders.__init__, Holders._holdings
+    init, read_one = Holders.__init__, Holders._read
 
     def counted_init(self: Holders, *given: Any) -> None:
         made.append(self)
         init(self, *given)
 
-    def counted_holdings(self: Holders, held: Allocation) -> Sequence[Holding]:
+    def counted_read(self: Holders, held: Allocation) -> Held:
         read.append(held.id)
-        return holdings(self, held)
+        return read_one(self, held)
 
     monkeypatch.setattr(Holders, "__init__", counted_init)
-    monkeypatch.setattr(Holders, "_holdings", counted_holdings)
+    monkeypatch.setattr(Holders, "_read", counted_read)
     shared = msgspec.structs.replace(PLAIN, offers=(Offer(resource=SHARED, devices=(GPU_0,), replicas=2_000),))
     state = Case(shared, ()).state
     shares = [Allocation(id=AllocationID(f"a{n}"), devices={SHARED: (DeviceID(f"GPU-0::{n}"),)}) for n in range(1_000)]

@@ -4,13 +4,13 @@ What facts about allocations are made of: who holds what.
 Fields are never renamed or re-used, only added, as in `events`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Literal
 
 import msgspec
 
-from topoalign.core.model.holdings import Function, Holding, holding_of
+from topoalign.core.model.holdings import Function, Holding, holding_of, is_share, share_number
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.topology.cpuset import parse_cpuset
 
@@ -61,6 +61,15 @@ class Displaced(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     """UID of its pod; empty: not known."""
     devices: dict[ResourceName, tuple[DeviceID, ...]]
     """Those that both containers have, by resource."""
+
+
+class Given(msgspec.Struct, frozen=True):
+    """What was given of one resource."""
+
+    unshared: Sequence[Holding]
+    """What is no share, on the cards that the record names (`Ownership` knows the node's as well)."""
+    shares: Mapping[DeviceID, Sequence[str]]
+    """Card, MIG instance or virtual function -> the numbers of its shares."""
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
@@ -129,7 +138,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     @cached_property
     def device_ids(self) -> frozenset[DeviceID]:
         """Ids of all devices, including NICs of which the allocation holds only virtual functions."""
-        return frozenset(device for devices in self.devices.values() for device in devices)
+        return frozenset[DeviceID]().union(*self.devices.values())
 
     @cached_property
     def from_kubelet(self) -> Mapping[ResourceName, tuple[DeviceID, ...]]:
@@ -143,27 +152,22 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         return {resource: ids for resource, ids in rest.items() if ids}
 
     @cached_property
-    def given(self) -> Mapping[ResourceName, tuple[Holding, ...]]:
-        """Resource -> what was given, under the ids offered, in order; without NICs of which it has functions only."""
-        return {
-            resource: tuple(holding_of(each, self.cards) for each in devices if each not in self.virtual_functions)
-            for resource, devices in self.devices.items()
-        }
-
-    @cached_property
-    def holdings(self) -> tuple[Holding, ...]:
-        """All that the allocation holds, on the cards that its record names (`Ownership` knows the node's as well)."""
-        functions = [
-            Holding(nic, Function(address))
-            for nic, addresses in self.virtual_functions.items()
-            for address in addresses
-        ]
-        return (*(holding for given in self.given.values() for holding in given), *functions)
-
-    @cached_property
-    def bases(self) -> frozenset[DeviceID]:
-        """Ids of the cards, MIG instances and virtual functions that the allocation holds or shares."""
-        return frozenset(holding.base for holding in self.holdings)
+    def given(self) -> Mapping[ResourceName, Given]:
+        """What was given of each resource, under the ids offered; without NICs of which it has functions only."""
+        found: dict[ResourceName, Given] = {}
+        for resource, devices in self.devices.items():
+            unshared: list[Holding] = []
+            shares: dict[DeviceID, list[str]] = {}
+            for device in devices:
+                if device in self.virtual_functions:
+                    continue
+                if is_share(device):
+                    base, number = share_number(device)
+                    shares.setdefault(base, []).append(number)
+                else:
+                    unshared.append(holding_of(device, self.cards))
+            found[resource] = Given(unshared, shares)
+        return found
 
     @cached_property
     def whole_ids(self) -> frozenset[DeviceID]:
@@ -173,7 +177,9 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     @cached_property
     def function_addresses(self) -> frozenset[str]:
         """PCI addresses of all virtual functions that the allocation holds."""
-        return frozenset(each.part.address for each in self.holdings if isinstance(each.part, Function))
+        parts = (holding.part for given in self.given.values() for holding in given.unshared)
+        whole = (part.address for part in parts if isinstance(part, Function))
+        return frozenset(whole).union(*self.virtual_functions.values())
 
 
 class MemoryUse(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):

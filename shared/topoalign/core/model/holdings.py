@@ -114,6 +114,12 @@ def wholes_of(holding: Holding) -> tuple[Holding, ...]:
     return (Holding(holding.device),)
 
 
+def shared_by(holding: Holding) -> tuple[Holding, str] | None:
+    """Of a share, what is shared and the number of the share; None for anything else."""
+    part = holding.part
+    return (Holding(holding.device, part.of), part.replica) if isinstance(part, TimeSlice) else None
+
+
 def may_have_parts(holding: Holding) -> bool:
     """Whether another holding can be a part of this one. A time slice and an amount have no parts."""
     return not isinstance(holding.part, TimeSlice | Amount)
@@ -152,6 +158,12 @@ def base_of(device: DeviceID) -> DeviceID:
 def is_share(device: DeviceID) -> bool:
     """Whether an id is that of a time slice."""
     return SHARE in device
+
+
+def share_number(device: DeviceID) -> tuple[DeviceID, str]:
+    """The device of which an id is a share, and the number of the share: `GPU-x` and `3` for `GPU-x::3`."""
+    base, _, number = device.partition(SHARE)
+    return DeviceID(base), number
 
 
 def handed_out(base: DeviceID, replicas: int) -> Iterator[DeviceID]:

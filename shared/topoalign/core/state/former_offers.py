@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from topoalign.core.model.events import Allocation
-from topoalign.core.model.holdings import WHOLE, Holding, TimeSlice
+from topoalign.core.model.holdings import SHARE, Holding, holding_of
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.holders import placed_on
@@ -73,13 +73,18 @@ class FormerOffers:
         by_base, devices = self._hardware.offer_by_base, self._hardware.devices
         companions = allocation.companions
         for resource, given in allocation.given.items():
-            for holding in given:
-                if companions and holding.id in companions:  # no offer of theirs was used
-                    continue
+            for holding in given.unshared:
                 offer = by_base.get(holding.base)
-                shared = holding.part is not WHOLE and isinstance(holding.part, TimeSlice)
-                if offer is None or (offer.resource, offer.replicas > 1) != (resource, shared):
-                    former.append(placed_on(self._cards, holding) if self._cards else holding)
+                if offer is None or (offer.resource, offer.replicas > 1) != (resource, False):
+                    former.append(holding)
+            for base, numbers in given.shares.items():
+                offer = by_base.get(base)
+                if offer is None or (offer.resource, offer.replicas > 1) != (resource, True):
+                    former += (holding_of(DeviceID(f"{base}{SHARE}{each}"), allocation.cards) for each in numbers)
+        if companions:  # they used no offer
+            former = [each for each in former if each.id not in companions]
+        if self._cards:
+            former = [placed_on(self._cards, each) for each in former]
         for resource, held in (allocation.from_kubelet if companions else allocation.devices).items():
             listed = devices.get(resource, NOTHING)
             for device in held:

@@ -129,19 +129,18 @@ class Ownership:
         change of what is offered, `GPU-x::1` overlaps `GPU-x`. Sorted.
         """
         found: set[AllocationID] = set()
-        held, parts = self._index.by_holding, self._index.parts
         for holding in holdings:
-            found.update(held[way][-1] for way in excluding(holding) if way in held)
+            found.update(names[-1] for way in excluding(holding) if (names := self._index.of(way)))
             if may_have_parts(holding):
-                found.update(held[part][-1] for part in parts.get(holding, ()))
+                found.update(names[-1] for names in self._index.inside(holding))
         return sorted(found)
 
     def is_held(self, device: DeviceID) -> bool:
         """Whether a live allocation holds something that overlaps what this id stands for."""
         holding = self.holding(device)
-        if any(way in self._index.by_holding for way in excluding(holding)):
+        if any(map(self._index.of, excluding(holding))):
             return True
-        return may_have_parts(holding) and holding in self._index.parts
+        return may_have_parts(holding) and any(self._index.inside(holding))
 
     def set_of(self, devices: Iterable[DeviceID]) -> HoldingSet:
         """The holdings that these ids stand for, as a set that tells what overlaps it."""
@@ -245,12 +244,12 @@ class Ownership:
     @cached_property
     def held_whole(self) -> frozenset[DeviceID]:
         """Devices that some allocation holds as a whole, and not only a part of them."""
-        return frozenset(holding.device for holding in self._index.by_holding if isinstance(holding.part, Whole))
+        return frozenset(holding.device for holding in self._index.unshared if isinstance(holding.part, Whole))
 
     @cached_property
     def functions_in_use(self) -> frozenset[str]:
         """PCI addresses of the virtual functions that an allocation holds."""
-        return frozenset(each.part.address for each in self._index.by_holding if isinstance(each.part, Function))
+        return frozenset(each.part.address for each in self._index.unshared if isinstance(each.part, Function))
 
     @cached_property
     def cpus_in_use(self) -> frozenset[int]:
