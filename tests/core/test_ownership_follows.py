@@ -20,7 +20,7 @@ from topoalign.core.model.events import (
     HealthState,
     Owner,
 )
-from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.topology.offers import Offer
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.holders import Held, Holders
@@ -152,3 +152,17 @@ def test_a_thousand_grants_and_releases_make_one_index(monkeypatch: pytest.Monke
 
     assert 1 == len(made)
     assert [each.id for each in (*shares, *shares)] == read
+
+
+@given(st.permutations(range(3)))
+def test_a_device_is_held_until_its_last_holder_is_gone(order: list[int]) -> None:
+    state = Case(PLAIN, ()).state
+    held = [Allocation(id=AllocationID(f"a{n}"), devices={GPU: (GPU_0,)}) for n in range(3)]
+    free = len(state.ownership.free(GPU))
+    for each in held:
+        state = state.holding(each)
+    for number in order:
+        assert (True, free - 1) == (GPU_0 in state.ownership.held(GPU), len(state.ownership.free(GPU)))
+        state = state.without(held[number].id)
+
+    assert (False, free) == (GPU_0 in state.ownership.held(GPU), len(state.ownership.free(GPU)))
