@@ -33,7 +33,9 @@ def test_each_case_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     bound = rows.pop("bind")
 
     assert 0 < float(str(bound["p50_ms"]))
-    assert {"6-cold": 6, "6-full": 0, "6": 6, "8": 8, "8-new": 8} == {case: row["passed"] for case, row in rows.items()}
+    assert {"6-cold": 6, "6-full": 0, "6-shares": 6, "6": 6, "8": 8, "8-new": 8} == {
+        case: row["passed"] for case, row in rows.items()
+    }
     for row in rows.values():
         assert {"case", "n", "p50_ms", "p99_ms", "passed", "longest_block_ms", "rss_mb"} == row.keys()
         assert all(float(str(row[key])) > 0 for key in row.keys() - {"case", "passed"})

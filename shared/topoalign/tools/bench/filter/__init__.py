@@ -10,6 +10,8 @@ own. A duration is that of filter with all nodes and prioritize with those that 
 - `5000-new`: the same, and each pod asks for what none has asked for.
 - `1000-cold`: the first call after a start of the registry.
 - `1000-full`: no node has a free GPU, and nothing changes.
+- `1000-shares`: nodes with 3,360 shares of GPUs, half of them held; each call is for another pod with 20, and before each
+  call a container of another node ends.
 - `bind`: one pod after another is filtered and then bound to a node with a real agent, which confirms it; the time is that
   of the bind (see `binding`).
 
@@ -22,7 +24,7 @@ from importlib.util import find_spec
 
 from topoalign.core.model.errors import Unavailable
 from topoalign.tools.bench.filter.binding import bind
-from topoalign.tools.bench.filter.measure import full, half_full
+from topoalign.tools.bench.filter.measure import full, half_full, shared
 
 
 class NoKubernetesClient(Unavailable):
@@ -46,6 +48,7 @@ def cases(small: int = 1000, sizes: tuple[int, ...] = (5000, 10000), calls: int 
         raise NoKubernetesClient
     yield from half_full(small, calls, starts=max(2, calls // 40))
     yield full(small, calls)
+    yield shared(small, calls)
     for place, size in enumerate(sizes):
         yield from half_full(size, calls, new=not place)
     yield bind(calls)

@@ -3,10 +3,12 @@ The nodes of a cluster, each with GPUs of its own and a state that hardly any ot
 
 Half of them are HGX H100 with policy restricted, half DGX A100 with policy single-numa-node; all have the static CPU manager
 and the static memory manager. A container has one GPU, and on the NUMA node of that GPU 2 to 12 CPUs and 8 to 60 GiB: four
-containers on a node that is half full, eight on one that is full. What they have beside GPUs stands in `UsageObserved`.
+containers on a node that is half full, eight on one that is full. What they have beside GPUs stands in `UsageObserved`. On a
+node whose GPUs are shared a container has half of the shares of its GPU.
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from random import Random
 from uuid import NAMESPACE_OID, uuid5
 
@@ -29,6 +31,7 @@ from topoalign.core.model.events import (
     TopologyDiscovered,
     UsageObserved,
 )
+from topoalign.core.model.holdings import handed_out
 from topoalign.core.model.ids import (
     GPU,
     MEMORY,
@@ -43,6 +46,7 @@ from topoalign.core.model.ids import (
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletRules
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import Offer
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import load_machine
 from topoalign.tools.bench.registry.history import EPOCH
@@ -104,7 +108,8 @@ class Container(msgspec.Struct, frozen=True):
 class BusyNode:
     """A node, by its number in the cluster: its state after the facts that were taken from here."""
 
-    def __init__(self, number: int, gpus_held: int) -> None:
+    def __init__(self, number: int, gpus_held: int, replicas: int = 1) -> None:
+        """`replicas`: in so many ways each GPU is shared."""
         self.node = NodeName(f"gpu-{number:05}.example.com")
         self.kind = KINDS[number % len(KINDS)]
         self.state = NodeState(node=self.node)
@@ -113,6 +118,7 @@ class BusyNode:
         self._gpus = [
             DeviceID(f"GPU-{uuid5(NAMESPACE_OID, f'{self.node}/{each.index}')}") for each in self.kind.bare.gpus
         ]
+        self._replicas = replicas
         self._boot = str(uuid5(NAMESPACE_OID, f"{self.node}/boot"))
         random = Random(number)
         left = {node: list(cpus) for node, cpus in self.kind.cpus.items()}
@@ -131,6 +137,9 @@ class BusyNode:
         for gpu, uuid in zip(self.kind.bare.gpus, self._gpus, strict=True):
             text = text.replace(b'"%s"' % gpu.id.encode(), b'"%s"' % uuid.encode())
         topology = msgspec.json.decode(text, type=Topology)
+        if self._replicas > 1:
+            offer = Offer(resource=GPU, devices=tuple(self._gpus), replicas=self._replicas)
+            topology = msgspec.structs.replace(topology, offers=(offer,))
         yield TopologyDiscovered(
             node=self.node, epoch=EPOCH, revision=1, boot_id=self._boot, source="nvml", topology=topology
         )
@@ -185,7 +194,7 @@ class BusyNode:
             gpu + 1,
             Owner(namespace=Namespace("research"), pod=pod, container=ContainerName("main")),
             str(uuid5(NAMESPACE_OID, pod)),
-            (self._gpus[gpu],),
+            tuple(islice(handed_out(self._gpus[gpu], self._replicas), max(1, self._replicas // 2))),
             format_cpuset(cpus),
             (MemoryBlock(resource=MEMORY, nodes=(place,), size=size, taken=(size,)),),
         )

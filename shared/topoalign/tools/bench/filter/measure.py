@@ -24,6 +24,8 @@ Answer = tuple[float, Filtered]
 """What a call took in milliseconds, and which nodes passed."""
 WARM = 3
 """Calls that do not count."""
+REPLICAS, SHARES = 420, 20
+"""Shares of a GPU, and those that a pod asks for."""
 
 
 class Cluster:
@@ -100,6 +102,17 @@ def cold(cluster: Cluster, starts: int) -> Row:
     return summary(f"{len(cluster.nodes)}-cold", [took for took, _ in answers]) | figures
 
 
+def shared(size: int, calls: int) -> Row:
+    """The case `shares` of this size: half of the shares of each GPU are held. Raises as `half_full`."""
+    with filled(size, ALL, REPLICAS) as cluster, asking(cluster) as asked:
+
+        def changed() -> Answer:
+            cluster.change(asked.reader)
+            return asked.scheduler.schedule(Amounts(gpus=SHARES))
+
+        return asked.measured(f"{size}-shares", calls, changed)
+
+
 def full(size: int, calls: int) -> Row:
     """The case `full` of this size: no node has a free GPU. Raises as `half_full`."""
     with filled(size, ALL) as cluster, asking(cluster) as asked:
@@ -107,9 +120,9 @@ def full(size: int, calls: int) -> Row:
 
 
 @contextmanager
-def filled(size: int, gpus_held: int) -> Iterator[Cluster]:
+def filled(size: int, gpus_held: int, replicas: int = 1) -> Iterator[Cluster]:
     """A cluster of so many nodes while the context is open. Raises NotStored, AllocatorsEnded."""
-    nodes = [BusyNode(number, gpus_held) for number in range(size)]
+    nodes = [BusyNode(number, gpus_held, replicas) for number in range(size)]
     with (
         start_blocking_portal() as portal,
         scratch() as folder,
