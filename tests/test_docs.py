@@ -9,13 +9,14 @@ import pytest
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.cli import root
 from topoalign.discovery.settings import DiscoverySettings
+from topoalign.mps.settings import MpsSettings
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.settings import PREFIX, RuntimeSettings
 
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-@pytest.mark.parametrize("kind", [RuntimeSettings, DiscoverySettings, AllocatorSettings, RegistrySettings])
+@pytest.mark.parametrize("kind", [RuntimeSettings, DiscoverySettings, AllocatorSettings, MpsSettings, RegistrySettings])
 def test_every_setting_is_documented_with_its_default(kind: type[msgspec.Struct]) -> None:
     rows = [line.split(" | ") for line in (DOCS / "settings.md").read_text().splitlines() if line.startswith("| `")]
     documented = {row[0].strip("| `"): row[1].strip("` ") for row in rows}

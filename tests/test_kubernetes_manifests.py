@@ -17,6 +17,7 @@ from starlette.routing import Route
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.cli import probe, root
 from topoalign.discovery.settings import DiscoverySettings
+from topoalign.plugin_config.mps_files import CONTAINER_ROOT
 from topoalign.registry.kubernetes import client, objects
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.settings import RegistrySettings
@@ -25,7 +26,7 @@ from topoalign.runtime.nats_server import find_nats_server
 from topoalign.runtime.settings import PREFIX, RuntimeSettings
 
 COMPONENTS = ("cdi", "delete-refused-pods", "host-pid", "runtime-class")
-VARIANTS = [("dev",), ("prod",), ("prod", *COMPONENTS), ("prod", "sidecars")]
+VARIANTS = [("dev",), ("prod",), ("prod", *COMPONENTS), ("prod", "sidecars"), ("prod", "mps")]
 VERSIONS = ("1.30", "1.33", "1.36", "1.37")
 """The oldest has matchConditions for webhooks."""
 OURS = ("nvidia.com/", "topoalign.io/")
@@ -79,9 +80,11 @@ def test_every_variable_is_a_setting_that_takes_its_value(variant: tuple[str, ..
 def test_no_container_has_more_rights_than_it_needs(variant: tuple[str, ...], folder: Path) -> None:
     """
     No capability, no way to gain one, nothing of the image to write, and root only on nodes. Only an agent that is to tell
-    which container uses which GPU sees the node's processes.
+    which container uses which GPU sees the node's processes. What runs NVIDIA's MPS daemons is privileged: it has a test of
+    its own.
     """
-    manifests = rendered(variant[0], folder, *variant[1:])
+    rendered_all = rendered(variant[0], folder, *variant[1:])
+    manifests = tuple(each for each in rendered_all if each["metadata"]["name"] != "topoalign-mps")
     for name, spec in pods(manifests):
         assert {"hostNetwork", "hostIPC"}.isdisjoint(spec)
         assert (name == "topoalign-node" and "host-pid" in variant) is spec.get("hostPID", False)
@@ -115,6 +118,30 @@ def test_the_node_agent_has_the_mounts_that_it_uses_and_no_others(folder: Path) 
         "/var/run/cdi": ("/var/run/cdi", True, None),
         "/driver-root": ("/", False, "HostToContainer"),
     } == {path: each for path, each in with_cdi.items() if path not in plain}
+
+
+def test_what_runs_mps_daemons_is_privileged_and_has_nothing_else(folder: Path) -> None:
+    """Its namespace is the host's for pids alone; it has no token, no network, no secret, and writes below one directory."""
+    manifests = rendered("prod", folder, "mps")
+    daemon_set = one(manifests, "DaemonSet", "topoalign-mps")
+    spec = daemon_set["spec"]["template"]["spec"]
+    labels = daemon_set["spec"]["template"]["metadata"]["labels"]
+
+    assert {"hostNetwork", "hostIPC", "serviceAccountName"}.isdisjoint(spec) and spec["hostPID"]
+    assert (False, False) == (spec["automountServiceAccountToken"], spec["enableServiceLinks"])
+    assert "secret" not in str(spec).lower()
+    assert "topoalign" != labels["app.kubernetes.io/name"], "no policy lets it out"
+    for container in (*spec["initContainers"], *spec["containers"]):
+        assert container["securityContext"]["privileged"] and container["securityContext"]["readOnlyRootFilesystem"]
+    assert {
+        "/mps": ("/run/nvidia/mps", True, None),
+        "/dev/shm": ("/run/nvidia/mps/shm", True, None),
+        "/etc/topoalign": (None, False, None),
+    } == mounts(daemon_set)
+    agent = mounts(one(manifests, "DaemonSet", "topoalign-node"))
+    assert ("/run/nvidia/mps", False, None) == agent["/mps"]
+    assert "OnDelete" == daemon_set["spec"]["updateStrategy"]["type"]
+    assert str(CONTAINER_ROOT) in agent
 
 
 def mounts(daemon_set: Manifest) -> dict[str, tuple[str | None, bool, str | None]]:

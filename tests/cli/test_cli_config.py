@@ -49,7 +49,7 @@ def test_every_setting_of_every_service_is_shown_with_where_it_is_from(
         for field in msgspec.structs.fields(kind):
             if kind is RuntimeSettings or field.name != "node":
                 assert (service, f"TOPOALIGN_{field.name.upper()}") in found
-    assert ["every service", "discovery", "hinting", "allocator", "registry"] == list(kinds())
+    assert ["every service", "discovery", "hinting", "allocator", "mps", "registry"] == list(kinds())
     assert ("3.0", "environment") == value_of(found[("discovery", "TOPOALIGN_READ_SECONDS")])
     assert ("container", "flag") == value_of(found[("allocator", "TOPOALIGN_SCOPE")])
     assert ("best-effort", "default") == value_of(found[("allocator", "TOPOALIGN_POLICY")])

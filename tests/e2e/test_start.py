@@ -75,6 +75,9 @@ LATER = {
     "topoalign.tools": "measures and compares",
     "topoalign.cli.draw": "draws machines",
     "topoalign.allocator.demo": "shows an example",
+    "topoalign.mps": "runs where GPUs are shared by MPS",
+    "topoalign.allocator.device_plugin.mps": "tells of shares by MPS",
+    "topoalign.plugin_config.mps_files": "tells whether a daemon of MPS serves",
 }
 """Modules that a node agent has no use for when its first list is out, with what they are for."""
 

@@ -4,6 +4,7 @@
  * The script comes through standin_play, or from the file that $NVML_STANDIN names. One statement a line, `#` begins a comment:
  *
  *   gpu uuid=GPU-0 pci=00000000:07:00.0 minor=0 name=NVIDIA_H100 memory=85899345920 cpus=ff nodes=1 own=8 mig=1
+ *   gpu uuid=GPU-9 capability=70                      compute capability 7.0; otherwise 9.0
  *   link 0 3 gpu 1 | switch | npu | unknown | down    link 3 of GPU 0 leads to GPU 1, an NVSwitch, ...
  *   level 0 1 10                                      common PCIe ancestor of GPUs 0 and 1; otherwise 50
  *   field 0 230 1                                     field 230 of GPU 0 is 1; fields not named are not supported
@@ -42,7 +43,7 @@ typedef struct { unsigned id, ret; uint64_t value; } Field;
 typedef struct { int pid, sm, gpu, mig; unsigned long long memory, at; char kind[16]; } Process;
 typedef struct Device {
     struct Device *parent; /* of a MIG instance */
-    int index, minor, own, late, mig_mode, fields, migs, fabric, clique, state, status, gi, ci, slices, compute;
+    int index, minor, own, late, mig_mode, fields, migs, fabric, clique, state, status, gi, ci, slices, compute, capability, mode;
     char uuid[96], pci[32], name[96];
     unsigned long long memory, cpus, nodes, used;
     int slot, busy; /* of an instance its place on the GPU, and -1 of a GPU; percent */
@@ -90,12 +91,13 @@ static void set(Device *d, const char *key, const char *value) {
     if (!strcmp(key, "gi")) d->gi = (int)number;
     if (!strcmp(key, "ci")) d->ci = (int)number;
     if (!strcmp(key, "slices")) d->slices = (int)number;
+    if (!strcmp(key, "capability")) d->capability = (int)number;
     if (!strcmp(key, "compute")) d->compute = (int)number;
 }
 
 static Device *device_of(char **rest) {
     Device *d = calloc(1, sizeof *d);
-    d->minor = d->own = d->slot = d->busy = -1;
+    d->minor = d->own = d->slot = d->busy = -1, d->capability = 90;
     for (char *word; (word = strtok_r(NULL, " \t", rest));) {
         char *equals = strchr(word, '=');
         if (equals) *equals = 0, set(d, word, equals + 1);
@@ -312,6 +314,20 @@ static int listed(Device *d, const char *kind, unsigned *count, ProcessInfo *inf
 int nvmlDeviceGetComputeRunningProcesses_v2(Device *d, unsigned *n, ProcessInfo *i) { ENTER(d); return listed(d, "compute", n, i); }
 int nvmlDeviceGetGraphicsRunningProcesses_v2(Device *d, unsigned *n, ProcessInfo *i) { ENTER(d); return listed(d, "graphics", n, i); }
 
+int nvmlDeviceGetCudaComputeCapability(Device *d, int *major, int *minor) {
+    ENTER(d);
+    *major = d->capability / 10, *minor = d->capability % 10;
+    return OK;
+}
+int nvmlDeviceGetComputeMode(Device *d, unsigned *mode) { ENTER(d); *mode = (unsigned)d->mode; return OK; }
+int nvmlDeviceSetComputeMode(Device *d, unsigned mode) {
+    const char *events = getenv("NVML_STANDIN_EVENTS"); /* a file that is told of each change */
+    ENTER(d);
+    d->mode = (int)mode;
+    FILE *file = events ? fopen(events, "a") : NULL;
+    if (file) fprintf(file, "%s %u\n", d->uuid, mode), fclose(file);
+    return OK;
+}
 int nvmlDeviceGetCpuAffinity(Device *d, unsigned words, unsigned long *mask) {
     ENTER(d);
     memset(mask, 0, words * sizeof *mask);

@@ -33,7 +33,7 @@ def test_every_example_is_a_configuration(text: str) -> None:
 
 
 def test_there_are_examples_of_every_section_that_is_a_list() -> None:
-    assert 4 == len(EXAMPLES)
+    assert 5 == len(EXAMPLES)
     assert Configuration() != load_plugin_config(REPOSITORY / "examples" / "topoalign.yaml").configuration
 
 

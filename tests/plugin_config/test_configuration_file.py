@@ -77,6 +77,7 @@ def test_every_field_of_nvidias_file_is_read() -> None:
             mig_strategy="mixed",
             nvidia_driver_root="/run/nvidia/driver",
             nvidia_dev_root="/",
+            mps_root="/run/nvidia/mps",
             gdrcopy_enabled=True,
             gds_enabled=True,
             mofed_enabled=True,
@@ -111,7 +112,7 @@ def test_every_field_of_nvidias_file_is_read() -> None:
     found = loaded(documents.read(NVIDIA_FILE.encode(), "config.yaml"), {})
 
     assert expected == found.configuration
-    assert ["flags.failOnInitError", "flags.mpsRoot", "flags.useNodeFeatureAPI", "flags.gfd"] == [
+    assert ["flags.failOnInitError", "flags.useNodeFeatureAPI", "flags.gfd"] == [
         finding.field for finding in found.findings
     ], "what has no effect is named"
 
@@ -194,7 +195,7 @@ ONE = TIME + "{resources: [{name: gpu, replicas: 2"
         ("flags: {plugin: {deviceListStrategy: [envvar, cdi]}}", "flags.plugin.deviceListStrategy[1]", "cdi-cri"),
         ("flags: {plugin: {deviceListStrategy: 7}}", "flags.plugin.deviceListStrategy", "list"),
         ("flags: {plugin: {nvidiaCTKPath: /a, nvidiaCDIHookPath: /b}}", "flags.plugin.nvidiaCTKPath", "one of them"),
-        ("sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}", "sharing.mps", "timeSlicing"),
+        ("sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}", "flags.mpsRoot", "/run/nvidia/mps"),
         (TIME + "{renameByDefault: true}}", "sharing.timeSlicing.resources", "leave timeSlicing out"),
         (TIME + "{resources: {}}}", "sharing.timeSlicing.resources", "list"),
         (TIME + "{resources: [7]}}", "sharing.timeSlicing.resources[0]", "replicas"),

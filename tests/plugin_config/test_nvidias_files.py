@@ -47,7 +47,7 @@ def test_the_configuration_that_nvidias_plugin_logs_can_be_used_as_a_file() -> N
         "sharing: {timeSlicing: {renameByDefault: false, failRequestsGreaterThanOne: null, resources: []}}",
         "imex: {channelIDs: [], required: false}",
         "flags: {failOnInitError: no, gfd: {oneshot: false, noTimestamp: true, sleepInterval: 60s, outputFile: /f}}",
-        "flags: {gfd: {sleepInterval: 60000000000}, useNodeFeatureAPI: true, mpsRoot: /run/nvidia/mps}",
+        "flags: {gfd: {sleepInterval: 60000000000}, useNodeFeatureAPI: true}",
         "flags: {deviceDiscoveryStrategy: nvml, plugin: {cdiFeatureFlags: '', kubeletSocket: null}}",
         "flags: {plugin: {deviceListStrategy: envvar, deviceIDStrategy: uuid, nvidiaCTKPath: ''}}",
     ],
@@ -107,7 +107,8 @@ def test_one_share_is_the_device_itself_under_the_name_of_the_shares() -> None:
         ("resources: {migs: [{pattern: 1g.5gb, name: small}]}", "resources.migs"),
         ("resources: []", "resources"),
         ("resources: {gpus: [{pattern: A100}]}", "resources.gpus[0].name"),
-        ("sharing: {mps: {}}", "sharing.mps"),
+        ("sharing: {mps: {}}", "sharing.mps.resources"),
+        ("flags: {mpsRoot: run/mps}", "flags.mpsRoot"),
         (
             "sharing: {timeSlicing: {strategy: '', resources: [{name: gpu, replicas: 2}]}}",
             "sharing.timeSlicing.strategy",

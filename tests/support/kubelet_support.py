@@ -13,6 +13,7 @@ from anyio.abc import TaskGroup
 from grpclib.client import Channel
 
 from topoalign.allocator.device_allocations import DeviceAllocations
+from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.allocator.ledger.journal import MemoryJournal
@@ -259,10 +260,11 @@ async def node(
     until: Callable[[FakeKubelet], bool] | None = None,
     chance: Random | None = None,
     changes: DirectoryChanges | None = None,
+    containers: Containers | None = None,
 ) -> AsyncIterator[Node]:
     """
     Runs a fake kubelet and the front; yields when all resources are allocatable, or when `until` says. With `changes` the
-    kernel tells of the plugin directory.
+    kernel tells of the plugin directory. `containers`: None tells them by the defaults of the configuration.
     """
     machine = machine or two_nodes()
     with short_directory() as directory:
@@ -281,6 +283,7 @@ async def node(
             drain_seconds=drain_seconds,
             jitter=lambda: 1.0,
             changes=changes,
+            containers=containers,
         )
         async with anyio.create_task_group() as tasks:
             if changes is not None:

@@ -169,4 +169,5 @@ def offered(offer: Offer) -> tuple[object, ...]:
     shown_devices = " ".join(offer.devices[:4]) + (
         f" and {len(offer.devices) - 4} more" if len(offer.devices) > 4 else ""
     )
-    return offer.resource, shown_devices, offer.replicas, most, len(offer.devices) * offer.replicas
+    shares = f"{offer.replicas} by MPS" if offer.sharing == "mps" else offer.replicas
+    return offer.resource, shown_devices, shares, most, len(offer.devices) * offer.replicas

@@ -34,6 +34,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "discovery": Entry("cli.serve:discovery", "Run only the service that reads the hardware."),
         "hinting": Entry("cli.serve:hinting", "Run only the service that answers hint questions."),
         "allocator": Entry("cli.serve:allocator", "Run only the service that gives devices to containers."),
+        "mps": Entry("cli.serve:mps", "Run NVIDIA's MPS daemons, where GPUs are shared by MPS."),
         "registry": Entry("cli.serve:registry", "Run only the service that shows the cluster over HTTP."),
     },
     "Look": {

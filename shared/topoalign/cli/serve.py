@@ -1,12 +1,12 @@
 """
-`topoalign node` and the commands of the four services, and the translation of their flags into settings.
+`topoalign node` and the commands of the services, and the translation of their flags into settings.
 
 A flag is another name for a `TOPOALIGN_*` setting. It takes precedence over the environment; the services read nothing
 else.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,26 +73,26 @@ ALLOCATING = (
 )
 
 
-def options(*names: str) -> Callable[[Command], Command]:
-    """Adds these options, and those that every service takes."""
+def options(*names: str, everywhere: Sequence[str] = EVERYWHERE) -> Callable[[Command], Command]:
+    """Adds these options, and those that every service takes, or as many of them as this one does."""
 
     def add(command: Command) -> Command:
-        for name in reversed((*names, *EVERYWHERE)):
+        for name in reversed((*names, *everywhere)):
             command = OPTIONS[name](command)
         return command
 
     return add
 
 
-def settings(*names: str) -> Callable[[Command], Command]:
-    """Adds these options, and hands the command the environment under what they say."""
+def settings(*names: str, everywhere: Sequence[str] = EVERYWHERE) -> Callable[[Command], Command]:
+    """Adds these options, as `options` does, and hands the command the environment under what they say."""
 
     def add(command: Command) -> Command:
         def with_environment(**flags: Any) -> Any:
             return command({**os.environ, **variables(**flags)})
 
         with_environment.__name__, with_environment.__doc__ = command.__name__, command.__doc__
-        return options(*names)(with_environment)
+        return options(*names, everywhere=everywhere)(with_environment)
 
     return add
 
@@ -165,6 +165,24 @@ def allocator(environment: dict[str, str]) -> None:
       topoalign allocator --nats nats://hub:4222 --kubelet-dir /var/lib/kubelet/device-plugins
     """
     run(("allocator",), environment)
+
+
+@click.command()
+@settings("config", everywhere=("http", "log_format", "log_level"))
+def mps(environment: dict[str, str]) -> None:
+    """
+    Run NVIDIA's MPS daemons: one for each resource whose GPUs the configuration shares by MPS.
+
+    It sets these GPUs to compute mode EXCLUSIVE_PROCESS, and back to DEFAULT at its end, so it runs as root. It needs no
+    NATS. Where nothing is shared by MPS it waits for a configuration that does.
+
+    \b
+    Examples:
+      topoalign mps --config topoalign.yaml --http 127.0.0.1:8472
+    """
+    from topoalign.runtime.memory_bus import MemoryBus  # for this command alone
+
+    run(("mps",), environment, bus=MemoryBus())
 
 
 @click.command()

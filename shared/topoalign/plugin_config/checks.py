@@ -5,6 +5,7 @@ duplicates.
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -16,6 +17,7 @@ from topoalign.plugin_config.configuration import (
     Flags,
     GpuChoice,
     MigChoice,
+    Mps,
     NicChoice,
     Resources,
     SharedResource,
@@ -25,6 +27,11 @@ from topoalign.plugin_config.configuration import (
 
 MIG_PREFIX = f"{names.GPU_DOMAIN}/mig-"
 """What resources of MIG instances are called under the strategy `mixed`."""
+
+S = TypeVar("S", TimeSlicing, Mps)
+
+MOST_CLIENTS = 48
+"""Of an MPS server on a GPU, whatever its architecture: more replicas are refused by NVIDIA's device plugin, too."""
 
 _REFERENCE = re.compile(r"[0-9]{1,5}(?::[0-9]{1,5})?", re.ASCII)
 """An index of a GPU, or of a GPU and of one of its MIG instances."""
@@ -43,8 +50,12 @@ def validate_configuration(configuration: Configuration) -> Configuration:
     )
     once("imex.channelIDs", configuration.imex.channel_ids)
     nics = tuple(nic_choice(f"nics[{i}]", each) for i, each in enumerate(configuration.nics))
-    sharing = Sharing(time_slicing=time_slicing("sharing.timeSlicing", configuration.sharing.time_slicing))
+    sharing = Sharing(
+        time_slicing=replicated("sharing.timeSlicing", configuration.sharing.time_slicing),
+        mps=replicated("sharing.mps", configuration.sharing.mps),
+    )
     found = replace(configuration, resources=resources, nics=nics, sharing=sharing)
+    check_mps(found)
     keep_apart(found)
     return found
 
@@ -54,6 +65,7 @@ def told(flags: Flags) -> None:
     paths = {
         "flags.nvidiaDriverRoot": flags.nvidia_driver_root,
         "flags.nvidiaDevRoot": flags.nvidia_dev_root or "/",
+        "flags.mpsRoot": flags.mps_root or "/",
         "flags.plugin.containerDriverRoot": flags.plugin.container_driver_root,
         "flags.plugin.nvidiaCDIHookPath": flags.plugin.nvidia_cdi_hook_path or "/",
     }
@@ -103,14 +115,14 @@ def outcome(path: str, name: str, *, exclude: bool, domain: str = names.GPU_DOMA
     return names.resource(f"{path}.name", name, domain) if name else ""
 
 
-def time_slicing(path: str, slicing: TimeSlicing) -> TimeSlicing:
+def replicated(path: str, section: S) -> S:
     """The section with complete resource names. Raises InvalidField for a duplicate or missing resource."""
-    if slicing != TimeSlicing() and not slicing.resources:
-        raise InvalidField(
-            f"{path}.resources", "is missing", "say which resources are shared, or leave timeSlicing out"
-        )
+    if section != type(section)() and not section.resources:
+        way = path.rpartition(".")[2]
+        raise InvalidField(f"{path}.resources", "is missing", f"say which resources are shared, or leave {way} out")
     resources = tuple(
-        shared(f"{path}.resources[{place}]", each, slicing) for place, each in enumerate(slicing.resources)
+        shared(f"{path}.resources[{place}]", each, section.rename_by_default)
+        for place, each in enumerate(section.resources)
     )
     seen: set[str] = set()
     for place, each in enumerate(resources):
@@ -118,16 +130,50 @@ def time_slicing(path: str, slicing: TimeSlicing) -> TimeSlicing:
             finding = f"{quoted([each.name])} is there twice"
             raise InvalidField(f"{path}.resources[{place}].name", finding, "name each resource once")
         seen.add(each.name)
-    return replace(slicing, resources=resources)
+    return replace(section, resources=resources)
 
 
-def shared(path: str, resource: SharedResource, slicing: TimeSlicing) -> SharedResource:
+def shared(path: str, resource: SharedResource, rename_by_default: bool) -> SharedResource:
     """The shared resource with complete names. Raises InvalidField with its path."""
     name = names.resource(f"{path}.name", resource.name)
-    rename = resource.rename or (f"{name}{names.SHARED}" if slicing.rename_by_default else "")
+    rename = resource.rename or (f"{name}{names.SHARED}" if rename_by_default else "")
     if isinstance(resource.devices, tuple):
         references(f"{path}.devices", resource.devices)
     return replace(resource, name=name, rename=names.resource(f"{path}.rename", rename) if rename else "")
+
+
+def check_mps(found: Configuration) -> None:
+    """Raises InvalidField for what MPS cannot share, as NVIDIA's device plugin v0.20.0 does, and for two ways to share."""
+    mps = found.sharing.mps
+    if not mps.resources:
+        return
+    if found.flags.mig_strategy == "mixed":
+        raise InvalidField("flags.migStrategy", "mixed cannot be used with sharing.mps", "use none or single")
+    if not found.flags.mps_root:
+        remedy = "name the directory on the host where topoalign mps has its pipes, such as /run/nvidia/mps"
+        raise InvalidField("flags.mpsRoot", "is missing, and sharing.mps needs it", remedy)
+    whole = {str(GPU), *(each.name for each in found.resources.gpus)}
+    no_gpus = {str(NIC), *(each.name for each in found.nics), *({each.name for each in found.resources.mig} - whole)}
+    in_time = {name for each in found.sharing.time_slicing.resources for name in (each.name, each.rename)}
+    replicas: dict[str, int] = {}
+    for place, each in enumerate(mps.resources):
+        path, called = f"sharing.mps.resources[{place}]", each.rename or each.name
+        if not 2 <= each.replicas <= MOST_CLIENTS:
+            finding = f"{each.replicas} shares of a GPU by MPS"
+            raise InvalidField(f"{path}.replicas", finding, f"use 2 to {MOST_CLIENTS}: a server has no more clients")
+        if each.name in no_gpus or each.name.startswith(MIG_PREFIX):
+            raise InvalidField(
+                f"{path}.name", f"{each.name} is not a resource of whole GPUs", "share it by timeSlicing"
+            )
+        if not in_time.isdisjoint((each.name, called)):
+            finding = f"{called} is shared by timeSlicing, too"
+            raise InvalidField(f"{path}.name", finding, "share it in one way, or give some GPUs a name of their own")
+        if replicas.setdefault(called, each.replicas) != each.replicas:
+            finding = f"{called} has {replicas[called]} shares of other GPUs, and one daemon has one limit for all"
+            raise InvalidField(f"{path}.replicas", finding, "use the same number, or another rename")
+        if each.devices != "all" and called == each.name and not mps.fail_requests_greater_than_one:
+            finding = "a container could get a share and a whole GPU, which its daemon does not serve"
+            raise InvalidField(f"{path}.rename", finding, "give the shares a name of their own")
 
 
 def references(path: str, devices: Sequence[str | int]) -> None:
@@ -168,15 +214,13 @@ def keep_apart(found: Configuration) -> None:
         if name == NIC:
             raise InvalidField(f"{path}.name", f"{NIC} is a resource of NICs", "use another name")
     gpus = {str(GPU), *gpu_names(found.resources).values()}
-    for place, each in enumerate(found.sharing.time_slicing.resources):
-        mine, others = (nics, gpus) if each.name in nics else (gpus, nics)
-        if each.rename in others:
-            raise InvalidField(
-                f"sharing.timeSlicing.resources[{place}].rename",
-                "GPUs and NICs would be one resource",
-                "use another name",
-            )
-        mine.add(each.rename or each.name)
+    for way, section in (("timeSlicing", found.sharing.time_slicing), ("mps", found.sharing.mps)):
+        for place, each in enumerate(section.resources):
+            mine, others = (nics, gpus) if each.name in nics else (gpus, nics)
+            if each.rename in others:
+                path = f"sharing.{way}.resources[{place}].rename"
+                raise InvalidField(path, "GPUs and NICs would be one resource", "use another name")
+            mine.add(each.rename or each.name)
     for place, choice in enumerate(found.nics):
         if choice.name in gpus or choice.name.startswith(MIG_PREFIX):
             raise InvalidField(f"nics[{place}].name", f"{choice.name} is a resource of GPUs", "use another name")

@@ -55,6 +55,8 @@ class Flags(Section, frozen=True, kw_only=True):
     """The driver's root on the host."""
     nvidia_dev_root: str = ""
     """That of its device nodes. Empty: the driver root."""
+    mps_root: str = ""
+    """Directory on the host where the daemons of MPS have their pipes. Needed where `sharing.mps` shares devices."""
     gdrcopy_enabled: bool = False
     gds_enabled: bool = False
     mofed_enabled: bool = False
@@ -109,7 +111,7 @@ class NicChoice(Section, frozen=True, kw_only=True):
 
 
 class SharedResource(Section, frozen=True, kw_only=True):
-    """A resource whose devices are shared in time, without any limit on what each user takes."""
+    """A resource whose devices are shared, in the way of the section that it is in."""
 
     name: str
     """As it is called when it is not shared."""
@@ -131,10 +133,22 @@ class TimeSlicing(Section, frozen=True, kw_only=True):
     resources: tuple[SharedResource, ...] = ()
 
 
+class Mps(Section, frozen=True, kw_only=True):
+    """The section `sharing.mps`: GPUs that are shared by MPS, each user limited to an equal part of memory and threads."""
+
+    rename_by_default: bool = False
+    """Shares are called `<name>.shared`."""
+    fail_requests_greater_than_one: bool = True
+    """A container gets one share at most: two would not be twice as much."""
+    resources: tuple[SharedResource, ...] = ()
+    """2 to 48 replicas each: an MPS server has no more clients."""
+
+
 class Sharing(Section, frozen=True, kw_only=True):
-    """The section `sharing`."""
+    """The section `sharing`. A resource is shared in one way only."""
 
     time_slicing: TimeSlicing = TimeSlicing()
+    mps: Mps = Mps()
 
 
 class Imex(Section, frozen=True, kw_only=True):

@@ -82,7 +82,6 @@ OTHER_NAMES = {"flags.plugin.nvidiaCTKPath": "flags.plugin.nvidiaCDIHookPath"}
 
 WITHOUT_EFFECT: Mapping[str, tuple[type, str]] = {
     "flags.failOnInitError": (bool, "the agent starts in any case, tries again, and /readyz says what is missing"),
-    "flags.mpsRoot": (str, "sharing by MPS is not offered"),
     "flags.useNodeFeatureAPI": (bool, "it is for gpu-feature-discovery, which labels the node and may go on running"),
     "flags.gfd": (dict, "it is for gpu-feature-discovery, which labels the node and may go on running"),
 }
@@ -99,9 +98,6 @@ class Refusal(NamedTuple):
 
 
 REFUSED: Mapping[str, Refusal] = {
-    "sharing.mps": Refusal(
-        (), "sharing by MPS is not supported", "share by timeSlicing, or leave these nodes to NVIDIA's device plugin"
-    ),
     "flags.deviceDiscoveryStrategy": Refusal(
         ("auto", "nvml"), "devices are found through NVML only", "leave it out; leave Tegra to NVIDIA's device plugin"
     ),
@@ -157,6 +153,8 @@ def settled(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     strategy = value_at(document, "flags.plugin.deviceListStrategy")
     if isinstance(strategy, str):
         document = with_value(document, "flags.plugin.deviceListStrategy", [strategy])
+    if value_at(document, "sharing.mps") in ({}, {"resources": []}):
+        raise InvalidField("sharing.mps.resources", "is missing", "say which resources are shared, or leave mps out")
     for field, refusal in REFUSED.items():
         value = value_at(document, field)
         if value is not None:

@@ -1,12 +1,14 @@
 """
 The offers of a node to the kubelet: its devices, grouped into resources by a configuration.
 
-First every device gets its resource as an unshared device (`topoalign.plugin_config.bases`); then devices with time
-slicing are offered several times. Each device is offered once, as a whole or in parts. If a configuration names
-something that this node does not have, a finding says so and it is skipped: one file can serve a whole fleet.
+First every device gets its resource as an unshared device (`topoalign.plugin_config.bases`); then devices that are shared
+in time or by MPS are offered several times. Each device is offered once, as a whole or in parts. If a configuration names
+something that this node does not have, a finding says so and it is skipped: one file can serve a whole fleet. MPS cannot
+share a GPU in MIG mode: what it is asked to share of one is not offered, because a whole one was not asked for.
 """
 
 from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -16,8 +18,19 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Offer
 from topoalign.core.model.topology.validate import MOST_HANDED_OUT
 from topoalign.plugin_config.bases import Base, gpu_bases, nic_bases
-from topoalign.plugin_config.configuration import Configuration, Packing, SharedResource
+from topoalign.plugin_config.configuration import Configuration, Mps, Packing, SharedResource, Sharing, TimeSlicing
 from topoalign.plugin_config.findings import Finding
+
+Way = Literal["time-slicing", "mps"]
+
+
+class Share(NamedTuple):
+    """How a device is shared."""
+
+    resource: SharedResource
+    way: Way
+    most: int | None
+    """Shares that a container may ask for; None: any number."""
 
 
 class Offering(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +47,7 @@ class Division(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int
     most: int | None
     packing: Packing
+    sharing: Way = "time-slicing"
 
 
 def offers(topology: Topology, configuration: Configuration, before: Sequence[Offer] = ()) -> Offering:
@@ -46,17 +60,41 @@ def offers(topology: Topology, configuration: Configuration, before: Sequence[Of
     offered = frozenset(device for offer in before for device in offer.devices)
     gpus = gpu_bases(topology, configuration, offered, findings)
     everything = (*gpus, *nic_bases(topology, configuration.nics, findings))
-    shared = {}
-    for place, resource in enumerate(configuration.sharing.time_slicing.resources):
-        field = f"sharing.timeSlicing.resources[{place}]"
-        mine = [base for base in everything if base.resource == resource.name]
-        if not mine:
-            findings.append(Finding(field=field, finding=f"this node has no {resource.name}"))
-        shared.update(dict.fromkeys(chosen(mine, resource, field, findings), resource))
+    shared: dict[DeviceID, Share] = {}
+    unfit: set[DeviceID] = set()
+    for way, name, section in ways(configuration.sharing):
+        most = 1 if section.fail_requests_greater_than_one else None
+        for place, resource in enumerate(section.resources):
+            field = f"sharing.{name}.resources[{place}]"
+            mine = [base for base in everything if base.resource == resource.name]
+            if not mine:
+                findings.append(Finding(field=field, finding=f"this node has no {resource.name}"))
+            devices = chosen(mine, resource, field, findings)
+            if way == "mps":
+                unfit.update(in_mig_mode(topology, devices, field, findings))
+            shared.update(dict.fromkeys(devices, Share(resource, way, most)))
     divided: dict[Division, list[DeviceID]] = {}
     for base in everything:
-        divided.setdefault(division(base, shared.get(base.id), configuration), []).append(base.id)
+        if base.id not in unfit:
+            divided.setdefault(division(base, shared.get(base.id), configuration), []).append(base.id)
     return Offering(offers=tuple(within_limits(divided, findings)), findings=tuple(findings))
+
+
+def ways(sharing: Sharing) -> tuple[tuple[Way, str, TimeSlicing | Mps], ...]:
+    """The ways to share devices, with the name and the content of the section of each."""
+    return ("time-slicing", "timeSlicing", sharing.time_slicing), ("mps", "mps", sharing.mps)
+
+
+def in_mig_mode(
+    topology: Topology, devices: Sequence[DeviceID], field: str, findings: list[Finding]
+) -> Sequence[DeviceID]:
+    """Those devices that are GPUs in MIG mode or instances of one. MPS shares neither, which a finding says."""
+    found = [each for each in devices if topology.gpu_by_id[topology.card_of(each)].mig is not None]
+    if found:
+        finding = f"MPS shares no GPU in MIG mode and no MIG instance: {len(found)} devices are not offered"
+        remedy = "switch MIG mode off, share them by timeSlicing, or leave them out of devices"
+        findings.append(Finding(field=field, finding=finding, remedy=remedy, severe=True))
+    return found
 
 
 def chosen(mine: Sequence[Base], resource: SharedResource, field: str, findings: list[Finding]) -> list[DeviceID]:
@@ -79,18 +117,19 @@ def chosen(mine: Sequence[Base], resource: SharedResource, field: str, findings:
             return [base.id for base in mine if base.id in wanted or base.reference in wanted]
 
 
-def division(base: Base, shared: SharedResource | None, configuration: Configuration) -> Division:
+def division(base: Base, shared: Share | None, configuration: Configuration) -> Division:
     """How a device is offered: its resource, its replicas, the most that a container may ask for, and its packing."""
     policy = configuration.flags.plugin.shared_devices_allocation_policy
-    resource = base.resource if shared is None else ResourceName(shared.rename or shared.name)
-    if shared is None or shared.replicas == 1:
+    resource = base.resource if shared is None else ResourceName(shared.resource.rename or shared.resource.name)
+    if shared is None or shared.resource.replicas == 1:
         packing: Packing = policy if base.part else "distributed"
         return Division(resource=resource, replicas=1, most=None, packing=packing)
     return Division(
         resource=resource,
-        replicas=shared.replicas,
-        most=1 if configuration.sharing.time_slicing.fail_requests_greater_than_one else None,
+        replicas=shared.resource.replicas,
+        most=shared.most,
         packing=policy,
+        sharing=shared.way,
     )
 
 
@@ -105,7 +144,7 @@ def within_limits(divided: dict[Division, list[DeviceID]], findings: list[Findin
                 f"{division.resource}: {len(devices)} devices in {division.replicas} shares are too many: not offered"
             )
             remedy = f"a node lists at most {MOST_HANDED_OUT} in all"
-            findings.append(Finding(field="sharing.timeSlicing", finding=finding, remedy=remedy, severe=True))
+            findings.append(Finding(field="sharing", finding=finding, remedy=remedy, severe=True))
             continue
         found.append(
             Offer(
@@ -114,6 +153,7 @@ def within_limits(divided: dict[Division, list[DeviceID]], findings: list[Findin
                 replicas=division.replicas,
                 most=division.most,
                 packing=division.packing,
+                sharing=division.sharing,
             )
         )
     return found

@@ -15,7 +15,7 @@ from topoalign.runtime.context import Serve
 from topoalign.runtime.settings import PREFIX, RuntimeSettings
 
 ENTRY_POINTS = "topoalign.services"
-ORDER = ("discovery", "hinting", "allocator", "registry")
+ORDER = ("discovery", "hinting", "allocator", "mps", "registry")
 """Who tells comes before who listens; any order works, this one is ready soonest."""
 EVERYWHERE = "every service"
 

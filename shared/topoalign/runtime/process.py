@@ -10,13 +10,17 @@ from collections.abc import Mapping, Sequence
 
 import anyio
 
+from topoalign.core.ports import Bus
 from topoalign.runtime.collector import importing
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.settings import RuntimeSettings, from_environment
 
 
-def run(names: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Runs services until SIGTERM or SIGINT; SIGHUP has files read anew. Raises what `runner.run_services` does."""
+def run(names: Sequence[str], environment: Mapping[str, str], *, bus: Bus | None = None) -> None:
+    """
+    Runs services until SIGTERM or SIGINT; SIGHUP has files read anew. `bus` None connects to NATS. Raises what
+    `runner.run_services` does.
+    """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can be answered, and once it no longer can
     settings = from_environment(RuntimeSettings, environment)
     configure_logging(settings.log_format, settings.log_level)
@@ -30,4 +34,4 @@ def run(names: Sequence[str], environment: Mapping[str, str]) -> None:
         gc.collect()
         gc.freeze()  # what the services have made by now stays, too
 
-    anyio.run(lambda: serve_all(services, environment, ready=serving), backend="asyncio")
+    anyio.run(lambda: serve_all(services, environment, bus=bus, ready=serving), backend="asyncio")

@@ -66,7 +66,14 @@ class Containers:
 
         Raises ContainerUnready or StateFault if containers could not use what they are told: nothing is to be allocated.
         """
-        return self._teller(topology) if has_gpus(topology, resource) else Teller()
+        if not has_gpus(topology, resource):
+            return Teller()
+        teller = self._teller(topology)
+        if not is_shared_by_mps(topology, resource):
+            return teller
+        from topoalign.allocator.device_plugin.mps import mps_teller  # most nodes share nothing by MPS
+
+        return teller._replace(mps=mps_teller(teller.configuration.flags.mps_root, resource))
 
     async def run(self, allocator: AllocatorPort, clock: Clock) -> None:
         """Polls every `POLL_SECONDS` and when the hardware changes, until cancelled; logs each change of the result once."""
@@ -89,6 +96,10 @@ class Containers:
         try:
             if any(has_gpus(topology, resource) for resource in topology.offers_of):
                 self._teller(topology)
+            if any(is_shared_by_mps(topology, resource) for resource in topology.offers_of):
+                from topoalign.allocator.device_plugin.mps import unserved
+
+                return unserved(self._configuration().flags.mps_root, topology)
         except Unavailable as error:
             return f"{error.finding}; {error.remedy}"
         return None
@@ -148,3 +159,8 @@ def has_gpus(topology: Topology, resource: ResourceName) -> bool:
         for offer in topology.offers_of.get(resource, ())
         for base in offer.devices
     )
+
+
+def is_shared_by_mps(topology: Topology, resource: ResourceName) -> bool:
+    """Whether a resource offers shares that are kept apart by MPS."""
+    return any(offer.sharing == "mps" for offer in topology.offers_of.get(resource, ()))

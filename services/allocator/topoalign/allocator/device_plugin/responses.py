@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from topoalign.allocator.device_plugin import cdi, device_nodes
 from topoalign.allocator.device_plugin.host import ContainerUnready, Root
@@ -28,6 +28,9 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Gpu, MigDevice, Nic, Topology, VirtualFunction
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.configuration import Configuration
+
+if TYPE_CHECKING:  # most nodes share nothing by MPS
+    from topoalign.allocator.device_plugin.mps import MpsTeller
 
 GPUS_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
 CHANNELS_VARIABLE = "NVIDIA_IMEX_CHANNELS"
@@ -72,6 +75,8 @@ class Teller(NamedTuple):
     """CDI classes of which every container gets the one device."""
     minors: Mapping[device_nodes.Instance, int] = MappingProxyType({})
     """Of the capabilities of MIG instances."""
+    mps: "MpsTeller | None" = None
+    """None: nothing of the resource is shared by MPS."""
 
     def check(self, topology: Topology, resource: ResourceName, containers: Iterable[Iterable[DeviceID]]) -> None:
         """Raises what `response` would, before anything is recorded. Ids that are not offered are left to the allocator."""
@@ -99,6 +104,8 @@ class Teller(NamedTuple):
         told = v1beta1.ContainerAllocateResponse()
         if parts:
             self.tell_parts(told, parts)
+        if self.mps is not None:
+            self.mps.tell(told, topology, [part.base for part in parts])
         if functions:
             tell_functions(told, resource, functions)
         told.envs = dict(sorted(told.envs.items()))

@@ -18,7 +18,9 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     devices: tuple[DeviceID, ...]
     """What is handed out: uuids of GPUs or of MIG instances, names of NICs, PCI addresses of virtual functions."""
     replicas: int = 1
-    """Above 1 each device is shared in time, and handed out as `<device>::0` to `<device>::<replicas - 1>`."""
+    """Above 1 each device is shared, and handed out as `<device>::0` to `<device>::<replicas - 1>`."""
+    sharing: Literal["time-slicing", "mps"] = "time-slicing"
+    """How shares are kept apart: in time, without limits, or by NVIDIA's MPS, each limited to an equal part."""
     most: int | None = None
     """The largest number that a container may ask for. None: as many as there are."""
     packing: Literal["distributed", "packed"] = "distributed"

@@ -1,0 +1,99 @@
+"""
+NVIDIA's control program `nvidia-cuda-mps-control`: as the daemon of one resource, and as the client that commands it.
+
+The program finds its daemon by the pipe directory in its environment. CUDA_VISIBLE_DEVICES names the GPUs by uuid, so that
+a daemon keeps to those of its resource: in compute mode EXCLUSIVE_PROCESS each GPU takes one server alone. With `-f` the
+daemon is a child of this process, which learns at once when it ends. Commands name GPUs by uuid, too, because the indices of
+CUDA are not those of NVML. NVIDIA's DRA driver for GPUs does both (templates/mps-control-daemon.tmpl.yaml).
+"""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import anyio
+from anyio.abc import Process
+
+from topoalign.core.model.errors import DriverFault, clean
+from topoalign.core.ports import Clock
+from topoalign.plugin_config.mps_files import LOG, PIPE
+from topoalign.runtime.settings import PREFIX
+from topoalign.runtime.tasks import either
+
+CALL_SECONDS = 5.0
+"""How long the daemon may take to answer a command."""
+
+
+class Control:
+    """The control program for the directories of one resource."""
+
+    def __init__(
+        self, program: str, directory: Path, devices: tuple[str, ...], environment: Mapping[str, str], clock: Clock
+    ) -> None:
+        """`directory`: of the resource, below the MPS root. `environment`: of this process; its settings are left out."""
+        self._program, self._clock = program, clock
+        self.pipe, self.log = directory / PIPE, directory / LOG
+        self._environment = {
+            **{name: value for name, value in environment.items() if not name.startswith((PREFIX, "NATS_"))},
+            "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.log),
+            "CUDA_VISIBLE_DEVICES": ",".join(devices),
+        }
+
+    async def start(self) -> Process:
+        """
+        Starts the daemon in the foreground, in a session of its own: Ctrl-C ends this process, which ends the daemon in
+        order. Raises DriverFault.
+        """
+        try:
+            return await anyio.open_process(
+                [self._program, "-f"],
+                stdin=subprocess.DEVNULL,
+                stdout=None,
+                stderr=None,
+                env=self._environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    async def command(self, text: str) -> str:
+        """Sends a command to the daemon and returns its answer. Raises DriverFault if none answers."""
+        answers: list[str] = []
+        await either(partial(self._ask, text, answers), partial(self._clock.sleep, CALL_SECONDS))
+        if not answers:
+            raise DriverFault(f"the MPS daemon does not answer {text.split()[0]!r}", "see its log, control.log")
+        return answers[0]
+
+    async def answers(self) -> bool:
+        """Whether a daemon takes commands: the question by which NVIDIA's device plugin v0.20.0 judges its health."""
+        try:
+            await self.command("get_default_active_thread_percentage")
+        except DriverFault:
+            return False
+        return True
+
+    async def _ask(self, text: str, answers: list[str]) -> None:
+        """Adds the answer, or nothing. The command is in the pipe before the program starts, which may not read it."""
+        read, write = os.pipe()
+        try:
+            os.write(write, f"{text}\n".encode())
+            os.close(write)
+            done = await anyio.run_process(
+                [self._program], stdin=read, stderr=subprocess.STDOUT, check=False, env=self._environment
+            )
+        except OSError:
+            return
+        finally:
+            os.close(read)
+        if done.returncode == 0:
+            answers.append(clean(done.stdout.decode(errors="replace").strip(), 500))
+
+    def _unusable(self, error: OSError) -> DriverFault:
+        return DriverFault(
+            f"cannot run {clean(self._program, 200)}: {error.strerror or error}",
+            "it comes with NVIDIA's driver; a container gets it with NVIDIA_DRIVER_CAPABILITIES=compute,utility, and"
+            f" {PREFIX}MPS_CONTROL names another place",
+        )

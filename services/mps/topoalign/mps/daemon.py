@@ -1,0 +1,228 @@
+"""
+Keeps the MPS control daemon of one resource running.
+
+The order of a start: compute mode EXCLUSIVE_PROCESS, directories, daemon, its limits, and then the announcement on which
+Allocate relies. A daemon that ends is started again after 1, 2, 4 ... seconds, at most 60; after a minute of service the
+pauses begin anew. Between two daemons the GPUs stay EXCLUSIVE_PROCESS, so that no client goes on without its limits beside
+others; DEFAULT is set when this ends.
+
+A daemon that another, killed process has left is told to quit: it is nobody's child, and its limits may be others.
+"""
+
+import os
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import anyio
+import structlog
+from anyio.abc import Process
+
+from topoalign.core.model.errors import DriverFault
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.ports import Clock
+from topoalign.mps import nvml
+from topoalign.mps.control import Control
+from topoalign.mps.shares import Share
+from topoalign.plugin_config.mps_files import Announcement, take_lock
+from topoalign.runtime.backoff import backoff_seconds
+from topoalign.runtime.tasks import either
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+STEADY_SECONDS = 60.0
+"""A daemon that has served for so long is not counted as a failure when it ends."""
+START_SECONDS, START_PAUSE = 10.0, 0.1
+"""How long a daemon may take until it takes commands, and how often it is asked."""
+HEALTH_SECONDS = 10.0
+"""Between two questions to a daemon that serves."""
+END_SECONDS = 5.0
+"""For a daemon to end after `quit`, and again after SIGTERM: twice is below a pod's usual grace period of thirty."""
+
+log = structlog.get_logger("topoalign.mps")
+
+
+class Daemon:
+    """The control daemon of one resource."""
+
+    def __init__(
+        self,
+        resource: ResourceName,
+        root: Path,
+        share_now: Callable[[], Awaitable[Share | None]],
+        control_for: Callable[[Share], Control],
+        clock: Clock,
+    ) -> None:
+        """`share_now` reads what is to be served, before each start; None: nothing of the resource."""
+        self.resource, self._directory = resource, root / resource
+        self._share_now, self._control_for, self._clock = share_now, control_for, clock
+        self._announcement = Announcement(root, resource)
+        self._lock: int | None = None
+        self._exclusive: set[DeviceID] = set()
+        self.share: Share | None = None
+        """What the newest daemon was started for."""
+        self.reason: str | None = "it has not started yet"
+        """Why no client can be served; None: one can."""
+        self.starts = 0
+
+    async def run(self) -> None:
+        """Starts the daemon again and again until cancelled; then ends it and sets the compute mode back."""
+        failures = 0
+        try:
+            while True:
+                began = self._clock.monotonic()
+                try:
+                    await self._serve()
+                except (DriverFault, OSError) as error:
+                    self.reason = told(error)
+                failures = 1 if self._clock.monotonic() - began >= STEADY_SECONDS else failures + 1
+                pause = backoff_seconds(failures, FIRST_PAUSE, LONGEST_PAUSE)
+                log.warning("the MPS daemon does not run", resource=self.resource, reason=self.reason, pause=pause)
+                await self._clock.sleep(pause)
+        finally:
+            self.reason = "it is stopped"
+            with anyio.CancelScope(shield=True):
+                await self._release()
+            if self._lock is not None:
+                os.close(self._lock)
+
+    async def _serve(self) -> None:
+        """Runs one daemon until it ends. Raises DriverFault and OSError if it cannot be started."""
+        if self._lock is None:
+            self._lock = take_lock(self._directory)
+        if self._lock is None:
+            raise DriverFault(f"another topoalign mps uses {self._directory}", "run one on a node")
+        share = self.share = await self._share_now()
+        if share is None:
+            raise DriverFault(f"the node has no GPU for {self.resource}", "see nvidia-smi -L and the configuration")
+        if few := share.with_too_few_clients:
+            finding = f"{share.replicas} replicas are more than the clients that {few[0].name or few[0].id} can have"
+            raise DriverFault(finding, "use 16 replicas or fewer for GPUs before compute capability 7.5")
+        self._exclusive.update(share.devices)
+        await nvml.set_compute_mode(share.devices, nvml.EXCLUSIVE_PROCESS)
+        control = self._control_for(share)
+        for directory in (control.pipe, control.log):
+            directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        await self._end_former(control)
+        process = await control.start()
+        self.starts += 1
+        self.reason = "it is starting"
+        log.info("MPS daemon started", resource=self.resource, devices=len(share.devices), pid=process.pid)
+        try:
+            await either(partial(ended, process), partial(self._lead, share, control))
+            if process.returncode is not None:
+                self.reason = f"it ended with status {process.returncode}; see control.log in {control.log}"
+        finally:
+            self._announcement.withdraw()
+            with anyio.CancelScope(shield=True):
+                await self._end(process, control)
+
+    async def _lead(self, share: Share, control: Control) -> None:
+        """Sets the limits, announces the daemon, and asks it regularly; returns if it cannot do this."""
+        try:
+            await self._until_it_answers(control)
+            await set_limits(share, control)
+            while True:
+                self._announcement.publish(share.serves)
+                if self.reason is not None:
+                    log.info("MPS daemon serves", resource=self.resource, replicas=share.replicas)
+                self.reason = None
+                while await self._is_well(control):
+                    pass
+                self._announcement.withdraw()
+                self.reason = "it does not answer"
+                log.warning("the MPS daemon does not answer", resource=self.resource)
+                while not await self._is_well(control):
+                    pass
+        except (DriverFault, OSError) as error:
+            self.reason = told(error)
+
+    async def _is_well(self, control: Control) -> bool:
+        await self._clock.sleep(HEALTH_SECONDS)
+        return await control.answers()
+
+    async def _until_it_answers(self, control: Control) -> None:
+        """Returns when the daemon takes commands. Raises DriverFault after `START_SECONDS`."""
+        until = self._clock.monotonic() + START_SECONDS
+        while not await control.answers():
+            if self._clock.monotonic() >= until:
+                raise DriverFault(
+                    f"it takes no commands after {START_SECONDS:g} s", f"see control.log in {control.log}"
+                )
+            await self._clock.sleep(START_PAUSE)
+
+    async def _end_former(self, control: Control) -> None:
+        """Ends a daemon that serves the pipe directory already. Raises DriverFault if it does not end."""
+        if not await control.answers():
+            return
+        log.warning("another MPS daemon is told to quit", resource=self.resource, pipe=str(control.pipe))
+        await control.command("quit")
+        until = self._clock.monotonic() + END_SECONDS
+        while await control.answers():
+            if self._clock.monotonic() >= until:
+                raise DriverFault(f"another MPS daemon serves {control.pipe}", "stop it, or give it another directory")
+            await self._clock.sleep(START_PAUSE)
+
+    async def _end(self, process: Process, control: Control) -> None:
+        """Ends a daemon that runs: by `quit`, by SIGTERM, by SIGKILL."""
+        if process.returncode is None:
+            await either(partial(quit_until, control, process), partial(self._clock.sleep, END_SECONDS))
+        if process.returncode is None:
+            process.terminate()
+            await either(partial(ended, process), partial(self._clock.sleep, END_SECONDS))
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+    async def _release(self) -> None:
+        """Sets the GPUs back to compute mode DEFAULT. Never fails: an operator is told what is left."""
+        if not self._exclusive:
+            return
+        try:
+            await nvml.set_compute_mode(self._exclusive, nvml.DEFAULT)
+        except DriverFault as fault:
+            log.error(
+                "GPUs stay in compute mode EXCLUSIVE_PROCESS",
+                devices=sorted(self._exclusive),
+                reason=fault.finding,
+                remedy="nvidia-smi -c DEFAULT",
+            )
+
+
+async def set_limits(share: Share, control: Control) -> None:
+    """Gives a daemon the limits of its clients. Raises DriverFault if it does not take them."""
+    for device, limit in share.memory_limits.items():
+        await control.command(f"set_default_device_pinned_mem_limit {device} {limit}")
+    await control.command(f"set_default_active_thread_percentage {share.thread_percentage}")
+    check_percentage(await control.command("get_default_active_thread_percentage"), share)
+
+
+def told(error: DriverFault | OSError) -> str:
+    """An error as a reason, with its remedy if it has one."""
+    return f"{error.finding}; {error.remedy}" if isinstance(error, DriverFault) else str(error)
+
+
+async def ended(process: Process) -> None:
+    """Returns when a process has ended."""
+    await process.wait()
+
+
+async def quit_until(control: Control, process: Process) -> None:
+    """Tells a daemon to quit, and returns when it has ended, which may be for another reason."""
+    try:
+        await control.command("quit")
+    except DriverFault:
+        return
+    await process.wait()
+
+
+def check_percentage(answer: str, share: Share) -> None:
+    """Raises DriverFault if the daemon answers with another limit than it was given."""
+    try:
+        found = float(answer.split()[-1])
+    except (IndexError, ValueError):
+        found = None
+    if found != share.thread_percentage:
+        raise DriverFault(
+            f"the MPS daemon did not take the limit of {share.thread_percentage} per cent of the threads: {answer!r}",
+            "see its log, control.log",
+        )

@@ -1,0 +1,124 @@
+"""
+The MPS daemons of a node: one for each resource that the configuration shares by MPS, as the configuration changes.
+
+A changed configuration stops a daemon whose resource is shared otherwise now, and its clients lose their GPUs with it; the
+others go on.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+
+from topoalign.core.model.errors import DriverFault
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.ports import Clock
+from topoalign.mps import nvml
+from topoalign.mps.control import Control
+from topoalign.mps.daemon import FIRST_PAUSE, LONGEST_PAUSE, Daemon
+from topoalign.mps.shares import Share, shares_of
+from topoalign.plugin_config.mps_files import SHM, root_here
+from topoalign.plugin_config.watching import ConfigurationFile
+from topoalign.runtime.backoff import backoff_seconds
+from topoalign.runtime.tasks import either
+
+log = structlog.get_logger("topoalign.mps")
+
+
+class Running:
+    """A daemon with what stops it."""
+
+    def __init__(self, daemon: Daemon, share: Share, root: Path) -> None:
+        self.daemon, self.wanted = daemon, (share, root)
+        self.scope, self.ended = anyio.CancelScope(), anyio.Event()
+
+    async def run(self) -> None:
+        """Runs the daemon until `scope` is cancelled."""
+        try:
+            with self.scope:
+                await self.daemon.run()
+        finally:
+            self.ended.set()
+
+
+class Daemons:
+    """Runs the MPS daemons of one node."""
+
+    def __init__(self, file: ConfigurationFile, program: str, environment: Mapping[str, str], clock: Clock) -> None:
+        """`program`: NVIDIA's control program. `environment`: of this process."""
+        self._file, self._program, self._environment, self._clock = file, program, environment, clock
+        self._running: dict[ResourceName, Running] = {}
+        self._trouble: str | None = "the GPUs have not been read yet"
+
+    @property
+    def daemons(self) -> Mapping[ResourceName, Daemon]:
+        """Those that are kept running."""
+        return {resource: each.daemon for resource, each in self._running.items()}
+
+    def reason(self) -> str | None:
+        """Why not all shares can be given out, for /readyz; None: all can, or nothing is shared by MPS."""
+        reasons = (f"{resource}: {each.reason}" for resource, each in self.daemons.items() if each.reason is not None)
+        return self._trouble or next(reasons, None)
+
+    async def run(self) -> None:
+        """Follows the configuration until cancelled, and then ends all daemons."""
+        failures = 0
+        async with anyio.create_task_group() as tasks:
+            while True:
+                changed = self._file.changed
+                try:
+                    wanted = await self.shares()
+                    root = self._root()
+                    if wanted:
+                        make_shm(root)
+                except (DriverFault, OSError) as error:
+                    failures += 1
+                    self._trouble = str(error)
+                    pause = backoff_seconds(failures, FIRST_PAUSE, LONGEST_PAUSE)
+                    log.warning("no MPS daemon can be started", reason=self._trouble, pause=pause)
+                    await either(changed.wait, partial(self._clock.sleep, pause))
+                    continue
+                failures, self._trouble = 0, None
+                await self._follow(wanted, root, tasks)
+                await changed.wait()
+
+    async def shares(self) -> dict[ResourceName, Share]:
+        """What is to be served now. The GPUs are read only if something is shared by MPS. Raises DriverFault."""
+        configuration = self._file.current
+        if not configuration.sharing.mps.resources:
+            return {}
+        return shares_of(await nvml.read_cards(), configuration)
+
+    async def _share(self, resource: ResourceName) -> Share | None:
+        return (await self.shares()).get(resource)
+
+    async def _follow(self, wanted: Mapping[ResourceName, Share], root: Path, tasks: TaskGroup) -> None:
+        """Ends the daemons that are not wanted as they are, and starts those that are missing."""
+        former = [resource for resource, each in self._running.items() if each.wanted != (wanted.get(resource), root)]
+        for resource in former:
+            self._running[resource].scope.cancel()
+        for resource in former:
+            await self._running.pop(resource).ended.wait()
+        for resource in wanted.keys() - self._running.keys():
+            daemon = Daemon(resource, root, partial(self._share, resource), partial(self._control, root), self._clock)
+            running = self._running[resource] = Running(daemon, wanted[resource], root)
+            tasks.start_soon(running.run)
+        if not wanted:
+            log.info("nothing is shared by MPS: no daemon is needed")
+
+    def _root(self) -> Path:
+        return root_here(self._file.current.flags.mps_root)
+
+    def _control(self, root: Path, share: Share) -> Control:
+        return Control(self._program, root / share.resource, share.devices, self._environment, self._clock)
+
+
+def make_shm(root: Path) -> None:
+    """Makes the directory that containers get as /dev/shm, writable for every user as that is. Raises OSError."""
+    shm = root / SHM
+    if not shm.is_dir():
+        shm.mkdir(parents=True)
+        shm.chmod(0o1777)

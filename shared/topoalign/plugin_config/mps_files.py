@@ -1,0 +1,100 @@
+"""
+The directories and the files of MPS on a node: what `topoalign mps` makes, and what the allocator looks at.
+
+For each resource there is a directory below the root, `<root>/nvidia.com/gpu`, with the pipes of its control daemon
+(`pipe`), its log (`log`) and, while the daemon serves, the file `serves`: which devices, in how many shares. A container
+sees its pipes at `/mps/nvidia.com/gpu/pipe` and the root's `shm` at /dev/shm, as with NVIDIA's device plugin v0.20.0.
+
+`topoalign mps` holds a lock (flock) on the file `serves` from before the file has its name. So a reader in another container
+knows without a process id, a clock or a call whether the writer lives: the kernel takes the lock from a process that is
+killed, and a file without a lock says nothing.
+"""
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from topoalign.core.model.ids import DeviceID, ResourceName
+
+CONTAINER_ROOT = Path("/mps")
+"""Where the root is mounted in containers: in those that use it and, by the deployment, in the agent's and the daemon's."""
+SHM, CONTAINER_SHM = "shm", "/dev/shm"  # noqa: S108  # a mount point in a container, no temporary file
+PIPE, LOG, SERVES = "pipe", "log", "serves"
+MOST_BYTES = 65_536
+"""Of the file `serves`: 32 GPUs are 2,000 bytes."""
+
+
+class Serves(msgspec.Struct, frozen=True, kw_only=True):
+    """What the daemon of one resource serves."""
+
+    devices: frozenset[DeviceID]
+    """Uuids of GPUs."""
+    replicas: int
+    """Shares of each GPU: the limits of a client are the GPU's memory and threads divided by it."""
+
+
+def root_here(root: str) -> Path:
+    """Where this process sees the host's MPS root (`flags.mpsRoot`): below /mps if that is mounted."""
+    return CONTAINER_ROOT if os.path.isdir(CONTAINER_ROOT) else Path(root)
+
+
+def serving(root: Path, resource: ResourceName) -> Serves | None:
+    """What the daemon of a resource serves now; None: it is not ready, or its `topoalign mps` has died."""
+    try:
+        file = os.open(root / resource / SERVES, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with suppress(OSError, msgspec.DecodeError):
+            return msgspec.json.decode(os.read(file, MOST_BYTES), type=Serves)
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return None
+
+
+def take_lock(directory: Path) -> int | None:
+    """
+    The open lock file of a resource's directory, which no other `topoalign mps` has then, until it is closed; None: another
+    one has it. Makes the directory. Raises OSError.
+    """
+    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    file = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    return file
+
+
+class Announcement:
+    """The file `serves` of one resource, while this process holds its lock."""
+
+    def __init__(self, root: Path, resource: ResourceName) -> None:
+        self._path = root / resource / SERVES
+        self._file: int | None = None
+
+    def publish(self, serves: Serves) -> None:
+        """Says that the daemon serves this. Raises OSError."""
+        self.withdraw()
+        draft = self._path.with_name(f".{SERVES}.{os.getpid()}")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._file = os.open(draft, flags, 0o644)
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(self._file, msgspec.json.encode(serves))
+        os.replace(draft, self._path)
+
+    def withdraw(self) -> None:
+        """Says nothing any more."""
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                os.unlink(self._path)
+            os.close(file)
