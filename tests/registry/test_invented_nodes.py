@@ -31,8 +31,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def sizes(scheduling: Scheduling) -> dict[str, int]:
-    """Of all that is kept by names of nodes."""
+    """Of all that is kept by names of nodes, once what came last was looked at."""
     view, known = scheduling.view, scheduling.reservations
+    view.renew()
     return {
         "cluster": len(scheduling._cluster.nodes),
         "view": len(view.nodes),
