@@ -1,45 +1,52 @@
 """
 Two registries that bind pods for one scheduler, in virtual time, while what is around them fails.
 
-Product code are the reservations, the binds and the nodes' admissions. Simulated are the bus (`bus`), an API server whose
-answers are late or lost, before or after the deed; registries that are killed and begin anew; a view of the nodes that lags;
-kubelets that take a while to admit what is bound to them, and may align a pod anew instead of giving it what is reserved;
-and a scheduler that asks any of the registries, gives up after five seconds and tries again. Pods end, or are deleted before
-they begin.
+Product code are the reservations, the binds and the nodes' admissions and allocators. Simulated are the bus (`bus`), an API
+server whose answers are late or lost, before or after the deed; registries that are killed and begin anew; a view of the
+nodes that lags; kubelets (`registry_nodes`); and a scheduler that asks any of the registries, gives up after five seconds
+and tries again. Pods end, or are deleted before they begin. Some ask by annotations for NICs beside their GPUs.
 """
 
 from random import Random
 
 import anyio
-from binding_support import RULES, Site, always
+from binding_support import Site
+from decision_support import machine
 from simulation.bus import Broker, FaultyBus, happens
 from simulation.loop import Process, SimulatedLoop
+from simulation.registry_nodes import Node, companions_of, gpus_of
 from simulation.world import SimulatedClock, Violation
 
 from topoalign.core import wire
 from topoalign.core.admission.admit import admit
-from topoalign.core.model.allocations import Allocation, Owner
+from topoalign.core.admission.gang_plan import key_of
+from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.deviceshare.names import JOINT_ANNOTATION
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.events import ReservationsChanged
-from topoalign.core.model.ids import GPU, ContainerName, DeviceID, Namespace, NodeName, PodName
-from topoalign.core.model.reservations import Reservation
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.ports import Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import with_reserved
 from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.ports import ApiUnavailable, SeenPod
-from topoalign.registry.scheduling.binding import Binder
+from topoalign.registry.scheduling.binding import PODS_PENDING, Binder
 from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.orders import Comer, are_mistakable
 from topoalign.registry.scheduling.reservations import Reservations
+from topoalign.registry.scheduling.shown_pods import ShownPods
 
 NODES = ("node-1", "node-2", "node-3")
 PODS, CALM_SECONDS = 24, 700.0
 """Pods of a run; and seconds after the faults, longer than any reservation lasts."""
 LAG_SECONDS = (0.1, 0.5, 2.0, 8.0)
 """Between two looks of a registry at the nodes: some take longer than the next bind."""
-ANEW = 0.3
-"""How likely a kubelet aligns a pod anew where that is possible."""
+JOINT = 0.3
+"""How likely a pod asks for NICs beside its GPUs."""
+SAME_PCIE = {JOINT_ANNOTATION: '{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}'}
+RULES = AdmissionRules(mode=Mode.KUBELET)
 GIVES_UP_SECONDS = 5.0
 """After which the scheduler waits for a bind no longer."""
 
@@ -87,18 +94,26 @@ class Replica:
         self.seen: dict[NodeName, NodeState] = {name: NodeState(node=name) for name in world.site.ledgers}
         self.reservations = Reservations(bus, world.clock, f"{self._name}-{self._lives}", self.seen.__getitem__)
         api = FaultyApi(world, process)
-        self.binder = Binder(bus, world.clock, api, self.reservations, always)
+        self._shown = ShownPods()
+        self.binder = Binder(bus, world.clock, api, self.reservations, self._fits, shown=self._shown)
         world.loop.start(process, self.reservations.run)
         world.loop.create_in(process, self._look)
 
     async def _look(self) -> None:
-        """What nodes say and which pods are gone is seen some time later."""
+        """What nodes say, which pods there are and which are gone is seen some time later."""
         while True:
             await anyio.sleep(self._world.chance.choice(LAG_SECONDS))
             for name, ledger in self._world.site.ledgers.items():
                 self.seen[name] = ledger.state
                 self.reservations.observe(name)
+            for pod in [*self._world.site.cluster.pods]:
+                uid, node = pod["metadata"]["uid"], pod["spec"].get("nodeName")
+                if node:
+                    self._shown.bind(uid, NodeName(node))
+                else:
+                    self._shown.wait(await self._world.seen(pod["metadata"]["name"]))
             for uid in [*self._world.gone]:
+                self._shown.end(uid)
                 if self.reservations.of_pod(uid):
                     await self.reservations.cancel(uid)
 
@@ -110,6 +125,17 @@ class Replica:
             if state.topology and isinstance(admit(with_reserved(state, state, others), pod.request, RULES), Admission):
                 found.append(name)
         return found
+
+    async def _fits(self, node: NodeName, pod: PodToSchedule) -> str:
+        """The rule of `Scheduler.fits_in_every_order` for pods that a kubelet may mistake for one another."""
+        own = Comer(key_of(pod.request), read_pod(pod.request, RULES), must_fit=True)
+        for each in self.reservations.held(node):
+            if each.pod_uid == pod.uid or not self._shown.has(each.pod_uid):
+                continue
+            request = self._world.requests[each.pod_uid]
+            if are_mistakable(own, Comer(key_of(request), read_pod(request, RULES), must_fit=True)):
+                return PODS_PENDING
+        return ""
 
     async def bind(self, name: str, uid: str, node: NodeName) -> str | None:
         """How the bind ended: empty for ok, or the code of the error. None: no answer came in time."""
@@ -136,12 +162,15 @@ class Cluster:
     def __init__(self, loop: SimulatedLoop, seed: int) -> None:
         self.loop, self.chance, self.clock = loop, Random(f"registries-{seed}"), SimulatedClock(loop)
         self.broker, self.faults = Broker(), self.chance.choice((0.0, 0.1, 0.3))
-        self.site = Site(NODES, self.clock)
+        self.site = Site(NODES, self.clock, machine(nics=(0, 0, 1)))
+        self.requests: dict[str, PodRequest] = {}
+        """By UID, of all pods that there ever were."""
+        self.uids: dict[str, str] = {}
+        """By name; none is used twice."""
         self.gone: list[str] = []
         """UIDs of pods that were deleted, in their order: that of a set is not the seed's."""
-        self.refused: list[str] = []
-        """Pods that a kubelet refused."""
         self.answers: list[str | None] = []
+        self.nodes = {name: Node(self, name) for name in self.site.ledgers}
         self.replicas = [Replica(self, name) for name in ("r1", "r2")]
 
     async def run(self) -> None:
@@ -149,10 +178,11 @@ class Cluster:
         weather = self.broker.weather
         weather.late, weather.timeout, weather.lose = self.faults, self.faults / 2, self.faults / 2
         weather.repeat = self.faults
-        async with self.site.serving(self.broker.bus), anyio.create_task_group() as tasks:
+        confirmed = {name: node.remember for name, node in self.nodes.items()}
+        async with self.site.serving(self.broker.bus, RULES, confirmed), anyio.create_task_group() as tasks:
             tasks.start_soon(self._check)
-            for name in self.site.ledgers:
-                tasks.start_soon(self._admit, name)
+            for node in self.nodes.values():
+                tasks.start_soon(node.run)
             async with anyio.create_task_group() as pods:
                 for number in range(PODS):
                     pods.start_soon(self._live, f"p{number}", self.chance.randint(1, 4))
@@ -165,15 +195,24 @@ class Cluster:
             tasks.cancel_scope.cancel()
         await self._settle()
 
+    async def seen(self, name: str) -> SeenPod:
+        """A pod as a watch shows it."""
+        pod = await MemoryKubernetes(self.site.cluster).pod("ml", name)
+        assert pod is not None
+        return pod
+
     def _restart(self, replica: Replica) -> None:
         self.loop.kill(replica.process)
         replica.start()
 
     async def _live(self, name: str, gpus: int) -> None:
         """A pod is created, scheduled, runs for a while, and ends; or it is deleted at any time."""
-        uid = self.site.add(name, gpus=gpus)
+        asked = SAME_PCIE if happens(JOINT, self.chance) else {}
+        uid = self.uids[name] = self.site.add(name, gpus=gpus, annotations=asked)
+        pod = (await self.seen(name)).to_schedule()
+        self.requests[uid] = pod.request
         with anyio.move_on_after(self.chance.choice((2.0, 60.0, 400.0))):
-            await self._schedule(name, uid)
+            await self._schedule(name, pod)
             await anyio.sleep(self.chance.choice((1.0, 30.0)))
         self.site.cluster.delete_pod("ml", name, grace=0)
         self.gone.append(uid)
@@ -182,16 +221,13 @@ class Cluster:
             if held:
                 ledger.release(held, "gone")
 
-    async def _schedule(self, name: str, uid: str) -> None:
-        seen = await MemoryKubernetes(self.site.cluster).pod("ml", name)
-        assert seen is not None
-        pod = seen.to_schedule()
+    async def _schedule(self, name: str, pod: PodToSchedule) -> None:
         while not self.site.node_of(name):
             replica = self.chance.choice(self.replicas)
             nodes = replica.admitting(pod)
             if nodes:
                 node = self.chance.choice(nodes)
-                answer = await replica.bind(name, uid, node)
+                answer = await replica.bind(name, pod.uid, node)
                 self.answers.append(answer)
                 if answer == "" and self.site.node_of(name) != node:
                     raise Violation(
@@ -199,65 +235,22 @@ class Cluster:
                     )
             await anyio.sleep(self.chance.choice((1.2, 1.9)))
 
-    async def _admit(self, node: NodeName) -> None:
-        """The kubelet: it gives pods what is reserved for them, as the device plugin prefers, or what others leave."""
-        ledger, known = self.site.ledgers[node], set[str]()
-        while True:
-            await anyio.sleep(self.chance.choice((0.2, 1.0, 5.0)))
-            for pod in [*self.site.cluster.pods]:
-                uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
-                if pod["spec"].get("nodeName") != node or uid in known:
-                    continue
-                known.add(uid)
-                gpus = await self._given(node, int(pod["spec"]["containers"][0]["resources"]["limits"][GPU]))
-                if not gpus:
-                    self.refused.append(name)
-                    continue
-                owner = Owner(namespace=Namespace("ml"), pod=PodName(name), container=ContainerName("main"))
-                ledger.grant([Allocation(id=ledger.next_id(), owner=owner, devices={GPU: gpus}, pod_uid=uid)])
-
-    async def _given(self, node: NodeName, count: int) -> tuple[DeviceID, ...]:
-        """
-        The GPUs that a pod gets; none: it is refused. The kubelet does not say for which pod it asks, so what is reserved
-        for any pod of as many GPUs may be the answer. It may also align the pod anew, with GPUs reserved for nobody.
-        """
-        state = self.site.ledgers[node].state
-        free = {each for each in state.healthy(GPU) if not state.ownership.is_held(each)}
-        reserved = [gpus_of(each) for each in await self._reserved(node)]
-        unreserved = sorted(free.difference(*reserved))
-        if len(unreserved) >= count and happens(ANEW, self.chance):
-            return tuple(unreserved[:count])
-        fitting = [gpus for gpus in reserved if len(gpus) == count and free.issuperset(gpus)]
-        if fitting:
-            return self.chance.choice(fitting)
-        spared = sorted(free, key=lambda gpu: (any(gpu in gpus for gpus in reserved), gpu))
-        return tuple(spared[:count]) if len(free) >= count else ()
-
-    async def _reserved(self, node: NodeName) -> tuple[Reservation, ...]:
-        newest = await self.broker.bus.newest(Stream.ALLOCATIONS, wire.reservation_subject(node))
-        said = wire.decode(newest.message) if newest is not None else None
-        return said.reservations if isinstance(said, ReservationsChanged) else ()
-
     async def _check(self) -> None:
         """I14: no device is reserved for two pods."""
         async with self.broker.bus.follow(Stream.ALLOCATIONS, wire.reservation_subject()) as messages:
             async for received in messages:
                 said = wire.decode(received.message)
                 assert isinstance(said, ReservationsChanged)
-                gpus = [gpu for each in said.reservations for gpu in gpus_of(each)]
-                if len(gpus) != len({*gpus}):
+                devices = [each for pod in said.reservations for each in (*gpus_of(pod), *companions_of(pod))]
+                if len(devices) != len({*devices}):
                     raise Violation("I14", f"a device of {said.node} is reserved twice: {said}")
 
     async def _settle(self) -> None:
         """What is reserved in the end, after all pods have ended: nothing; and no kubelet has refused a pod."""
-        if self.refused:
-            raise Violation("refused", f"kubelets refused {', '.join(self.refused)}")
-        for name in self.site.ledgers:
-            left = await self._reserved(name)
+        refused = [pod for node in self.nodes.values() for pod in node.refused]
+        if refused:
+            raise Violation("refused", f"kubelets refused {', '.join(refused)}")
+        for name, node in self.nodes.items():
+            left = await node.reserved()
             if left:
                 raise Violation("left", f"{name} still has {left}")
-
-
-def gpus_of(reservation: Reservation) -> tuple[DeviceID, ...]:
-    """All GPUs that are reserved for a pod."""
-    return tuple(gpu for each in reservation.containers for gpu in each.devices[GPU])

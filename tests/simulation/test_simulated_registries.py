@@ -11,6 +11,7 @@ from simulation.registries import Cluster
 from simulation.scenario import quietly
 from simulation.world import Violation
 
+from topoalign.allocator.companions import Companions, ReservedCompanions
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Message
 from topoalign.registry.ports import SeenPod
@@ -38,17 +39,21 @@ def first_of(error: BaseException) -> BaseException:
 
 
 def test_no_seed_reserves_a_device_twice() -> None:
-    """I14. Every ok is true, no kubelet refuses a pod, and nothing stays reserved when all is over."""
+    """
+    I14. Every ok is true, no kubelet refuses a pod that need not be, pods that ask for NICs beside their GPUs have them, and
+    nothing stays reserved when all is over.
+    """
     answers: Counter[str | None] = Counter()
-    conflicts = 0
+    conflicts = joint = 0
     for seed in range(2_000 if THOROUGH else 30):
         cluster = run(seed)
         answers.update(cluster.answers)
         conflicts += sum(each.reservations.counts["conflicts"] for each in cluster.replicas)
+        joint += sum(len(node.given) for node in cluster.nodes.values())
 
     assert answers[""] > 200
     assert answers["BindUnknown"] > 0 < answers["BusUnavailable"]
-    assert conflicts > 0
+    assert conflicts > 0 < joint
 
 
 def test_a_write_without_a_condition_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +65,13 @@ def test_a_write_without_a_condition_is_found(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(FaultyBus, "publish", blind)
     with pytest.raises(Violation, match="refused"):
+        for seed in range(30):
+            run(seed)
+
+
+def test_nics_that_do_not_come_with_the_gpus_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReservedCompanions, "left", lambda self, waiting, gone: Companions())
+    with pytest.raises(Violation, match="apart"):
         for seed in range(30):
             run(seed)
 

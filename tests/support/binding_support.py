@@ -16,7 +16,7 @@ from topoalign.core.admission.gang_plan import Candidate
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import NotFound
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Clock
 from topoalign.core.state.fold import NodeState
@@ -37,9 +37,15 @@ RULES = AdmissionRules()
 class Site:
     """A cluster: its nodes by name, each with 4 GPUs (2 on each of two NUMA nodes), and what the API server has."""
 
-    def __init__(self, names: Sequence[str] = ("node-1", "node-2"), clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        names: Sequence[str] = ("node-1", "node-2"),
+        clock: Clock | None = None,
+        hardware: Topology | None = None,
+    ) -> None:
         self.cluster = FakeCluster()
-        self.ledgers = {NodeName(name): ledger(NodeName(name), clock or SystemClock()) for name in names}
+        clock, hardware = clock or SystemClock(), hardware or machine()
+        self.ledgers = {NodeName(name): ledger(NodeName(name), clock, hardware) for name in names}
 
     def facts(self, name: NodeName) -> NodeState:
         if name not in self.ledgers:
@@ -57,18 +63,24 @@ class Site:
         return str(self.cluster.pods.get(("ml", name))["spec"].get("nodeName", ""))
 
     @asynccontextmanager
-    async def serving(self, bus: Bus) -> AsyncIterator[None]:
-        """The allocators answer."""
+    async def serving(
+        self,
+        bus: Bus,
+        rules: AdmissionRules = RULES,
+        confirmed: Mapping[NodeName, Callable[[PodRequest], None]] = {},
+    ) -> AsyncIterator[None]:
+        """The allocators answer; those of `confirmed` tell of the pods that they confirm."""
         async with AsyncExitStack() as stack:
-            for each in self.ledgers.values():
-                admissions = Admissions(each, bus, RULES, kubelet_owns_devices=False)
+            for name, each in self.ledgers.items():
+                told = confirmed.get(name, lambda pod: None)
+                admissions = Admissions(each, bus, rules, kubelet_owns_devices=False, confirmed=told)
                 await stack.enter_async_context(bus.serve("topoalign-allocator", admissions.endpoints()))
             yield
 
 
-def ledger(name: NodeName, clock: Clock) -> Ledger:
+def ledger(name: NodeName, clock: Clock, hardware: Topology) -> Ledger:
     made = Ledger(name, MemoryJournal(), clock)
-    state = node(machine())
+    state = node(hardware)
     assert state.topology is not None and state.health is not None
     made.hear(msgspec.structs.replace(state.topology, node=name))
     made.hear(msgspec.structs.replace(state.health, node=name))
@@ -136,8 +148,8 @@ class Registry:
 
 
 @asynccontextmanager
-async def running(site: Site, bus: Bus, *registries: Registry) -> AsyncIterator[None]:
-    async with site.serving(bus), anyio.create_task_group() as tasks:
+async def running(site: Site, bus: Bus, *registries: Registry, rules: AdmissionRules = RULES) -> AsyncIterator[None]:
+    async with site.serving(bus, rules), anyio.create_task_group() as tasks:
         for each in registries:
             tasks.start_soon(each.reservations.run)
         await all_tasks_blocked()

@@ -29,7 +29,7 @@ from topoalign.core import wire
 from topoalign.core.deviceshare.demand import needs_companions
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import BusConflict, NoFit, TopoalignError, Unavailable, clean
-from topoalign.core.model.ids import DeviceID, NodeName
+from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.model.requests import ConfirmRequest, PodRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.ports import Bus, Clock
@@ -235,6 +235,8 @@ class Binder:
                 )
                 if not made.containers:
                     return
+                if any(are_mistakable(made, each) for each in self._left_over(pod.uid, node)):
+                    raise PodsPending(node)
                 if devices_of(made) & self._reserved_for_others(pod.uid, node):
                     await self._clock.sleep(PAUSE)  # the node has given another pod its devices, which is not heard yet
                     continue
@@ -249,6 +251,11 @@ class Binder:
         held = (each for each in self._reservations.held(node) if each.pod_uid != uid)
         return frozenset[DeviceID]().union(*map(devices_of, held))
 
+    def _left_over(self, uid: str, node: NodeName) -> list[Reservation]:
+        """What is reserved on the node for pods that are gone: unknown to `fits`, and known to the node until it ends."""
+        held = [each for each in self._reservations.held(node) if each.pod_uid != uid]
+        return [each for each in held if not self._shown.has(each.pod_uid)]
+
     async def _confirmed(self, pod: PodToSchedule, node: NodeName) -> Admission:
         """What the node will give the pod. Raises NodeRefuses; raises Unavailable if its allocator does not answer."""
         others = tuple(each for each in self._reservations.held(node) if each.pod_uid != pod.uid)
@@ -262,6 +269,13 @@ class Binder:
             log.info("a node refuses what the view let pass", node=node, pod=pod.request.name, code=decision.code)
             raise NodeRefuses(node, decision.code, decision.finding)
         return decision
+
+
+def are_mistakable(one: Reservation, other: Reservation) -> bool:
+    """Whether the node may answer its kubelet's question for one of the pods with the GPUs of the other, and NICs differ."""
+    parts = [each for pod in (one, other) for each in pod.containers]
+    gpus, others = ({len(each.devices.get(GPU, ())) for each in pod.containers} - {0} for pod in (one, other))
+    return any(each.companions for each in parts) and not gpus.isdisjoint(others)
 
 
 def devices_of(reservation: Reservation) -> frozenset[DeviceID]:

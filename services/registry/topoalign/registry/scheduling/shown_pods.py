@@ -29,6 +29,10 @@ class ShownPods:
         self.bound[uid] = node
         self._tell(uid)
 
+    def has(self, uid: str) -> bool:
+        """Whether the pod is shown, and has neither ended nor gone."""
+        return uid in self.waiting or uid in self.bound
+
     def end(self, uid: str) -> NodeName | None:
         """The pod has ended, or is gone. Returns the node that it was bound to."""
         self.waiting.pop(uid, None)
@@ -39,7 +43,7 @@ class ShownPods:
         The pod of this name with this UID, if it waits and is not on its way out. One that is not shown at all is waited for
         so long.
         """
-        await self._until(lambda: uid in self.waiting or uid in self.bound, uid, seconds)
+        await self._until(lambda: self.has(uid), uid, seconds)
         pod = self.waiting.get(uid)
         return pod if pod is not None and (pod.namespace, pod.name, pod.deleting) == (namespace, name, False) else None
 

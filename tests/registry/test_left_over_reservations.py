@@ -1,0 +1,69 @@
+"""What is reserved for a pod that is gone: until it has ended, no pod is bound that the node may mistake for it."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from binding_support import Registry, Site, running
+from reservation_support import container, reservation
+
+from topoalign.core.deviceshare.names import JOINT_ANNOTATION
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import AdmissionRules, Mode
+from topoalign.registry.scheduling.binding import PodsPending
+from topoalign.registry.scheduling.reservations import Change
+from topoalign.runtime.memory_bus import MemoryBus
+
+pytestmark = pytest.mark.anyio
+NODE = NodeName("node-1")
+SAME_PCIE = {JOINT_ANNOTATION: '{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}'}
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+@pytest.fixture
+async def registry(site: Site) -> AsyncIterator[Registry]:
+    bus = MemoryBus()
+    one = Registry(site, bus)
+    async with running(site, bus, one, rules=AdmissionRules(mode=Mode.KUBELET)):
+        yield one
+
+
+async def left_over(registry: Registry, companions: tuple[str, ...]) -> str:
+    """A GPU is reserved for a pod that no watch shows, maybe with a NIC; the UID of the pod."""
+    made = reservation("gone", container("GPU-0", companions=companions))
+    await registry.reservations.write([Change(node=NODE, position=0, made=(made,))])
+    return made.pod_uid
+
+
+@pytest.mark.parametrize("companions", [("mlx5_0",), ()])
+async def test_a_pod_waits_until_what_it_may_be_mistaken_for_has_ended(
+    site: Site, registry: Registry, companions: tuple[str, ...]
+) -> None:
+    """It asks for as many GPUs, and not for the same with them. It would get the other's NICs, or none."""
+    uid = site.add("a", annotations={} if companions else SAME_PCIE)
+    gone = await left_over(registry, companions)
+    with pytest.raises(PodsPending):
+        await registry.bind("a", uid)
+    await registry.reservations.cancel(gone)
+    await registry.bind("a", uid)
+
+    assert "node-1" == site.node_of("a")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "companions", "is_shown"), [(2, ("mlx5_0",), False), (1, (), False), (1, ("mlx5_0",), True)]
+)
+async def test_a_pod_that_is_mistaken_for_no_other_is_bound(
+    site: Site, registry: Registry, gpus: int, companions: tuple[str, ...], is_shown: bool
+) -> None:
+    """It asks for another number of GPUs, or neither has NICs; pods that are shown are judged by the scheduler's view."""
+    uid = site.add("a", gpus=gpus)
+    gone = await left_over(registry, companions)
+    if is_shown:
+        registry.shown.bind(gone, NODE)
+    await registry.bind("a", uid)
+
+    assert "node-1" == site.node_of("a")
