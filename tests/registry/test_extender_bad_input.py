@@ -170,6 +170,18 @@ async def test_no_other_protocol_is_begun() -> None:
     assert (405, "MethodNotAllowed") == (answer.status_code, answer.json()["code"])
 
 
+async def test_the_answer_to_an_upgrade_is_the_last_one() -> None:
+    """Nothing is read behind it, and a second request would wait for ever."""
+    body = b'{"Pod":' + go_json(POD) + b"," + NAMES + b"}"
+    request = request_bytes("/scheduler/filter", body, Connection="Upgrade", Upgrade="h2c")
+
+    async with serving(RecordedScheduling()) as url:
+        with RawClient(url) as client:
+            status, headers, _ = parsed(await client.rest(request))
+
+    assert (400, "close") == (status, headers["connection"])
+
+
 async def test_64_mib_and_more_are_answered() -> None:
     """Read to its end, so that the answer is not lost with the connection, and not kept."""
     scheduling = RecordedScheduling()

@@ -53,3 +53,7 @@ class HttpToolsConnection(HttpToolsProtocol):
         super().connection_made(OneSegment(transport, self.loop))  # type: ignore[arg-type]  # it has what is used
         self.since = self.loop.time()
         make_room(self.connections)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """The parser reads nothing behind a request for another protocol, so the answer to it is the last one."""
+        self.cycle.keep_alive = False
