@@ -115,7 +115,7 @@ async def test_ok_is_not_answered_for_a_binding_that_was_not_made(
     site: Site, registry: Registry, api: Troubled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The scheduler would hold the pod's GPUs for it, and nobody would ever bind it."""
-    monkeypatch.setattr(binding, "BIND_SECONDS", 0.05)
+    monkeypatch.setattr(binding, "BIND_SECONDS", 0.5)
     uid = site.add("a")
     api.dropped = 1_000_000
     with pytest.raises(BindUnknown):
@@ -234,7 +234,7 @@ async def test_nothing_is_bound_after_the_deadline(
     site: Site, registry: Registry, api: Troubled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A late Binding would race with the scheduler's next try. What was reserved moves with that."""
-    monkeypatch.setattr(binding, "BIND_SECONDS", 0.05)
+    monkeypatch.setattr(binding, "BIND_SECONDS", 0.5)
     uid = site.add("a")
     api.dropped = 1_000_000
     with pytest.raises(BindUnknown):
@@ -250,7 +250,7 @@ async def test_what_a_pod_has_reserved_is_not_in_its_own_way(
     site: Site, registry: Registry, api: Troubled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An earlier try ended without an answer and left the whole node reserved. The next one confirms it anew."""
-    monkeypatch.setattr(binding, "BIND_SECONDS", 0.05)
+    monkeypatch.setattr(binding, "BIND_SECONDS", 0.5)
     uid = site.add("a", gpus=4)
     api.dropped = 1_000_000
     with pytest.raises(BindUnknown):
@@ -267,7 +267,7 @@ async def test_a_refusal_ends_what_an_earlier_try_reserved(
     site: Site, registry: Registry, api: Troubled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node gave its GPUs to somebody else meanwhile."""
-    monkeypatch.setattr(binding, "BIND_SECONDS", 0.05)
+    monkeypatch.setattr(binding, "BIND_SECONDS", 0.5)
     uid = site.add("a", gpus=2)
     api.dropped = 1_000_000
     with pytest.raises(BindUnknown):
@@ -420,7 +420,7 @@ async def test_a_bound_pod_is_ok_though_the_bus_is_gone(
     site: Site, registry: Registry, api: Troubled, bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What an earlier try reserved elsewhere cannot be ended then."""
-    monkeypatch.setattr(binding, "BIND_SECONDS", 0.05)
+    monkeypatch.setattr(binding, "BIND_SECONDS", 0.5)
     monkeypatch.setattr(binding, "TIDY_SECONDS", 0.01)
     uid = site.add("a")
     api.dropped = 1_000_000
