@@ -39,7 +39,7 @@ from topoalign.runtime.turns import Turns
 QUALITY = scorer_of(Scoring.QUALITY, Packing.BINPACK)
 FEW = 16
 """Nodes that are renewed at once, which takes some milliseconds."""
-HELD_SECONDS = 0.002
+HELD_SECONDS = 0.005
 """Before a node is renewed for no more than what was reserved on it: its bind has other things to do first."""
 BASES_KEPT = 128
 """Nodes of which the basis of predictions is kept."""
