@@ -106,7 +106,7 @@ async def test_a_service_that_is_not_installed_is_not_found() -> None:
     with pytest.raises(NotFound, match="no service named 'scheduler'") as caught:
         await run_services(["scheduler"], ENVIRONMENT, bus=MemoryBus())
 
-    assert "discovery, hinting, allocator, registry" in caught.value.remedy
+    assert "discovery, hinting, allocator, mps, registry" in caught.value.remedy
 
 
 def test_the_own_services_are_found_without_reading_what_others_install(monkeypatch: pytest.MonkeyPatch) -> None:
