@@ -1,7 +1,7 @@
 """What a follower reads of a message that a consumer delivers."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from nats.aio.client import Client
 
@@ -25,6 +25,8 @@ def delivered(reply: str, first: bytes = b"") -> Delivered:
 
 
 @given(st.lists(LINE, max_size=8))
+@example([b":"])
+@example([b"a\x1cb:"])
 def test_headers_are_those_that_the_library_reads(lines: list[bytes]) -> None:
     raw = head(*lines)
 

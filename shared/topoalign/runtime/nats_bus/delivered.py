@@ -90,13 +90,13 @@ class Headers(Mapping[str, str]):
 
     @property
     def _all(self) -> dict[str, str]:
-        """All of them, by the library's rules: a line without a colon, or whose name is no word, is passed over."""
+        """All of them, by the library's rules: a line without a colon, or whose name has a space in it, is passed over."""
         if self._read is None:
             pairs = (line.partition(b":") for line in self._head.split(LINE)[1:])
             named = ((name.strip(), value) for name, colon, value in pairs if colon)
             self._read = {
                 name.decode(): value.strip().decode(errors="replace")
                 for name, value in named
-                if name.isascii() and len(name.split()) == 1
+                if name.isascii() and not any(map(str.isspace, name.decode()))
             }
         return self._read
