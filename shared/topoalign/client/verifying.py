@@ -114,7 +114,7 @@ class Verifier:
             fold.forget(node)
         for kind in ("allocations", *wire.READINGS):
             for kept in (*self._known, self._behind, self._conflicts, self._questions):
-                kept.pop((node, kind), None)  # type: ignore[attr-defined]
+                kept.pop((node, kind), None)  # type: ignore[attr-defined]  # mypy joins the maps to object
 
     async def verify(self, node: NodeName, within: float) -> None:
         """Raises Unavailable if the node's allocator does not answer."""
