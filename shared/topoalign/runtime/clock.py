@@ -71,8 +71,8 @@ async def all_tasks_blocked() -> None:
     Waits until every other task waits for something, as anyio's `wait_all_tasks_blocked` does.
 
     Alone, that sleeps for a tenth of a second whenever it finds a task that does not wait yet. After `TURNS` of the event
-    loop there is most often none left. It is tried again after half of that time: a task that wakes every tenth of a second,
-    as uvicorn's does, could be awake at each look.
+    loop there is most often none left. It is tried again after half of that time: a task that wakes every tenth of a second
+    could be awake at each look.
     """
     while True:
         for _ in range(TURNS):

@@ -6,6 +6,7 @@ It is uvicorn with a socket of ours, and leaves signals to the runner. What it s
 """
 
 import asyncio
+import logging
 import socket
 import ssl
 from collections.abc import Iterator
@@ -19,8 +20,12 @@ from starlette.applications import Starlette
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.runtime.connections import Connection, backlog
 
+log = logging.getLogger("uvicorn.error")
+
 GRACE_SECONDS = 2
 """How long open requests and event streams may go on once the process stops."""
+LOOK_SECONDS = 0.005
+"""Between two looks whether all connections are closed: most are by the first one."""
 IDLE_SECONDS = 5
 """After how long a connection without requests is closed, where nothing else is said."""
 
@@ -32,11 +37,22 @@ class AddressInUse(Unavailable):
 
 
 class Server(uvicorn.Server):
-    """uvicorn as one task among others: signals are the runner's, and starting is told."""
+    """
+    uvicorn as one task among others: signals are the runner's, and starting is told.
+
+    It ends when it is told to, as soon as all answers have left: uvicorn's own looks ten times a second whether it is to
+    end, and lets at least a tenth of a second pass before it does.
+    """
 
     def __init__(self, config: uvicorn.Config, url: str, task_status: TaskStatus[str]) -> None:
         super().__init__(config)
         self._url, self._task_status = url, task_status
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """It is to end."""
+        self.should_exit = True
+        self._stopping.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -47,6 +63,35 @@ class Server(uvicorn.Server):
         """Start, then report the URL to the task group."""
         await super().startup(sockets)
         self._task_status.started(self._url)
+
+    async def main_loop(self) -> None:
+        """Until it is told to end. The date in the headers of answers is to the second."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._keep_date)
+            await self._stopping.wait()
+            tasks.cancel_scope.cancel()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accepts nothing more, and ends once what is under way is answered, or after GRACE_SECONDS."""
+        for server in self.servers:
+            server.close()
+        open_now, answers = self.server_state.connections, self.server_state.tasks
+        for connection in list(open_now):
+            connection.shutdown()
+        with anyio.move_on_after(GRACE_SECONDS) as grace:
+            while answers:
+                await asyncio.wait(answers)
+            while open_now:  # noqa: ASYNC110  # nobody tells when the last one is closed
+                await asyncio.sleep(LOOK_SECONDS)
+        if grace.cancelled_caught:
+            log.error("Cancel %s running task(s), timeout graceful shutdown exceeded", len(answers))
+            for answer in answers:
+                answer.cancel()
+
+    async def _keep_date(self) -> None:
+        while True:
+            await self.on_tick(0)
+            await asyncio.sleep(1)
 
 
 async def serve_application(
@@ -69,7 +114,6 @@ async def serve_application(
         lifespan="off",
         server_header=False,
         timeout_keep_alive=idle_seconds,
-        timeout_graceful_shutdown=GRACE_SECONDS,
         ssl_context_factory=None if tls is None else lambda config, default: tls,
     )
     address, port = listener.getsockname()[:2]
@@ -88,7 +132,7 @@ async def exit_when_cancelled(server: Server) -> None:
     try:
         await anyio.sleep_forever()
     finally:
-        server.should_exit = True
+        server.stop()
 
 
 def listen(host: str, port: int, settings: str = "TOPOALIGN_HTTP") -> socket.socket:
