@@ -1,6 +1,7 @@
 """`topoalign bench registry` measures a real registry that reads a real nats-server, and says what it is measured with."""
 
 import io
+import socket
 from collections import Counter
 from contextlib import AbstractContextManager
 
@@ -11,6 +12,7 @@ from topoalign.core import wire
 from topoalign.core.model.events import AllocationsSnapshot, Event
 from topoalign.core.model.topology.validate import validate
 from topoalign.core.state.fold import NodeState, replay
+from topoalign.testing.ports import kept_ports
 from topoalign.tools.bench import registry
 from topoalign.tools.bench.device_plugin import agent
 from topoalign.tools.bench.device_plugin.agent import Agent
@@ -18,6 +20,7 @@ from topoalign.tools.bench.registry import pages
 from topoalign.tools.bench.registry.filling import NotStored, acknowledged, said
 from topoalign.tools.bench.registry.history import FACTS, LIVE, MORE, READINGS, History
 from topoalign.tools.bench.registry.measure import measure
+from topoalign.tools.bench.registry.reader import NotAnswered, until
 
 NODES = 12
 
@@ -40,6 +43,30 @@ def test_each_case_is_measured_and_no_node_is_stale(monkeypatch: pytest.MonkeyPa
         assert {"case", "n", "p50_ms", "p99_ms", "longest_block_ms", "rss_mb"} == row.keys() - {"stale"}
         assert all(float(str(row[key])) > 0 for key in row.keys() - {"case", "stale"})
     assert [0, 0, 0, 0] == [row["stale"] for row in rows.values() if "stale" in row]
+
+
+def test_a_process_that_ends_is_waited_for_no_longer(capsys: pytest.CaptureFixture[str]) -> None:
+    """What it wrote last is said."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = {"HTTP_PORT": str(taken.getsockname()[1]), "LOG_LEVEL": "error"}
+        with agent.running("registry", settings) as ends, pytest.raises(NotAnswered) as error:
+            until(lambda: False, "the registry has not read the streams", ends)
+
+    said = "the registry has not read the streams: the process ended with 69; error: cannot listen on 127.0.0.1"
+    assert str(error.value).startswith(said)
+    assert "AddressInUse" in capsys.readouterr().err
+
+
+def test_a_kept_port_is_for_who_was_told_its_number() -> None:
+    with kept_ports(2) as (one, other):
+        with socket.socket() as unknowing, pytest.raises(OSError, match="in use"):
+            unknowing.bind(("127.0.0.1", one))
+        with socket.create_server(("127.0.0.1", one)) as told, socket.create_connection(told.getsockname()):
+            told.accept()[0].close()
+    with socket.socket() as later:
+        later.bind(("127.0.0.1", other))
+
+    assert one != other
 
 
 def test_a_history_has_as_many_facts_and_live_allocations_as_the_cases_say() -> None:

@@ -49,7 +49,8 @@ def children(pid: int) -> list[int]:
 def started(directory: Path, *arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
     """The command with its temporary files in this directory."""
     program = [sys.executable, "-c", "from topoalign.cli import main; main()", *arguments]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TOPOALIGN_")}
+    ours = ("TOPOALIGN_", "PYTHONPYCACHEPREFIX")  # it makes a folder of its own for byte code
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     settings = {"TMPDIR": str(directory), "XDG_RUNTIME_DIR": str(directory)}
     with subprocess.Popen(
         program, env=environment | settings, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE

@@ -8,7 +8,6 @@ setpriv takes all capabilities away. Command line and environment are those of t
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from topoalign.core.model.requests import AdmissionRules
 from topoalign.machines import load_machine
 from topoalign.runtime.nats_server import local_nats
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
+from topoalign.testing.ports import kept_ports
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -84,34 +84,29 @@ def command(agent: Manifest, volumes: dict[str, Manifest], host: Path) -> list[s
 
 
 @asynccontextmanager
-async def running(host: Path, nats: str, port: int) -> AsyncIterator[tuple[anyio.abc.Process, dict[str, str]]]:
+async def running(host: Path, nats: str) -> AsyncIterator[tuple[anyio.abc.Process, dict[str, str]]]:
     """The agent, and its environment. Only what names a host of the cluster differs from the manifest."""
-    daemon_set = one(rendered("prod", host / f"manifests-{port}"), "DaemonSet", "topoalign-node")
-    spec = daemon_set["spec"]["template"]["spec"]
-    (agent,) = spec["containers"]
-    environment = {
-        **{name: os.environ[name] for name in ("PATH",)},
-        **values(agent),
-        "TOPOALIGN_NODE": "node-1",
-        "TOPOALIGN_MACHINE": "dgx-a100",
-        "TOPOALIGN_NATS_URL": nats,
-        "TOPOALIGN_NATS_REPLICAS": "1",
-        "TOPOALIGN_HTTP_PORT": str(port),
-    }
-    volumes = {volume["name"]: volume for volume in spec["volumes"]}
-    with (host / f"log-{port}").open("wb") as log:
-        process = await anyio.open_process(command(agent, volumes, host), env=environment, stdout=log, stderr=log)
-    try:
-        yield process, environment
-    finally:
-        process.kill()
-        await process.aclose()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    with kept_ports(1) as (port,):
+        daemon_set = one(rendered("prod", host / f"manifests-{port}"), "DaemonSet", "topoalign-node")
+        spec = daemon_set["spec"]["template"]["spec"]
+        (agent,) = spec["containers"]
+        environment = {
+            **{name: os.environ[name] for name in ("PATH",)},
+            **values(agent),
+            "TOPOALIGN_NODE": "node-1",
+            "TOPOALIGN_MACHINE": "dgx-a100",
+            "TOPOALIGN_NATS_URL": nats,
+            "TOPOALIGN_NATS_REPLICAS": "1",
+            "TOPOALIGN_HTTP_PORT": str(port),
+        }
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        with (host / f"log-{port}").open("wb") as log:
+            process = await anyio.open_process(command(agent, volumes, host), env=environment, stdout=log, stderr=log)
+        try:
+            yield process, environment
+        finally:
+            process.kill()
+            await process.aclose()
 
 
 def healthy(environment: dict[str, str], *flags: str) -> bool:
@@ -141,14 +136,14 @@ async def test_the_agent_runs_as_its_daemon_set_starts_it(host: Path) -> None:
     )
     async with local_nats(host / "nats") as nats, anyio.create_task_group() as tasks:
         await tasks.start(kubelet.run)
-        async with running(host, nats, free_port()) as (process, environment):
+        async with running(host, nats) as (process, environment):
             await registered(kubelet, 2)
             decision = await kubelet.admit(pod("train", gpus=4))
             await until_healthy(environment)
             alive = healthy(environment, "--live")
             status = process_status(process.pid)
             options = mount_options(process.pid)
-            async with running(host, nats, free_port()) as (_, newer):
+            async with running(host, nats) as (_, newer):
                 await registered(kubelet, 4)
                 await until_healthy(newer)
                 await until_healthy(environment, expected=False)

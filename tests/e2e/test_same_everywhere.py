@@ -15,6 +15,7 @@ from topoalign.core.ports import Bus
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
+from topoalign.testing.ports import kept_ports
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -74,7 +75,7 @@ async def test_one_process_in_memory_and_four_processes_on_nats_allocate_alike(t
     async with AsyncExitStack() as stack:
         nats = await stack.enter_async_context(local_nats(tmp_path / "nats"))
         environment = {**settings(tmp_path / "four"), "TOPOALIGN_NATS_URL": nats}
-        port = free_port()
+        (port,) = stack.enter_context(kept_ports(1))
         for service in SERVICES:
             extra = {"TOPOALIGN_HTTP_PORT": str(port)} if service == "registry" else {}
             await stack.enter_async_context(as_process(service, {**environment, **extra}, tmp_path / f"{service}.log"))
@@ -85,12 +86,3 @@ async def test_one_process_in_memory_and_four_processes_on_nats_allocate_alike(t
 
     assert in_memory == on_nats
     assert held_in_memory == held_on_nats
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,6 +19,7 @@ from topoalign.core.model.requests import AdmissionRules
 from topoalign.machines import load_machine
 from topoalign.runtime.nats_server import local_nats
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
+from topoalign.testing.ports import kept_ports
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -120,12 +120,12 @@ async def test_an_agent_that_has_listed_its_gpus_has_not_imported_the_rest(short
 
 async def test_sigterm_waits_for_no_deadline_if_nothing_is_to_drain(short_folder: Path) -> None:
     """The kubelet listens, NATS is connected and a monitor keeps its connection: none of them is a call under way."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    async with listed(EXPIRED, short_folder, TOPOALIGN_HTTP_PORT=str(port)) as (process, printed), await monitor(port):
-        process.send_signal(signal.SIGTERM)
-        expired = json.loads(await printed.receive_until(b"\n", 1 << 20))
-        status = await process.wait()
+    with kept_ports(1) as (port,):
+        settings = {"TOPOALIGN_HTTP_PORT": str(port)}
+        async with listed(EXPIRED, short_folder, **settings) as (process, printed), await monitor(port):
+            process.send_signal(signal.SIGTERM)
+            expired = json.loads(await printed.receive_until(b"\n", 1 << 20))
+            status = await process.wait()
 
     assert (0, []) == (status, expired)
 

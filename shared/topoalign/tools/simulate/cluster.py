@@ -35,7 +35,7 @@ from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.fake_api_server.server import fake_api_server
 from topoalign.testing.fake_scheduler.extender import HttpExtender
 from topoalign.testing.fake_scheduler.scheduler import FakeScheduler
-from topoalign.tools.bench.registry.reader import free_port
+from topoalign.testing.ports import kept_ports
 from topoalign.tools.simulate.node import SimulatedNode
 from topoalign.tools.simulate.reserved import Reservations
 
@@ -124,36 +124,36 @@ async def simulated_cluster(
     Raises NotReady, and what starting the parts raises.
     """
     api = FakeCluster()
-    async with local_nats(folder / "nats") as nats, fake_api_server(api) as server, background() as tasks:
-        turns = zip(names, cycle(machines), cycle(policies), strict=False)  # nodes take turns
-        nodes = [
-            SimulatedNode(name, machine, policy, folder / str(n), nats, api, chance, shuffled=shuffled)
-            for n, (name, machine, policy) in enumerate(turns)
-        ]
-        for node in nodes:
-            await tasks.start(node.run, seconds)
-        kubeconfig = server.kubeconfig(folder / "kubeconfig")
-        replicas = [await started(nats, kubeconfig, tls) for _ in range(registries)]
-        try:
-            await until_ready(replicas)
-            cluster = SimulatedCluster(api, nodes, replicas, tls)
-            await tasks.start(cluster.scheduler.run)
+    with kept_ports(2 * registries) as ports:
+        async with local_nats(folder / "nats") as nats, fake_api_server(api) as server, background() as tasks:
+            turns = zip(names, cycle(machines), cycle(policies), strict=False)  # nodes take turns
+            nodes = [
+                SimulatedNode(name, machine, policy, folder / str(n), nats, api, chance, shuffled=shuffled)
+                for n, (name, machine, policy) in enumerate(turns)
+            ]
+            for node in nodes:
+                await tasks.start(node.run, seconds)
+            kubeconfig = server.kubeconfig(folder / "kubeconfig")
+            replicas = [await started(nats, kubeconfig, tls, *two) for two in zip(ports[::2], ports[1::2], strict=True)]
             try:
-                async with connect_bus(nats) as bus, background() as listening:
-                    listening.start_soon(cluster.reservations.follow, bus)
-                    yield cluster
+                await until_ready(replicas)
+                cluster = SimulatedCluster(api, nodes, replicas, tls)
+                await tasks.start(cluster.scheduler.run)
+                try:
+                    async with connect_bus(nats) as bus, background() as listening:
+                        listening.start_soon(cluster.reservations.follow, bus)
+                        yield cluster
+                finally:
+                    cluster.extender.close()
             finally:
-                cluster.extender.close()
-        finally:
-            with anyio.CancelScope(shield=True):
-                async with anyio.create_task_group() as ending:
-                    for each in replicas:
-                        ending.start_soon(stopped, each.process)
+                with anyio.CancelScope(shield=True):
+                    async with anyio.create_task_group() as ending:
+                        for each in replicas:
+                            ending.start_soon(stopped, each.process)
 
 
-async def started(nats: str, kubeconfig: Path, tls: Tls | None) -> Replica:
-    """A registry that is about to start."""
-    pages, port = free_port(), free_port()
+async def started(nats: str, kubeconfig: Path, tls: Tls | None, pages: int, port: int) -> Replica:
+    """A registry that is about to start, with these ports for its pages and its extender."""
     settings = {
         "NATS_URL": nats,
         "HTTP_PORT": str(pages),

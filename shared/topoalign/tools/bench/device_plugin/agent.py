@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
 from topoalign.runtime.settings import PREFIX
 
@@ -22,7 +23,10 @@ STOP_SECONDS = 20.0
 """After that it is killed."""
 
 BYTE_CODE = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
-"""Variables of Python that say where byte code is kept. An agent has its own place for it: see `running`."""
+"""Variables of Python that say where byte code is kept. An agent always keeps it: see `running`."""
+
+LAST_LINES = 4
+"""Of the log, in what is said of a process that has ended."""
 
 PLAIN = ("-c", "from topoalign.cli import main; main()")
 OBSERVED = ("-m", "topoalign.tools.bench.device_plugin.observed")
@@ -31,8 +35,8 @@ OBSERVED = ("-m", "topoalign.tools.bench.device_plugin.observed")
 class Agent:
     """A process that is measured."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", started: float) -> None:
-        self._process = process
+    def __init__(self, process: "subprocess.Popen[bytes]", log: BinaryIO, started: float) -> None:
+        self._process, self._log = process, log
         self.started = started
         """Monotonic seconds."""
 
@@ -64,6 +68,15 @@ class Agent:
         self.wait()
         return time.monotonic() - began
 
+    def ended(self) -> str | None:
+        """How it has ended by itself, with the last lines of its log; None while it runs."""
+        status = self._process.poll()
+        if status is None:
+            return None
+        self._log.seek(0)
+        last = self._log.read().decode(errors="replace").splitlines()[-LAST_LINES:]
+        return "; ".join([f"the process ended with {status}", *(line.strip() for line in last)])
+
     def longest_block_ms(self) -> float:
         """Of one that is observed: the longest that a callback has kept its event loop since this was asked last."""
         assert self._process.stdout is not None
@@ -73,7 +86,9 @@ class Agent:
 
 @cache
 def byte_code() -> str:
-    """A folder for the byte code of all agents, which is removed with this process."""
+    """A folder for the byte code of all agents: where Python keeps that of this process, or one that is removed with it."""
+    if sys.pycache_prefix is not None and not sys.dont_write_bytecode:
+        return sys.pycache_prefix
     folder = tempfile.mkdtemp(prefix="topoalign-byte-code-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -87,29 +102,38 @@ def running(
     `topoalign COMMAND` under these settings, which go without the prefix, and none of the environment's own.
 
     `environment`: what is not for us. `observed`: see `Agent.longest_block_ms`. It runs from byte code, as an installed
-    package does; the first agent of this process compiles it, and is not to be measured.
+    package does; the first agent of this process compiles it, and is not to be measured. Its log comes on stderr at the end.
     """
     others = {name: value for name, value in os.environ.items() if not name.startswith((PREFIX, *BYTE_CODE))}
-    started = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, *(OBSERVED if observed else PLAIN), command],
-        env={
-            **others,
-            "PYTHONPYCACHEPREFIX": byte_code(),
-            **(environment or {}),
-            **{PREFIX + name: value for name, value in settings.items()},
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE if observed else subprocess.DEVNULL,
-    )
-    try:
-        yield Agent(process, started)
-    finally:
-        process.terminate()
+    with tempfile.TemporaryFile() as log:
+        started = time.monotonic()
+        process = subprocess.Popen(
+            [sys.executable, *(OBSERVED if observed else PLAIN), command],
+            env={
+                **others,
+                "PYTHONPYCACHEPREFIX": byte_code(),
+                **(environment or {}),
+                **{PREFIX + name: value for name, value in settings.items()},
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if observed else subprocess.DEVNULL,
+            stderr=log,
+        )
         try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+            yield Agent(process, log, started)
+        finally:
+            end(process)
+            log.seek(0)
+            sys.stderr.write(log.read().decode(errors="replace"))
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """Ends a process, with force where it does not end by itself."""
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

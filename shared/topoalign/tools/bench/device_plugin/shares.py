@@ -6,12 +6,12 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
-from socket import create_server
 from typing import Any
 from urllib.request import urlopen
 
 from topoalign.cli.measuring import summary
 from topoalign.core.model.ids import DeviceID
+from topoalign.testing.ports import kept_ports
 from topoalign.tools.bench.device_plugin.kubelet import PATIENCE_SECONDS, Kubelet, allocate_request
 from topoalign.tools.bench.device_plugin.machine import shared_node
 from topoalign.tools.bench.device_plugin.node import WARM, Row, Settings
@@ -64,9 +64,10 @@ def timed(kubelet: Kubelet, request: bytes) -> float:
 
 def allocate_by_many(settings: Settings, calls: int) -> Row:
     """The case `allocate-64-callers`: each asks for a share, and for the next as soon as it is answered."""
-    with create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with shared_node("callers", settings | {"HTTP_PORT": str(port)}, REPLICAS) as (kubelet, agent, shares):
+    with (
+        kept_ports(1) as (port,),
+        shared_node("callers", settings | {"HTTP_PORT": str(port)}, REPLICAS) as (kubelet, agent, shares),
+    ):
         answered(kubelet, shares[:WARM], 1)
         alone = answered(kubelet, shares[WARM : WARM + calls], 1)
         synced = syncs(port)

@@ -7,13 +7,11 @@ as a scheduler does it; the time is that of the bind alone. After it the pod is 
 next one.
 """
 
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from itertools import count
 from pathlib import Path
 
-import anyio
 import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -29,11 +27,12 @@ from topoalign.runtime.tasks import background
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.fake_api_server.server import fake_api_server
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
+from topoalign.testing.ports import kept_ports
 from topoalign.tools.bench.device_plugin.agent import Agent, running
 from topoalign.tools.bench.device_plugin.node import Row, scratch
 from topoalign.tools.bench.filter.scheduler import Amounts, Scheduler, pod_json
 from topoalign.tools.bench.registry.measure import streams
-from topoalign.tools.bench.registry.reader import PATIENCE_SECONDS, NotAnswered, Reader, free_port, until
+from topoalign.tools.bench.registry.reader import NotAnswered, Reader, until
 
 NODE = NodeName("gpu-00000.example.com")
 MACHINE = "hgx-h100"
@@ -60,12 +59,12 @@ def bind(calls: int) -> Row:
         portal.wrap_async_context_manager(connected(url)) as bus,
         portal.wrap_async_context_manager(kubelet_in(folder / "kubelet")) as kubelet,
         portal.wrap_async_context_manager(fake_api_server(FakeCluster())) as api,
-        running("node", agent_settings(url, folder)),
+        running("node", agent_settings(url, folder)) as agent,
     ):
-        portal.call(has_registered, kubelet)
+        until(lambda: portal.call(kubelet.allocatable, GPU) > 0, "the GPUs are not listed", agent)
         portal.call(api.cluster.add_node, NODE)
         with asking(url, str(api.kubeconfig(folder / "kubeconfig"))) as (registry, scheduler):
-            pods = Pods(portal, bus, api.cluster, scheduler)
+            pods = Pods(portal, bus, api.cluster, registry, scheduler)
             for _ in range(WARM):
                 pods.bind()
             registry.longest_block_ms()
@@ -76,8 +75,11 @@ def bind(calls: int) -> Row:
 class Pods:
     """Pods of the benchmark, one after another."""
 
-    def __init__(self, portal: BlockingPortal, bus: Bus, cluster: FakeCluster, scheduler: Scheduler) -> None:
-        self._portal, self._bus, self._cluster, self._scheduler = portal, bus, cluster, scheduler
+    def __init__(
+        self, portal: BlockingPortal, bus: Bus, cluster: FakeCluster, registry: Agent, scheduler: Scheduler
+    ) -> None:
+        self._portal, self._bus, self._cluster = portal, bus, cluster
+        self._registry, self._scheduler = registry, scheduler
         self._numbers = count()
 
     def bind(self) -> float:
@@ -90,8 +92,7 @@ class Pods:
         if not self._reserved():
             raise NotAnswered("/scheduler/bind", "nothing is reserved")
         self._portal.call(self._cluster.delete_pod, made["namespace"], made["name"], None, 0)
-        while self._reserved():
-            time.sleep(LOOK_SECONDS)
+        until(lambda: not self._reserved(), "the reservation of a deleted pod", self._registry, LOOK_SECONDS)
         return took
 
     def _reserved(self) -> bool:
@@ -117,12 +118,6 @@ async def kubelet_in(root: Path) -> AsyncIterator[FakeKubelet]:
         yield kubelet
 
 
-async def has_registered(kubelet: FakeKubelet) -> None:
-    """Until the agent's GPUs are listed. Raises TimeoutError."""
-    with anyio.fail_after(PATIENCE_SECONDS):
-        await kubelet.until(lambda now: now.allocatable(GPU) > 0)
-
-
 def agent_settings(url: str, folder: Path) -> dict[str, str]:
     """Of the node's agent."""
     return {
@@ -139,16 +134,18 @@ def agent_settings(url: str, folder: Path) -> dict[str, str]:
 @contextmanager
 def asking(url: str, kubeconfig: str) -> Iterator[tuple[Agent, Scheduler]]:
     """A registry with access to the API server that knows of the node what it needs to, while the context is open."""
-    pages_port, port = free_port(), free_port()
-    settings = {
-        "NATS_URL": url,
-        "HTTP_PORT": str(pages_port),
-        "SCHEDULER_PORT": str(port),
-        "KUBERNETES": kubeconfig,
-        "LOG_LEVEL": "error",
-    }
-    with running("registry", settings, observed=True) as registry, closing(Reader(pages_port)) as reader:
-        until(lambda: reader.is_ok("/readyz"), "the registry has not read the streams")
-        with closing(Scheduler(port, [NODE])) as scheduler:
-            until(lambda: bool(scheduler.schedule(Amounts())[1].node_names), "the node does not admit a pod")
-            yield registry, scheduler
+    with kept_ports(2) as (pages_port, port):
+        settings = {
+            "NATS_URL": url,
+            "HTTP_PORT": str(pages_port),
+            "SCHEDULER_PORT": str(port),
+            "KUBERNETES": kubeconfig,
+            "LOG_LEVEL": "error",
+        }
+        with running("registry", settings, observed=True) as registry, closing(Reader(pages_port)) as reader:
+            until(lambda: reader.is_ok("/readyz"), "the registry has not read the streams", registry)
+            with closing(Scheduler(port, [NODE])) as scheduler:
+                until(
+                    lambda: bool(scheduler.schedule(Amounts())[1].node_names), "the node does not admit a pod", registry
+                )
+                yield registry, scheduler

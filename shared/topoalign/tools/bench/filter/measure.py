@@ -10,6 +10,7 @@ from anyio.from_thread import start_blocking_portal
 
 from topoalign.cli import output
 from topoalign.cli.measuring import summary
+from topoalign.testing.ports import kept_ports
 from topoalign.tools.bench.device_plugin.agent import Agent, running
 from topoalign.tools.bench.device_plugin.node import Row, scratch
 from topoalign.tools.bench.filter.cluster import ALL, FACTS, HALF, BusyNode
@@ -18,7 +19,7 @@ from topoalign.tools.bench.registry import pages
 from topoalign.tools.bench.registry.allocators import Allocators, allocators
 from topoalign.tools.bench.registry.filling import UNDER_WAY, fill
 from topoalign.tools.bench.registry.measure import streams
-from topoalign.tools.bench.registry.reader import PATIENCE_SECONDS, NotAnswered, Reader, free_port, until
+from topoalign.tools.bench.registry.reader import PATIENCE_SECONDS, NotAnswered, Reader, until
 
 Answer = tuple[float, Filtered]
 """What a call took in milliseconds, and which nodes passed."""
@@ -138,15 +139,15 @@ def filled(size: int, gpus_held: int, replicas: int = 1) -> Iterator[Cluster]:
 @contextmanager
 def asking(cluster: Cluster) -> Iterator[Asking]:
     """A registry that knows of each node what it needs to, while the context is open. Raises NotAnswered."""
-    pages_port, port = free_port(), free_port()
-    settings = {
-        "NATS_URL": cluster.url,
-        "HTTP_PORT": str(pages_port),
-        "SCHEDULER_PORT": str(port),
-        "LOG_LEVEL": "error",
-    }
-    with running("registry", settings, observed=True) as registry, closing(Reader(pages_port)) as reader:
-        until(lambda: reader.is_ok("/readyz"), "the registry has not read the streams")
-        until(lambda: not pages.stale(reader), "a node is shown as stale")
-        with closing(Scheduler(port, [each.node for each in cluster.nodes])) as scheduler:
-            yield Asking(registry, reader, scheduler)
+    with kept_ports(2) as (pages_port, port):
+        settings = {
+            "NATS_URL": cluster.url,
+            "HTTP_PORT": str(pages_port),
+            "SCHEDULER_PORT": str(port),
+            "LOG_LEVEL": "error",
+        }
+        with running("registry", settings, observed=True) as registry, closing(Reader(pages_port)) as reader:
+            until(lambda: reader.is_ok("/readyz"), "the registry has not read the streams", registry)
+            until(lambda: not pages.stale(reader), "a node is shown as stale", registry)
+            with closing(Scheduler(port, [each.node for each in cluster.nodes])) as scheduler:
+                yield Asking(registry, reader, scheduler)

@@ -11,13 +11,14 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from topoalign.cli import output
 from topoalign.cli.link import connected
 from topoalign.runtime import nats_server
+from topoalign.testing.ports import kept_ports
 from topoalign.tools.bench.device_plugin.agent import Agent, running
 from topoalign.tools.bench.device_plugin.node import Row, scratch
 from topoalign.tools.bench.registry import pages
 from topoalign.tools.bench.registry.allocators import Allocators, allocators
 from topoalign.tools.bench.registry.filling import UNDER_WAY, fill, said, said_again
 from topoalign.tools.bench.registry.history import FACTS, MORE, READINGS, History
-from topoalign.tools.bench.registry.reader import Reader, free_port, until
+from topoalign.tools.bench.registry.reader import Reader, until
 
 
 def measure(nodes: int, calls: int) -> Iterator[Row]:
@@ -37,15 +38,19 @@ def measure(nodes: int, calls: int) -> Iterator[Row]:
 def long(nodes: int, rounds: int) -> Row:
     """The case `start-N-events`: so many nodes whose containers have changed so often. Raises NotStored, NotAnswered."""
     events = nodes * (READINGS + FACTS + (rounds - 1) * MORE)
-    port = free_port()
-    with start_blocking_portal() as portal, scratch() as folder, streams(portal, folder / "nats") as url:
+    with (
+        start_blocking_portal() as portal,
+        scratch() as folder,
+        streams(portal, folder / "nats") as url,
+        kept_ports(1) as (port,),
+    ):
         histories = [History(number) for number in range(nodes)]
         for _ in output.progress(fill(url, said(histories, rounds)), "facts", events // UNDER_WAY + 1):
             pass
         settings = {"NATS_URL": url, "HTTP_PORT": str(port), "LOG_LEVEL": "error"}
         with running("registry", settings, observed=True) as registry, closing(Reader(port)) as reader:
             row = start(registry, reader, f"{events}-events") | figures(registry)
-            until(lambda: pages.shows(reader, histories[-1]), "the last node is not shown as it is")
+            until(lambda: pages.shows(reader, histories[-1]), "the last node is not shown as it is", registry)
             return row
 
 
@@ -71,42 +76,48 @@ def streams(portal: BlockingPortal, folder: Path) -> Iterator[str]:
 def read(url: str, everybody: Allocators, histories: list[History], calls: int) -> Iterator[Row]:
     """All cases, with a registry of these streams."""
     nodes = len(histories)
-    port = free_port()
-    settings = {"NATS_URL": url, "HTTP_PORT": str(port), "LOG_LEVEL": "error"}
-    with running("registry", settings, observed=True) as registry, closing(Reader(port)) as reader:
+    with (
+        kept_ports(1) as (port,),
+        running("registry", {"NATS_URL": url, "HTTP_PORT": str(port), "LOG_LEVEL": "error"}, observed=True) as registry,
+        closing(Reader(port)) as reader,
+    ):
         yield start(registry, reader, str(nodes)) | figures(registry)
-        yield asked(everybody, reader, nodes) | figures(registry)
+        yield asked(registry, everybody, reader, nodes) | figures(registry)
         for case in pages.cases(reader, calls):
             registry.longest_block_ms()
             yield case() | figures(registry) | {"stale": pages.stale(reader)}
         registry.longest_block_ms()
-        yield spoken_again(url, everybody, reader, histories) | figures(registry) | {"stale": pages.stale(reader)}
+        yield (
+            spoken_again(url, registry, everybody, reader, histories)
+            | figures(registry)
+            | {"stale": pages.stale(reader)}
+        )
 
 
 def start(registry: Agent, reader: Reader, what: str) -> Row:
     """The case `start-5000`: until so much is read."""
-    until(lambda: reader.is_ok("/livez"), "the registry serves no HTTP pages")
+    until(lambda: reader.is_ok("/livez"), "the registry serves no HTTP pages", registry)
     registry.longest_block_ms()
-    until(lambda: reader.is_ok("/readyz"), "the registry has not read the streams")
+    until(lambda: reader.is_ok("/readyz"), "the registry has not read the streams", registry)
     return once(f"start-{what}", registry.started)
 
 
-def asked(everybody: Allocators, reader: Reader, nodes: int) -> Row:
+def asked(registry: Agent, everybody: Allocators, reader: Reader, nodes: int) -> Row:
     """The case `asked-5000`."""
     began = time.monotonic()
     everybody.until_all_asked()
-    until(lambda: not pages.stale(reader), "a node is shown as stale")
+    until(lambda: not pages.stale(reader), "a node is shown as stale", registry)
     return once(f"asked-{nodes}", began)
 
 
-def spoken_again(url: str, everybody: Allocators, reader: Reader, histories: list[History]) -> Row:
+def spoken_again(url: str, registry: Agent, everybody: Allocators, reader: Reader, histories: list[History]) -> Row:
     """The case `spoken-again`."""
     began = time.monotonic()
     for _ in fill(url, said_again(histories)):
         pass
     everybody.stand_by(histories)
     reader.close()  # the registry may have closed the connection: nothing was asked for some seconds
-    until(lambda: pages.shows(reader, histories[-1]), "the last node is not shown as it is")
+    until(lambda: pages.shows(reader, histories[-1]), "the last node is not shown as it is", registry)
     return once("spoken-again", began)
 
 

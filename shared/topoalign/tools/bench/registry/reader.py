@@ -1,12 +1,12 @@
 """Reads the HTTP pages of the registry over one connection that is kept."""
 
-import socket
 import time
 from collections.abc import Callable
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 
 from topoalign.core.model.errors import Unavailable, clean
+from topoalign.tools.bench.device_plugin.agent import Agent
 
 PATIENCE_SECONDS = 600.0
 """For each thing that is waited for; the figures are of no use long before."""
@@ -20,7 +20,7 @@ class NotAnswered(Unavailable):
     code = "NotAnswered"
 
     def __init__(self, what: str, finding: str) -> None:
-        super().__init__(f"{what}: {clean(finding, 200)}", "the log of the registry is on stderr")
+        super().__init__(f"{what}: {clean(finding, 500)}", "the log of the registry is on stderr")
 
 
 class Reader:
@@ -54,17 +54,16 @@ class Reader:
         return response.status, response.read()
 
 
-def until(holds: Callable[[], bool], what: str) -> None:
-    """Waits until this holds. Raises NotAnswered."""
+def until(holds: Callable[[], bool], what: str, agent: Agent, look_seconds: float = LOOK_SECONDS) -> None:
+    """
+    Waits until this holds, with a look every `look_seconds`. `what`: what is so until then.
+
+    Raises NotAnswered where the process ends before, or after PATIENCE_SECONDS.
+    """
     end = time.monotonic() + PATIENCE_SECONDS
     while not holds():
+        if (ended := agent.ended()) is not None:
+            raise NotAnswered(what, ended)
         if time.monotonic() > end:
             raise NotAnswered(what, f"not within {PATIENCE_SECONDS:g} s")
-        time.sleep(LOOK_SECONDS)
-
-
-def free_port() -> int:
-    """A port that nobody listens on at this moment."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+        time.sleep(look_seconds)

@@ -14,9 +14,10 @@ from anyio import to_thread
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.fake_api_server.server import fake_api_server
 from topoalign.testing.fake_scheduler.extender import Extender, HttpExtender, Verb
+from topoalign.testing.ports import kept_ports
 from topoalign.tools.bench.device_plugin.agent import Agent, running
 from topoalign.tools.bench.filter.cluster import BusyNode
-from topoalign.tools.bench.registry.reader import Reader, free_port, until
+from topoalign.tools.bench.registry.reader import Reader, until
 
 
 class TimedExtender:
@@ -60,20 +61,20 @@ async def control_plane(url: str, folder: Path, nodes: Iterable[BusyNode]) -> As
     for each in nodes:
         register(cluster, each)
     gc.freeze()  # the objects of tens of thousands of pods, which the collector would look through all the time
-    pages, port = free_port(), free_port()
     async with fake_api_server(cluster) as server:
-        settings = {
-            "NATS_URL": url,
-            "HTTP_PORT": str(pages),
-            "SCHEDULER_PORT": str(port),
-            "KUBERNETES": str(server.kubeconfig(folder / "kubeconfig")),
-            "LOG_LEVEL": "error",
-        }
-        with running("registry", settings, observed=True) as registry:
-            await to_thread.run_sync(until_ready, pages)
-            with closing(HttpExtender(f"http://127.0.0.1:{port}/scheduler")) as http:
-                await to_thread.run_sync(registry.longest_block_ms)
-                yield ControlPlane(cluster, registry, TimedExtender(http))
+        with kept_ports(2) as (pages, port):
+            settings = {
+                "NATS_URL": url,
+                "HTTP_PORT": str(pages),
+                "SCHEDULER_PORT": str(port),
+                "KUBERNETES": str(server.kubeconfig(folder / "kubeconfig")),
+                "LOG_LEVEL": "error",
+            }
+            with running("registry", settings, observed=True) as registry:
+                await to_thread.run_sync(until_ready, registry, pages)
+                with closing(HttpExtender(f"http://127.0.0.1:{port}/scheduler")) as http:
+                    await to_thread.run_sync(registry.longest_block_ms)
+                    yield ControlPlane(cluster, registry, TimedExtender(http))
 
 
 def register(cluster: FakeCluster, busy: BusyNode) -> None:
@@ -95,7 +96,7 @@ def register(cluster: FakeCluster, busy: BusyNode) -> None:
         )
 
 
-def until_ready(pages: int) -> None:
+def until_ready(registry: Agent, pages: int) -> None:
     """Until a registry knows what its answers depend on. Raises NotAnswered."""
     with closing(Reader(pages)) as reader:
-        until(lambda: reader.is_ok("/readyz"), "the registry has not read the streams")
+        until(lambda: reader.is_ok("/readyz"), "the registry has not read the streams", registry)
