@@ -34,6 +34,11 @@ class TimedExtender:
         while self._asked:
             await self._answered.wait()
 
+    async def until_answered(self, verb: str, calls: int) -> None:
+        """Until so many calls of this verb are answered."""
+        while len(self.took[verb]) < calls:
+            await self._answered.wait()
+
     async def ask(self, verb: Verb, arguments: Mapping[str, Any]) -> Any:
         """As `Extender`."""
         began = time.perf_counter()
