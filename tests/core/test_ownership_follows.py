@@ -150,8 +150,31 @@ def test_a_thousand_grants_and_releases_make_one_index(monkeypatch: pytest.Monke
         fact = AllocationReleased(node=NODE, epoch=9, seq=number + 1_002, allocation=share.id, reason="gone")
         state = state.apply(fact)
 
+    assert not state.ownership.is_held(DeviceID("GPU-0::0"))
     assert 1 == len(made)
     assert [each.id for each in (*shares, *shares)] == read
+
+
+def test_a_grant_is_followed_when_somebody_asks_or_by_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller of Allocate waits for no index, and a state that nobody asks keeps no more than the one before it."""
+    read: list[AllocationID] = []
+    read_one = Holders._read
+
+    def counted_read(self: Holders, held: Allocation) -> Held:
+        read.append(held.id)
+        return read_one(self, held)
+
+    monkeypatch.setattr(Holders, "_read", counted_read)
+    shared = msgspec.structs.replace(PLAIN, offers=(Offer(resource=SHARED, devices=(GPU_0,), replicas=2_000),))
+    state = Case(shared, ()).state
+    assert not state.ownership.is_held(GPU_0)
+    names = [AllocationID(f"a{number}") for number in range(4)]
+    for number, name in enumerate(names):
+        share = Allocation(id=name, devices={SHARED: (DeviceID(f"GPU-0::{number}"),)})
+        state = state.apply(AllocationGranted(node=NODE, epoch=9, seq=number + 2, allocation=share))
+        assert names[:number] == read
+    assert state.ownership.is_held(DeviceID("GPU-0::3"))
+    assert names == read
 
 
 @given(st.permutations(range(3)))

@@ -2,6 +2,7 @@
 
 from itertools import combinations
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +17,8 @@ from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Fabric, Topology
 from topoalign.core.placement.fragmentation import fragmentation
 from topoalign.core.placement.gpus import set_scorer
-from topoalign.core.placement.gpus.device_policy import GpuChoice
+from topoalign.core.placement.gpus.best_effort import BestEffort
+from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice, Members
 from topoalign.core.placement.gpus.scores import total
 from topoalign.core.placement.gpus.set_scorer import Nics, SetScorer
 from topoalign.core.placement.gpus.topology import ByTopology, by_topology
@@ -267,7 +269,7 @@ def test_a_single_gpu_breaks_no_pair_on_large_machines_either(count: int, odd: i
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_what_is_remembered_answers_only_the_same_question(data: st.DataObject) -> None:
-    """One scorer is asked question after question, as on a node between two pods; a fresh one is asked each alone."""
+    """One scorer is asked by both policies, as on a node between two pods; a fresh one is asked each question alone."""
     table = at_random(Random(data.draw(st.integers(0, 99))), 6, "few")
     some = st.lists(st.integers(0, 5), unique=True, min_size=2)
     asked = []
@@ -275,15 +277,19 @@ def test_what_is_remembered_answers_only_the_same_question(data: st.DataObject) 
         available = data.draw(some)
         size = data.draw(st.integers(1, len(available)))
         required = data.draw(st.lists(st.sampled_from(available), unique=True, max_size=size))
-        asked.append((available, required, size, data.draw(some)))
+        policy = data.draw(st.sampled_from([ByTopology(), BestEffort()]))
+        asked.append((policy, available, required, size, frozenset(data.draw(some))))
+
+    def answer(scorer: SetScorer, policy: DevicePolicy, *question: Any) -> Members:
+        return policy.choose(GpuChoice(scorer, *question))
 
     with pytest.MonkeyPatch.context() as patch:
         most = data.draw(st.sampled_from([2, 4096]))
         patch.setattr(set_scorer, "MOST_KEPT", most)
         kept = SetScorer(table)
-        got = [by_topology(kept, *each) for each in asked * 2]
+        got = [answer(kept, *each) for each in asked * 2]
 
-    assert [by_topology(SetScorer(table), *each) for each in asked] * 2 == got
+    assert [answer(SetScorer(table), *each) for each in asked] * 2 == got
     assert most >= max(len(kept._own), len(kept._left), len(kept._chosen)), "what is remembered is bounded"
 
 

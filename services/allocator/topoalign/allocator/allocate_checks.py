@@ -25,7 +25,8 @@ def check_allocate(state: NodeState, resource: ResourceName, containers: Sequenc
         raise InvalidField("devices_ids", "empty", "the kubelet asks for at least one device")
     if len(asked) > MOST_DEVICES:
         raise InvalidField("devices_ids", f"{len(asked)} devices", f"no node has more than {MOST_DEVICES}")
-    if repeated := [device for device, times in Counter(asked).items() if times > 1]:
+    if len({*asked}) < len(asked):
+        repeated = [device for device, times in Counter(asked).items() if times > 1]
         raise InvalidField("devices_ids", f"named more than once: {quoted(repeated)}", "name each device once")
     if state.topology is None or state.health is None:
         raise HardwareUnknown(state.node, "discovery has not been heard")

@@ -252,10 +252,10 @@ class ReservedCompanions:
         own = allocation.from_kubelet.get(resource, ())
         reserved = reserved_with(self._reserved(), self._clock.monotonic(), resource, own)
         if reserved is None:  # it is over, and the kubelet asks again
-            owner = allocation.owner
-            others = [each for each in self._state().allocations.values() if owner is not None and each.owner == owner]
             yield from companions_told(allocation)
-            yield from (beside for each in others if each.id != allocation.id for beside in companions_told(each))
+            if (owner := allocation.owner) is not None:
+                others = [each for each in self._state().allocations.values() if each.owner == owner]
+                yield from (beside for each in others if each.id != allocation.id for beside in companions_told(each))
             return
         if resource == GPU:
             told = [*companions_told(allocation)]

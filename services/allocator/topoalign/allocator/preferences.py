@@ -48,10 +48,8 @@ class Preferences:
         if given is None or len(granted) != 1 or self._clock.monotonic() - given.at > FOLLOWED_SECONDS:
             return {}
         taken = {device for ids in granted[0].from_kubelet.values() for device in ids}
-        if (
-            len(taken) != len(given.chosen)
-            or not all(device in given.available for device in taken)
-            or taken == set(given.chosen)
-        ):
+        if taken == {*given.chosen} or len(taken) != len(given.chosen):
+            return {}
+        if not all(device in given.available for device in taken):
             return {}
         return {granted[0].id: given.chosen}

@@ -107,9 +107,8 @@ def gpu_choice(
     beside: PlacementContext,
 ) -> GpuChoice:
     """What a device policy is asked. Raises KeyError for GPUs that the machine does not have."""
-    gpus = tuple(topology.gpu_by_id)
-    position = {gpu: i for i, gpu in enumerate(gpus)}
-    near = [[pair_score(topology, nic, gpu) for gpu in gpus] for nic in beside.nics] if beside.nics_wanted else []
+    position = positions(topology)
+    near = [[pair_score(topology, nic, gpu) for gpu in position] for nic in beside.nics] if beside.nics_wanted else []
     return GpuChoice(
         scorer=set_scorer(topology),
         available=[position[device] for device in available],
@@ -118,6 +117,12 @@ def gpu_choice(
         free=frozenset(position[gpu] for gpu in beside.free if gpu in position),
         nics=Nics(beside.nics_wanted, near),
     )
+
+
+@made_once
+def positions(topology: Topology) -> Mapping[DeviceID, int]:
+    """GPU -> its position on the machine."""
+    return {gpu: position for position, gpu in enumerate(topology.gpu_by_id)}
 
 
 @made_once

@@ -46,6 +46,8 @@ def prefer_sparing(
 
 def held_among(ownership: Ownership, resource: ResourceName, devices: Devices) -> DeviceSet:
     """Those of all devices of a resource that are held (`Ownership.is_held`)."""
+    if not ownership.holds_anything:
+        return devices.nothing
     return with_parts(ownership.held(resource), devices, ownership.is_held)
 
 
@@ -62,11 +64,9 @@ def with_parts(named: DeviceSet, devices: Devices, is_taken: Callable[[DeviceID]
     Those of the devices that are taken: the `named` ones and those beside them. Of the shares of a device that are not
     named one is asked about, because all of them are taken with the device or none is.
     """
-    found = named
-    for base, shares in devices.by_base.items():
-        rest = shares - named
-        whole = devices.some((base,)) if base in devices else devices.nothing
-        for alike in (whole & rest, rest - whole):
-            if alike.bits and is_taken(alike.lowest):
-                found |= alike
-    return found
+    found = named.bits
+    for alike in devices.alike:
+        rest = alike.bits & ~named.bits
+        if rest and is_taken(DeviceSet(devices, rest).lowest):
+            found |= rest
+    return DeviceSet(devices, found)

@@ -7,7 +7,7 @@ the stream, and starting up is nothing but folding again, so there is one truth 
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeVar, assert_never
 
 import msgspec
@@ -39,6 +39,9 @@ from topoalign.core.state.ownership import Ownership
 from topoalign.core.state.persistent_map import PersistentMap
 
 R = TypeVar("R", bound=Reading)
+
+TO_FOLLOW = "to follow"
+"""Under this name a state keeps how its `ownership` follows from that of the state before, until somebody asks for it."""
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -110,7 +113,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         live = persistent(self.allocations).put(allocation.id, allocation)
         after = msgspec.structs.replace(self, allocations=live, memory=taken(self.memory, allocation))
         if (owned := self.owned) is not None and allocation.id not in self.allocations:
-            after.__dict__["ownership"] = owned.granted(live, allocation)
+            after.__dict__[TO_FOLLOW] = partial(owned.granted, live, allocation)
         return after
 
     def without(self, gone: AllocationID) -> "NodeState":
@@ -120,7 +123,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         had, live = self.allocations[gone], persistent(self.allocations).drop(gone)
         after = msgspec.structs.replace(self, allocations=live, memory=given_back(self.memory, had))
         if (owned := self.owned) is not None:
-            after.__dict__["ownership"] = owned.released(live, had)
+            after.__dict__[TO_FOLLOW] = partial(owned.released, live, had)
         return after
 
     def bound(self, event: AllocationBound) -> "NodeState":
@@ -140,14 +143,17 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def followed(self, after: "NodeState") -> "NodeState":
         """Returns `after`, which holds what this state holds on the same hardware, with what is known of that already."""
-        if (owned := self.owned) is not None:
+        is_same = after.allocations is self.allocations and after.told is self.told
+        if is_same and TO_FOLLOW in self.__dict__:
+            after.__dict__[TO_FOLLOW] = self.__dict__[TO_FOLLOW]
+        elif (owned := self.owned) is not None:
             after.__dict__["ownership"] = owned.unchanged(after.allocations, after.told)
         return after
 
     @property
     def owned(self) -> Ownership | None:
-        """`ownership`, if somebody has asked for it."""
-        return self.__dict__.get("ownership")
+        """`ownership`, if somebody has asked for it in this state or in one before."""
+        return self.ownership if TO_FOLLOW in self.__dict__ else self.__dict__.get("ownership")
 
     @property
     def hardware(self) -> Topology:
@@ -165,8 +171,12 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def ownership(self) -> Ownership:
-        """Answers who holds what, what is left, and what overlaps."""
-        return Ownership(self.hardware, self.allocations, self.told)
+        """
+        Answers who holds what, what is left, and what overlaps. It follows a grant or a release when it is first asked for:
+        a container that is given devices does not wait for that.
+        """
+        following = self.__dict__.pop(TO_FOLLOW, None)
+        return following() if following is not None else Ownership(self.hardware, self.allocations, self.told)
 
     @cached_property
     def stale(self) -> tuple[AllocationID, ...]:

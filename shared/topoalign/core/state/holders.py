@@ -12,7 +12,15 @@ that do not change these; for the others a new one is made.
 from collections.abc import Iterator, Mapping, Sequence
 
 from topoalign.core.model.events import Allocation
-from topoalign.core.model.holdings import Function, Holding, holding_of, shared_by, wholes_of
+from topoalign.core.model.holdings import (
+    Function,
+    Holding,
+    excluding,
+    holding_of,
+    may_have_parts,
+    shared_by,
+    wholes_of,
+)
 from topoalign.core.model.ids import AllocationID, DeviceID
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.persistent_map import PersistentMap
@@ -55,6 +63,12 @@ class Holders:
         if (share := shared_by(holding)) is None:
             return self.unshared.get(holding, ())
         return self._shares.get(share[0], NO_SHARES).get(share[1], ())
+
+    def overlaps(self, holding: Holding) -> bool:
+        """Whether something is held that is this, a part of it, or what it is a part of."""
+        if any(map(self.of, excluding(holding))):
+            return True
+        return may_have_parts(holding) and (holding in self._shares or holding in self._parts)
 
     def inside(self, whole: Holding) -> Iterator[Names]:
         """Who holds what of it as a part, for each part that is held."""

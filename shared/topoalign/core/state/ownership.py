@@ -129,18 +129,20 @@ class Ownership:
         change of what is offered, `GPU-x::1` overlaps `GPU-x`. Sorted.
         """
         found: set[AllocationID] = set()
-        for holding in holdings:
+        for holding in filter(self._index.overlaps, holdings):
             found.update(names[-1] for way in excluding(holding) if (names := self._index.of(way)))
             if may_have_parts(holding):
                 found.update(names[-1] for names in self._index.inside(holding))
         return sorted(found)
 
+    @property
+    def holds_anything(self) -> bool:
+        """Whether there is a live allocation."""
+        return bool(self._allocations)
+
     def is_held(self, device: DeviceID) -> bool:
         """Whether a live allocation holds something that overlaps what this id stands for."""
-        holding = self.holding(device)
-        if any(map(self._index.of, excluding(holding))):
-            return True
-        return may_have_parts(holding) and any(self._index.inside(holding))
+        return self._index.overlaps(self.holding(device))
 
     def set_of(self, devices: Iterable[DeviceID]) -> HoldingSet:
         """The holdings that these ids stand for, as a set that tells what overlaps it."""

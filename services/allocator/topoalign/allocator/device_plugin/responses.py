@@ -78,10 +78,15 @@ class Teller(NamedTuple):
     mps: "MpsTeller | None" = None
     """None: nothing of the resource is shared by MPS."""
 
-    def check(self, topology: Topology, resource: ResourceName, containers: Iterable[Iterable[DeviceID]]) -> None:
-        """Raises what `response` would, before anything is recorded. Ids that are not offered are left to the allocator."""
-        for devices in containers:
-            self.response(topology, resource, [id for id in devices if base_of(id) in topology.offer_by_base])
+    def responses(
+        self, topology: Topology, resource: ResourceName, containers: Iterable[Iterable[DeviceID]]
+    ) -> list[v1beta1.ContainerAllocateResponse]:
+        """`response` for each container, before anything is recorded. Ids that are not offered are left to the allocator."""
+        by_base = topology.offer_by_base
+        return [
+            self.response(topology, resource, [id for id in devices if base_of(id) in by_base])
+            for devices in containers
+        ]
 
     def response(
         self, topology: Topology, resource: ResourceName, devices: Iterable[DeviceID]
@@ -111,25 +116,23 @@ class Teller(NamedTuple):
         told.envs = dict(sorted(told.envs.items()))
         return told
 
-    def response_with(
+    def tell_companions(
         self,
+        told: v1beta1.ContainerAllocateResponse,
         topology: Topology,
-        resource: ResourceName,
         allocation: Allocation,
         named: Mapping[ResourceName, Sequence[DeviceID]],
-    ) -> v1beta1.ContainerAllocateResponse:
+    ) -> None:
         """
-        `response` for an allocation of this resource, with what an Allocate of the companions' own resource would tell of
-        them. `named`: resource -> devices that variables name, which a container has by several answers.
+        Adds to the answer for an allocation what an Allocate of its companions' own resource would tell of them. `named`:
+        resource -> devices that variables name, which a container has by several answers.
         """
-        told = self.response(topology, resource, allocation.from_kubelet[resource])
         for name, ids in named.items():
             companions = {each for of, beside in companions_told(allocation) if of == name for each in beside}
             nodes = [function_of(topology, each) for each in ids if each in companions]
             tell_functions(told, name, [f for f in nodes if f is not None])
             tell_names(told, name, [f for each in ids if (f := function_of(topology, base_of(each))) is not None])
         told.envs = dict(sorted(told.envs.items()))
-        return told
 
     def name_of(self, base: DeviceID, gpu: Gpu, instance: MigDevice | None) -> str:
         """The uuid or the index of a device, as `deviceIDStrategy` says. Raises ContainerUnready for an unknown index."""

@@ -23,6 +23,7 @@ from topoalign.allocator.device_plugin.listing import Listing
 from topoalign.allocator.device_plugin.registration import OPTIONS
 from topoalign.allocator.device_plugin.watches import Watch, Watches
 from topoalign.allocator.ports import AllocatorPort
+from topoalign.allocator.reconciliation.device_order import in_order
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable, UnknownDevice
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import MOST_CONTAINERS
@@ -113,18 +114,17 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         """
         check_containers(message.container_requests)
         sets = [[DeviceID(device) for device in request.devices_ids] for request in message.container_requests]
-        teller = self.containers.now(self.allocator.state.hardware, self.resource)
-        teller.check(self.allocator.state.hardware, self.resource, sets)
+        before = self.allocator.state.hardware
+        teller = self.containers.now(before, self.resource)
+        ordered = [in_order(before, self.resource, devices) for devices in sets]
+        responses = teller.responses(before, self.resource, ordered)
         allocations = await self.allocator.allocate(self.resource, sets)
-        hardware = self.allocator.state.hardware
-        return v1beta1.AllocateResponse(
-            container_responses=[
-                teller.response_with(
-                    hardware, self.resource, allocation, self.allocator.named(self.resource, allocation)
-                )
-                for allocation in allocations
-            ]
-        )
+        given = [each.from_kubelet[self.resource] for each in allocations]
+        if (hardware := self.allocator.state.hardware) is not before or given != ordered:
+            responses = [teller.response(hardware, self.resource, ids) for ids in given]
+        for response, allocation in zip(responses, allocations, strict=True):
+            teller.tell_companions(response, hardware, allocation, self.allocator.named(self.resource, allocation))
+        return v1beta1.AllocateResponse(container_responses=responses)
 
     async def pre_start_container(self, message: v1beta1.PreStartContainerRequest) -> v1beta1.PreStartContainerResponse:
         """

@@ -65,6 +65,15 @@ class Devices(dict[DeviceID, tuple[int, ...] | None]):
             found.setdefault(base_of(device), []).append(device)
         return {base: self.some(ids) for base, ids in found.items()}
 
+    @cached_property
+    def alike(self) -> tuple["DeviceSet", ...]:
+        """The sets of devices that are taken together or not at all: each whole device alone, and the shares of each."""
+        found: list[DeviceSet] = []
+        for base, shares in self.by_base.items():
+            whole = self.some((base,))
+            found += (some for some in (whole, shares - whole) if some.bits)
+        return tuple(found)
+
     def some(self, ids: Iterable[DeviceID]) -> "DeviceSet":
         """The set of those of these devices that are listed."""
         if isinstance(ids, DeviceSet) and ids.devices is self:

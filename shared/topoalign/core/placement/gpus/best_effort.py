@@ -12,8 +12,11 @@ chance. Two defects of the original are not copied: an answer with a hole in it,
 How it is found, and where it is not exact: `topoalign.core.placement.partition`.
 """
 
+from topoalign.core.model.requests import Placement
 from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice, Members
 from topoalign.core.placement.partition import best_split
+
+NOTHING = frozenset[int]()
 
 
 class BestEffort(DevicePolicy):
@@ -21,7 +24,10 @@ class BestEffort(DevicePolicy):
 
     def choose(self, asked: GpuChoice) -> Members:
         """Chooses the best set of a best partition of the available GPUs that holds all required ones."""
-        return best_split(asked.scores, asked.available, asked.required, asked.size).members
+        question = (Placement.BEST_EFFORT, frozenset(asked.available), frozenset(asked.required), asked.size, NOTHING)
+        return asked.scorer.chosen(
+            question, lambda: best_split(asked.scores, asked.available, asked.required, asked.size).members
+        )
 
     def uncompared(self, asked: GpuChoice) -> str:
         """Explains a search that ended at its limit. It searches again: a device plugin reports only what it chose."""

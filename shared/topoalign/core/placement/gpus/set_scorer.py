@@ -29,8 +29,8 @@ class Nics(NamedTuple):
 NO_NICS = Nics(0, ())
 
 
-Asked = tuple[frozenset[int], frozenset[int], int, frozenset[int]]
-"""What is available, what is required, how many are wanted, and all that is free."""
+Asked = tuple[str, frozenset[int], frozenset[int], int, frozenset[int]]
+"""The device policy, what is available, what is required, how many are wanted, and all that is free, if that has a say."""
 
 
 class SetScorer:

@@ -23,6 +23,7 @@ from itertools import combinations
 from math import comb
 from typing import NamedTuple
 
+from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.links import PCIE_SCORE, PcieClass
 from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice, Members
 from topoalign.core.placement.gpus.scores import Scores
@@ -93,7 +94,7 @@ def by_topology(
     everything = frozenset((*free, *available))
     if nics.wanted:
         return weighed(outlook, available, required, size, everything, nics)
-    asked = (frozenset(available), frozenset(required), size, everything)
+    asked = (Placement.TOPOLOGY, frozenset(available), frozenset(required), size, everything)
     return outlook.chosen(asked, lambda: weighed(outlook, available, required, size, everything, nics))
 
 
