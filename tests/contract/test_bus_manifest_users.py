@@ -11,12 +11,19 @@ from e2e_support import described, environment, in_one_process
 from manifests_support import DEPLOY, NATS_USERS
 from structlog.testing import capture_logs
 
+from topoalign.client.records import foreign_nodes
 from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Stream
+from topoalign.core.sharing.hami.foreign import NodeAnnotations
+from topoalign.registry.foreign import ForeignNodes
+from topoalign.registry.foreign_questions import serve_foreign
+from topoalign.registry.ports import SeenNode
+from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.nats_bus import connect_bus
+from topoalign.runtime.tasks import background
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 NODE = NodeName("node-1")
@@ -80,6 +87,21 @@ async def test_the_users_of_the_manifest_can_do_what_they_have_to(server: Killab
             "subscriber": ["reserve", "speak", "forget"]
         } == told
         assert NODE == getattr(heard, "node", None)
+
+
+async def test_a_registry_of_the_manifest_may_tell_what_hami_runs(server: KillableServer) -> None:
+    foreign = ForeignNodes(ManualClock())
+    foreign.behind = lambda: None
+    annotations = NodeAnnotations(register="[]")
+    foreign.see(SeenNode(name=NODE, uid="u", labels={}, hami=annotations))
+    async with (
+        connect_bus(url_of(server, "registry"), name="topoalign-registry") as registry,
+        connect_bus(url_of(server, "admin")) as admin,
+        background() as tasks,
+    ):
+        await tasks.start(serve_foreign, registry, foreign)
+
+        assert {NODE: "ForeignNode"} == await foreign_nodes(admin)
 
 
 async def test_nobody_is_let_in_without_a_password_of_the_manifest(server: KillableServer) -> None:

@@ -7,6 +7,7 @@ import pytest
 from api_server_support import POD, Followed, shown_pod
 
 from topoalign.core.model.ids import GPU, NodeName
+from topoalign.core.sharing.hami.foreign import NodeAnnotations
 from topoalign.registry.kubernetes.client import connect_kubernetes
 from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.ports import (
@@ -98,6 +99,26 @@ async def test_nodes_are_seen_with_labels_and_their_deletion(api: KubernetesApi,
     assert [SeenNode(name=NODE, uid=uid, labels=begin[0].labels), Synced()] == begin
     assert ("a", "b") == (begin[0].labels["zone"], changed.labels["zone"])
     assert GoneNode(name=NODE) == gone
+
+
+async def test_what_hami_says_of_a_node_is_seen(api: KubernetesApi, cluster: FakeCluster) -> None:
+    """And nothing of a node to which HAMi has not registered cards; other annotations are passed over."""
+    cluster.add_node("node-1")
+    said = {"hami.io/node-nvidia-register": "[]", "hami.io/node-handshake": "Requesting_x", "other": "x"}
+    async with Followed(api.nodes()) as nodes:
+        begin = await nodes.next(2)
+        seen = []
+        for amount in ("20", "1k", "-1", None):
+            status = {"allocatable": {"nvidia.com/gpu": amount, "cpu": "4"}}
+            cluster.nodes.merge(("", "node-1"), {"metadata": {"annotations": said}, "status": status})
+            seen.append(await nodes.one())
+        cluster.nodes.merge(("", "node-1"), {"metadata": {"annotations": {"hami.io/node-nvidia-register": None}}})
+        gone = await nodes.one()
+
+    assert [(None, 0), NodeAnnotations("[]", "Requesting_x"), None] == [
+        (begin[0].hami, begin[0].allocatable_gpus), seen[0].hami, gone.hami,
+    ]  # fmt: skip
+    assert [20, 1000, 0, 0] == [each.allocatable_gpus for each in seen]
 
 
 async def test_what_decides_where_a_pod_may_go_is_seen(api: KubernetesApi, cluster: FakeCluster) -> None:

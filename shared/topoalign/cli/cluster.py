@@ -41,6 +41,7 @@ WORDS = {
     Outlook.IN_USE: "in use",
     Outlook.NOT_KNOWN: "not known",
     Outlook.NEVER: "never fits",
+    Outlook.FOREIGN: "foreign",
     Outlook.MISSING: "has none",
 }
 """What is told of nodes that refuse."""

@@ -9,13 +9,15 @@ from collections.abc import Iterable
 from contextlib import aclosing
 
 import anyio
+import msgspec
 
 from topoalign.client.heard import Heard
 from topoalign.client.subscriber import Client
 from topoalign.client.verifying import standing_of
 from topoalign.core import wire
-from topoalign.core.diagnosis.records import ClusterRecord, record_of
-from topoalign.core.model.errors import BadRequest, BusRefused, BusUnavailable
+from topoalign.core.diagnosis.foreign import ForeignPage, ForeignRequest
+from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord, record_of
+from topoalign.core.model.errors import BadRequest, BusRefused, BusUnavailable, Unavailable, Undecodable
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Stream
@@ -32,7 +34,7 @@ ASKED_AT_ONCE = 32
 async def read_cluster(bus: Bus, clock: Clock, node: NodeName | None = None, within: float = 60.0) -> ClusterRecord:
     """
     The records of all nodes, or of one, by name. A node whose facts are not whole lacks its allocations. Each allocator is
-    asked whether it is there.
+    asked whether it is there, and a registry which nodes HAMi runs.
 
     Raises BusUnavailable where the streams were not read in so many seconds, and BusRefused.
     """
@@ -66,10 +68,30 @@ async def read_cluster(bus: Bus, clock: Clock, node: NodeName | None = None, wit
     if limit.cancelled_caught:
         raise BusUnavailable(f"the streams of the cluster were not read within {within:g} s")
     silent = await silent_nodes(bus, clock, states)
-    found = [
-        record_of(states[name], await newest_reservations(bus, name), silent=name in silent) for name in sorted(states)
-    ]
-    return ClusterRecord(time=clock.wall(), nodes=tuple(found))
+    foreign = await foreign_nodes(bus, node)
+    found = [NodeRecord(node=name, foreign=foreign[name]) for name in foreign if name not in states]
+    for name, state in states.items():
+        record = record_of(state, await newest_reservations(bus, name), silent=name in silent)
+        found.append(msgspec.structs.replace(record, foreign=foreign.get(name, "")))
+    return ClusterRecord(time=clock.wall(), nodes=tuple(sorted(found, key=lambda record: record.node)))
+
+
+async def foreign_nodes(bus: Bus, node: NodeName | None = None) -> dict[NodeName, str]:
+    """
+    Node -> code of the reason, of all nodes that HAMi runs or of one. None of them where no registry tells: without
+    Kubernetes there are none that are known.
+    """
+    found: dict[NodeName, str] = {}
+    has_more = True
+    while has_more:
+        question = msgspec.json.encode(ForeignRequest(after=max(found, default=NodeName(""))))
+        try:
+            page = wire.answered(await bus.ask(wire.foreign_subject(), question, ANSWER_SECONDS), ForeignPage)
+        except (Unavailable, Undecodable):
+            return {}
+        has_more = page.has_more and not page.nodes.keys() <= found.keys()
+        found |= page.nodes
+    return {name: code for name, code in found.items() if node in (None, name)}
 
 
 async def silent_nodes(bus: Bus, clock: Clock, nodes: Iterable[NodeName]) -> set[NodeName]:

@@ -240,6 +240,11 @@ def said_subject(node: NodeName) -> str:
     return f"{PREFIX}.discovery.{token(node)}.said"
 
 
+def foreign_subject() -> str:
+    """The subject on which a registry is asked which nodes HAMi runs."""
+    return f"{PREFIX}.registry.foreign"
+
+
 def use_subject(node: NodeName) -> str:
     """The subject on which discovery is asked what the GPUs are used for now."""
     return f"{PREFIX}.discovery.{token(node)}.use"

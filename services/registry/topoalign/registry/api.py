@@ -6,7 +6,9 @@ Every answer is JSON, errors too: {"code", "finding", "remedy"}. An unknown quer
 the answer to `?nod=a` without it would be an answer to another question.
 """
 
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from heapq import merge
 from itertools import groupby
 from operator import itemgetter
 
@@ -32,10 +34,11 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock
 from topoalign.registry import views
 from topoalign.registry.cluster import Cluster, Member
+from topoalign.registry.foreign import ForeignNodes
 from topoalign.registry.paging import Page, key_of, limit_of, page
 from topoalign.registry.shares import measured, shares_view
 from topoalign.registry.turns import in_turns
-from topoalign.registry.views import AllocationView
+from topoalign.registry.views import AllocationView, NodeSummary
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 STATUS = {NotFound: 404, BadRequest: 400, NoFit: 409, Unavailable: 503}
@@ -49,9 +52,10 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Api:
     """Answers from one cluster's fold."""
 
-    def __init__(self, cluster: Cluster, clock: Clock, bus: Bus) -> None:
-        """`bus`: over which nodes are asked."""
+    def __init__(self, cluster: Cluster, clock: Clock, bus: Bus, foreign: ForeignNodes | None = None) -> None:
+        """`bus`: over which nodes are asked. `foreign`: the nodes that HAMi runs; None: there are none."""
         self._cluster, self._clock, self._bus = cluster, clock, bus
+        self._foreign = foreign or ForeignNodes(clock)
 
     def mount(self) -> Mount:
         """Everything below /v1, with errors of its own."""
@@ -70,18 +74,30 @@ class Api:
         """A page of the nodes, by name."""
         query = parameters(request, "limit", "continue")
         after, limit = key_of(query.get("continue")), limit_of(query.get("limit"))
-        members = self._cluster.members(after[0] if after else "")
-        rows = page((((member.state.node,), member) for member in members), limit)
-        items = [views.summary(member) async for member in in_turns(rows.items, self._clock)]
+        last = after[0] if after else ""
+        members = ((member.state.node, member) for member in self._cluster.members(last))
+        names = self._foreign.names
+        others = ((name, None) for name in names[bisect_right(names, last) :] if name not in self._cluster)
+        rows = page((((name,), (name, member)) for name, member in merge(members, others, key=itemgetter(0))), limit)
+        items = [self._summary(*row) async for row in in_turns(rows.items, self._clock)]
         return json(Page(items=tuple(items), next=rows.next))
+
+    def _summary(self, name: NodeName, member: Member | None) -> NodeSummary:
+        """`member`: None for a node that only HAMi speaks for."""
+        if member is None:
+            return views.foreign_summary(self._foreign, name)
+        return views.summary(member, self._foreign.owner(name))
 
     async def node(self, request: Request) -> Response:
         """All of one node."""
         parameters(request)
-        member = self._cluster.member(NodeName(request.path_params["name"]))
+        name = NodeName(request.path_params["name"])
+        if name in self._foreign and name not in self._cluster:
+            return json(views.foreign_detail(self._foreign, name))
+        member = self._cluster.member(name)
         live = ((member, each) for _, member, each in list(self._cluster.allocations(node=member.state.node)))
         items = [view async for view in in_turns(shown(live), self._clock)]
-        return json(views.detail(member, tuple(items)))
+        return json(views.detail(member, tuple(items), self._foreign.owner(name), self._foreign.view(name)))
 
     async def allocations(self, request: Request) -> Response:
         """A page of the live allocations, by node and id; of one node, namespace or pod where asked."""

@@ -158,6 +158,11 @@ class Cluster:
         except KeyError:
             raise NotFound("node", node, "GET /v1/nodes lists the nodes that have announced themselves") from None
 
+    def is_answering(self, node: NodeName) -> bool:
+        """Whether the node is known, and its allocator is there."""
+        member = self._members.get(node)
+        return member is not None and member.answering
+
     @property
     def nodes(self) -> tuple[NodeName, ...]:
         """Names of all nodes, sorted."""

@@ -14,6 +14,7 @@ from topoalign.client import Client
 from topoalign.core.model.errors import InvalidField
 from topoalign.registry.api import Api
 from topoalign.registry.cluster import Cluster
+from topoalign.registry.foreign import ForeignNodes
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.ports import KubernetesApi
 from topoalign.registry.scheduling.service import Scheduling
@@ -40,12 +41,13 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     registry = Registry(context.bus, context.clock, client, cluster, metrics, settings, gc.freeze)
     series = NodeSeries(cluster, context.clock, per_allocation=settings.registry_allocation_series)
     context.checks["streams"] = registry.behind
-    context.routes.append(Api(cluster, context.clock, context.bus).mount())
+    foreign = ForeignNodes(context.clock, cluster.is_answering)
+    context.routes.append(Api(cluster, context.clock, context.bus, foreign).mount())
     context.series.append(series.write)
     with freezing(asyncio.get_running_loop().call_soon_threadsafe):
         async with kubernetes(context, settings, replica := token_hex(6)) as api, anyio.create_task_group() as tasks:
             if scheduling:
-                side = Scheduling(context, settings, client, cluster, registry, api, replica, gc.freeze)
+                side = Scheduling(context, settings, client, cluster, registry, api, replica, gc.freeze, foreign)
                 log.info("extender listens", url=await tasks.start(side.run))
             await registry.run(task_status=task_status)
 

@@ -12,6 +12,7 @@ import msgspec
 
 from topoalign.core.model.errors import NoFit, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import NodeName
+from topoalign.core.sharing.hami.foreign import NodeAnnotations
 from topoalign.kubelet.files.manifest import kubelet_request_of
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.node_filters import Pod, Taint, constraints_of
@@ -110,6 +111,10 @@ class SeenNode(msgspec.Struct, frozen=True, kw_only=True):
     taints: tuple[Taint, ...] = ()
     unschedulable: bool = False
     """It is cordoned."""
+    hami: NodeAnnotations | None = None
+    """What HAMi says of it; None: HAMi has registered no cards there."""
+    allocatable_gpus: int = 0
+    """Of `nvidia.com/gpu`, as its kubelet counts them."""
 
 
 class GoneNode(msgspec.Struct, frozen=True, kw_only=True):

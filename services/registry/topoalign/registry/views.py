@@ -15,8 +15,10 @@ from topoalign.core.model.events import Allocation, DeviceHealth, MemoryBlock, O
 from topoalign.core.model.ids import AllocationID, DeviceID, NodeName, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.names import NamedDevice, named_devices
+from topoalign.core.sharing.hami.foreign import UNKNOWN_NUMA, Liveness
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Member, bare
+from topoalign.registry.foreign import HAMI, ForeignNodes, HamiView
 
 
 class ResourceCount(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -63,6 +65,8 @@ class NodeSummary(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The node's allocator does not answer: what is shown was true, and nobody vouches for it now."""
     last_event: str | None
     """RFC 3339 time of the newest fact."""
+    foreign: str | None = None
+    """`hami`: HAMi gives out its GPUs, and the node is offered to no pod. None: topoalign gives them out."""
 
 
 class AllocationView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -95,12 +99,14 @@ class NodeDetail(msgspec.Struct, frozen=True, kw_only=True):
     topology: Topology | None
     health: dict[DeviceID, DeviceHealth]
     allocations: tuple[AllocationView, ...]
+    hami: HamiView | None = None
+    """What HAMi's annotations of the Kubernetes Node say; None: there are none."""
 
 
-def summary(member: Member) -> NodeSummary:
-    """The view of a node in the list of nodes."""
-    counts = member.derived(counted)
-    return msgspec.structs.replace(counts, stale=not member.answering, last_event=rfc3339(member.last_event))
+def summary(member: Member, foreign: str | None = None) -> NodeSummary:
+    """The view of a node in the list of nodes. `foreign`: who else gives out its GPUs."""
+    counts, last = member.derived(counted), rfc3339(member.last_event)
+    return msgspec.structs.replace(counts, stale=not member.answering, last_event=last, foreign=foreign)
 
 
 def counted(state: NodeState) -> NodeSummary:
@@ -132,14 +138,46 @@ def count(state: NodeState, resource: ResourceName) -> ResourceCount:
     return ResourceCount(total=len(devices), free=free, allocated=allocated, unhealthy=len(devices) - free - allocated)
 
 
-def detail(member: Member, allocations: tuple[AllocationView, ...]) -> NodeDetail:
-    """The view of one node: hardware, health of each device, and its allocations."""
+def foreign_summary(foreign: ForeignNodes, node: NodeName) -> NodeSummary:
+    """The view of a node that only HAMi speaks for: its GPUs are those that HAMi has registered."""
+    cards = foreign.cards(node)
+    return NodeSummary(
+        name=node,
+        source=None,
+        revision=None,
+        boot_id=None,
+        gpus=len(cards),
+        nics=0,
+        numa_nodes=len({card.numa for card in cards} - {UNKNOWN_NUMA}),
+        cpus=CpuCount(total=0, exclusive=0),
+        resources={},
+        allocations=foreign.pods(node),
+        epoch=0,
+        seq=0,
+        digest="",
+        stale=foreign.liveness(node) is not Liveness.LIVE,
+        last_event=None,
+        foreign=HAMI,
+    )
+
+
+def foreign_detail(foreign: ForeignNodes, node: NodeName) -> NodeDetail:
+    """All of a node that only HAMi speaks for."""
+    shown = foreign_summary(foreign, node)
+    return NodeDetail(summary=shown, topology=None, health={}, allocations=(), hami=foreign.view(node))
+
+
+def detail(
+    member: Member, allocations: tuple[AllocationView, ...], foreign: str | None = None, hami: HamiView | None = None
+) -> NodeDetail:
+    """The view of one node: hardware, health of each device, its allocations, and what HAMi says of it."""
     state = bare(member.state)
     return NodeDetail(
-        summary=summary(member),
+        summary=summary(member, foreign),
         topology=state.topology.topology if state.topology is not None else None,
         health={device: state.health_of(device) for devices in state.hardware.devices.values() for device in devices},
         allocations=allocations,
+        hami=hami,
     )
 
 

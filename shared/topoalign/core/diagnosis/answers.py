@@ -16,6 +16,8 @@ class Outlook(StrEnum):
     """What it would say is not known."""
     NEVER = "never"
     """It would refuse the pod even then."""
+    FOREIGN = "foreign"
+    """Others give out its GPUs."""
     MISSING = "missing"
     """It has no device of a resource that is asked for."""
 

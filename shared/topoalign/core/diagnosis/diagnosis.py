@@ -3,8 +3,8 @@ The answer of a whole cluster about a pod.
 
 Every node is asked. Those that refuse are counted by reason, and the reason that matters most comes first: those of nodes
 that would admit the pod if nobody had anything there, then of nodes of which nothing can be told, then of nodes that never
-would, then of nodes that do not have what is asked for; among these the one that most nodes give. So a thousand nodes
-without GPUs are not the reason why a GPU pod waits, if ten with GPUs are full.
+would, then of nodes whose GPUs others give out, then of nodes that do not have what is asked for; among these the one that
+most nodes give. So a thousand nodes without GPUs are not the reason why a GPU pod waits, if ten with GPUs are full.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,6 +12,7 @@ from typing import Any
 
 from topoalign.core.diagnosis.answers import Answer, Outlook, Ranked, Reason
 from topoalign.core.diagnosis.changes import cheapest_changes
+from topoalign.core.diagnosis.foreign import REASONS
 from topoalign.core.diagnosis.gangs import placed
 from topoalign.core.diagnosis.nodes import NO_CHANGES, Changes, Node, Nodes, Question
 from topoalign.core.model.decisions import Admission
@@ -110,7 +111,7 @@ def reasons_unasked(nodes: Nodes) -> Iterator[Reason]:
         first = nodes.unasked[names[0]]
         yield Reason(
             code=code,
-            outlook=Outlook.NOT_KNOWN,
+            outlook=Outlook.FOREIGN if code in REASONS else Outlook.NOT_KNOWN,
             nodes=len(names),
             examples=tuple(names[:MOST_EXAMPLES]),
             finding=first.finding,

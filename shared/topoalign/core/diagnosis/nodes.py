@@ -3,8 +3,8 @@ What the kubelet of each node of a cluster would say to a pod, as a code: empty 
 
 Amounts decide where they can (`feasibility`), in microseconds a node; else the whole decision is made. What is reserved for
 other pods counts as held. A node of which the hardware, the health, the allocations or its kubelet's rules are not known
-admits nothing, nor does one whose allocator does not answer. A resource that this node does not list and another one does is
-missing here; what no node lists is passed over, as the kubelet does.
+admits nothing, nor does one whose allocator does not answer, or whose GPUs others give out. A resource that this node does
+not list and another one does is missing here; what no node lists is passed over, as the kubelet does.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -22,6 +22,7 @@ from topoalign.core.admission.prediction import KubeletUnknown, prediction_basis
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.rules import check_rules
 from topoalign.core.demand.validate import validate_pod
+from topoalign.core.diagnosis.foreign import REASONS, HamiRunsNode
 from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord, state_of
 from topoalign.core.hints.preconditions import UnknownResource
 from topoalign.core.model.allocations import Allocation
@@ -138,10 +139,12 @@ class Nodes:
 
     def _node(self, record: NodeRecord, now: float) -> Node:
         """
-        Raises NodeNotWhole, NodeStale, KubeletUnknown, and InvalidField for numbers that no machine has, and rules by which
-        no kubelet starts.
+        Raises HamiRunsNode, HamiContestsNode, NodeNotWhole, NodeStale, KubeletUnknown, and InvalidField for numbers that no
+        machine has, and rules by which no kubelet starts.
         """
         known = {"hardware": record.topology, "health": record.health, "allocations": record.allocations}
+        if record.foreign:
+            raise REASONS.get(record.foreign, HamiRunsNode)
         missing = [name for name, fact in known.items() if fact is None]
         state = state_of(record)
         if missing or record.topology is None:

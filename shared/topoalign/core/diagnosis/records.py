@@ -33,6 +33,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """What is reserved and not shown by the node, part by part; `seconds_left` as of the time of the record."""
     silent: bool = False
     """Whether its allocator did not answer at the time of the record."""
+    foreign: str = ""
+    """Code of the reason why it is not offered because others give out its GPUs (`foreign`); empty: nobody does."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for facts of another node."""

@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from topoalign.core.model.errors import TopoalignError, Undecodable, clean
-from topoalign.core.model.ids import NodeName
+from topoalign.core.model.ids import GPU, NodeName
+from topoalign.core.sharing.hami.foreign import NodeAnnotations
 from topoalign.kubelet.files import manifest
+from topoalign.kubelet.files.quantities import whole
 from topoalign.registry.ports import (
     ApiConflict,
     ApiNotFound,
@@ -77,6 +79,7 @@ class NodeMetadata(msgspec.Struct, frozen=True):
     name: str
     uid: str = ""
     labels: dict[str, str] | None = None
+    annotations: NodeAnnotations | None = None
 
 
 class NodeSpec(msgspec.Struct, frozen=True):
@@ -86,11 +89,24 @@ class NodeSpec(msgspec.Struct, frozen=True):
     unschedulable: bool | None = None
 
 
+class Allocatable(msgspec.Struct, frozen=True):
+    """The resources of a node's `status.allocatable` that are looked at."""
+
+    gpus: str | int | None = msgspec.field(name=GPU, default=None)
+
+
+class NodeStatus(msgspec.Struct, frozen=True):
+    """The fields of a node's `status` that are looked at."""
+
+    allocatable: Allocatable | None = None
+
+
 class ShownNode(msgspec.Struct, frozen=True):
     """A v1 Node."""
 
     metadata: NodeMetadata
     spec: NodeSpec | None = None
+    status: NodeStatus | None = None
 
 
 class ListMetadata(msgspec.Struct, frozen=True, rename="camel"):
@@ -133,12 +149,15 @@ def seen_pod(shown: ShownPod) -> SeenPod:
 def seen_node(shown: ShownNode) -> SeenNode:
     """The node as the registry looks at it."""
     metadata, spec = shown.metadata, shown.spec or NodeSpec()
+    annotations, allocatable = metadata.annotations, shown.status and shown.status.allocatable
     return SeenNode(
         name=NodeName(metadata.name),
         uid=metadata.uid,
         labels=metadata.labels or {},
         taints=spec.taints or (),
         unschedulable=bool(spec.unschedulable),
+        hami=None if annotations is None or annotations.register is None else annotations,
+        allocatable_gpus=(whole(str(allocatable.gpus or 0)) or 0) if allocatable else 0,
     )
 
 

@@ -27,6 +27,7 @@ import structlog
 
 from topoalign.core import wire
 from topoalign.core.deviceshare.demand import needs_companions
+from topoalign.core.diagnosis.foreign import REASONS
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import BusConflict, NoFit, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
@@ -132,11 +133,13 @@ class Binder:
         fits: Callable[[NodeName, PodToSchedule], Awaitable[str]],
         plan: Callable[[PodToSchedule, NodeName], Awaitable[str]] = no_gangs,
         shown: ShownPods | None = None,
+        foreign: Callable[[NodeName], str] = lambda node: "",
     ) -> None:
         """
         `fits`: the code of why a node would not admit the pod in every order of the pods that are pending there; empty: it
         would. `plan` reserves for all of the pod's gang, if it has one and that was not done, and returns its name; raises
         NoFit where the pod must not be bound there. `shown`: what the watch of all pods has shown; None: there is none.
+        `foreign`: code of the refusal where others give out the node's GPUs; empty: nobody does.
         """
         self.counts: Counter[str] = Counter()
         """Binds by how they ended: `bound`, or the code of the error; and `stale`: the node knew better than the view."""
@@ -144,6 +147,7 @@ class Binder:
         """UID -> what it asks for, of the pods that were reserved here last."""
         self._bus, self._clock, self._api, self._reservations = bus, clock, api, reservations
         self._fits, self._plan, self._shown = fits, plan, shown or ShownPods()
+        self._foreign = foreign
         self._turns: WeakValueDictionary[NodeName, anyio.Lock] = WeakValueDictionary()
         """Node -> its lock, while a bind waits for it or has it."""
 
@@ -220,6 +224,8 @@ class Binder:
             while True:
                 position = self._reservations.of(node).position
                 try:
+                    if code := self._foreign(node):
+                        raise NodeRefuses(node, code, REASONS[code]().finding)
                     admission = await self._confirmed(pod, node)
                     refusal = await self._fits(node, pod)
                     if refusal == PODS_PENDING:

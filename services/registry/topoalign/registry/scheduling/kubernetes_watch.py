@@ -6,6 +6,7 @@ What the API server shows of pods and nodes, told to the view of the cluster and
 - A pod that has ended, or is gone, holds nothing. One that its node refused, or that is gone, loses its reservation at once.
   So does, when the registry begins, one that ended before: nothing tells of it any more.
 - A deleted Node is forgotten; labels of nodes go to the view.
+- What HAMi's annotations say of nodes and pods goes to `foreign`.
 
 Where pods or nodes are not listed yet, the registry is not ready: it would give away what bound pods hold.
 """
@@ -19,6 +20,7 @@ import structlog
 from topoalign.core.model.errors import InvalidField, TopoalignError, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
+from topoalign.registry.foreign import ForeignNodes
 from topoalign.registry.ports import GoneNode, GonePod, KubernetesApi, SeenNode, SeenPod, Synced
 from topoalign.registry.scheduling.gang_reservations import Gangs
 from topoalign.registry.scheduling.holds import holds_something
@@ -48,10 +50,11 @@ class KubernetesWatch:
         view: ClusterView,
         reservations: Cancelling,
         gangs: Gangs | None = None,
+        foreign: ForeignNodes | None = None,
         *,
         delete_refused: bool,
     ) -> None:
-        """`gangs`: is told of the pods as well. `delete_refused`: as `RegistrySettings`."""
+        """`gangs`, `foreign`: are told what is shown as well. `delete_refused`: as `RegistrySettings`."""
         self.reports = Reports(api, clock)
         self.refused = RefusedPods(api, clock, reservations, self.reports.tell, delete=delete_refused)
         self.wake_ups = WakeUps(api, clock, waiting=lambda: bool(self.pods.waiting), nodes=lambda: self.nodes)
@@ -60,7 +63,7 @@ class KubernetesWatch:
         self.version: tuple[int, int] | None = None
         """Of the API server. None: not known yet."""
         self._api, self._clock, self._view, self._reservations = api, clock, view, reservations
-        self._gangs = gangs
+        self._gangs, self._foreign = gangs, foreign or ForeignNodes(clock)
         self.pods = ShownPods()
         self._ended: set[str] = set()
         """UIDs of finished pods that are still there."""
@@ -120,15 +123,18 @@ class KubernetesWatch:
                             name=each.name, labels=each.labels, taints=each.taints, unschedulable=each.unschedulable
                         )
                         self._view.label(each.name, each.labels)
+                        self._foreign.see(each)
                     case GoneNode():
                         self.nodes.pop(each.name, None)
                         self._traits.pop(each.name, None)
                         self._view.forget(each.name)
+                        self._foreign.lose(each.name)
                         self._reservations.forget(each.name)
                     case Synced():
                         self._synced.add("nodes")
 
     def _see(self, pod: SeenPod) -> None:
+        self._foreign.see_pod(pod)
         if self._gangs is not None:
             self._gangs.see(pod)
         if pod.finished:
@@ -157,6 +163,7 @@ class KubernetesWatch:
             self.refused.take(pod)
 
     def _lose(self, uid: str) -> None:
+        self._foreign.lose_pod(uid)
         if self._gangs is not None:
             self._gangs.lose(uid)
         if uid in self._ended:

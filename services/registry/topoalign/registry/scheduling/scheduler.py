@@ -108,7 +108,7 @@ class Scheduler:
             numbers = bytes(map(codes.__getitem__, map(places.__getitem__, nodes)))
         except KeyError:
             numbers = bytes(
-                codes[places[node]] if node in places else self._judge_unknown(request, labels.get(node, {}))
+                codes[places[node]] if node in places else self._judge_unknown(request, node, labels.get(node, {}))
                 for node in nodes
             )
         for own in self.view.reserved_on.get(pod.uid, frozenset()).intersection(nodes):
@@ -222,17 +222,19 @@ class Scheduler:
         self.view.renew()
         return self._verdicts.request(pod)
 
-    def _judge_unknown(self, request: Request, labels: Mapping[str, str]) -> int:
-        """The number of the refusal by a node that would have these labels."""
-        kind = sibling(self.view, labels)
-        code = UNKNOWN_NODE if kind is None else self._verdicts.judge_empty(request, kind)
+    def _judge_unknown(self, request: Request, node: NodeName, labels: Mapping[str, str]) -> int:
+        """The number of the refusal by a node that would have these labels, or that others run."""
+        code = self.view.foreign(node)
+        if not code:
+            kind = sibling(self.view, labels)
+            code = UNKNOWN_NODE if kind is None else self._verdicts.judge_empty(request, kind)
         return self._verdicts.number(code, helped=False)
 
     def _judge_without(self, request: Request, node: NodeName, uids: frozenset[str]) -> str:
         """The code of a node's refusal if these pods were gone; empty where it would admit the pod then."""
         view = self.view.nodes.get(node)
         if view is None or view.kind is None:
-            return UNKNOWN_NODE if view is None else view.refusal
+            return (self.view.foreign(node) or UNKNOWN_NODE) if view is None else view.refusal
         asked = request.of(view.kind, self.view)
         if asked.unlisted:
             return asked.unlisted

@@ -13,6 +13,8 @@ from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.scoring.scorers import scorer_of
 from topoalign.registry.cluster import Cluster
+from topoalign.registry.foreign import ForeignNodes
+from topoalign.registry.foreign_questions import serve_foreign
 from topoalign.registry.ports import KubernetesApi
 from topoalign.registry.scheduling.binding import Binder
 from topoalign.registry.scheduling.figures import Figures
@@ -44,10 +46,12 @@ class Scheduling:
         api: KubernetesApi | None,
         replica: str,
         freeze: Callable[[], None] = lambda: None,
+        foreign: ForeignNodes | None = None,
     ) -> None:
         """
         `client` and `cluster` are those of the registry, and keep usage. `api`: None where the registry has no access to
-        Kubernetes, and binds nothing. `replica`: an id that no other registry has. `freeze`: as of `Registry`.
+        Kubernetes, and binds nothing. `replica`: an id that no other registry has. `freeze`: as of `Registry`. `foreign`:
+        the nodes that HAMi runs; None: of its own.
         """
         self._context, self._settings, self._registry = context, settings, registry
         self._cluster, self._freeze = cluster, freeze
@@ -64,21 +68,29 @@ class Scheduling:
         self.watch: KubernetesWatch | None = None
         self.binder: Binder | None = None
         self.topologies: TopologyObjects | None = None
+        self.foreign = foreign or ForeignNodes(clock, cluster.is_answering)
         if api is not None:
-            gangs = Gangs(self.reservations, clock, self.scheduler.best, self._hardware, self._candidate)
-            self.watch = KubernetesWatch(
-                api, clock, self.view, self.reservations, gangs, delete_refused=settings.delete_refused_pods
-            )
-            self.view.offered = self._offered
-            self.scheduler.planned, self.scheduler.allows = gangs.node_of, self.watch.allows
-            self.binder = Binder(context.bus, clock, api, self.reservations, self._fits, gangs.plan, self.watch.pods)
-            events = PodEvents(self.binder, self.reservations.of_pod, self.watch.reports.tell)
-            self.scheduler.binder, self.scheduler.refused = events, events.refuse
-            if settings.publish_topologies:
-                self.topologies = TopologyObjects(api, clock, self.view, self.watch.nodes.get)
-            context.metrics.register(Figures(self.watch, self.binder.counts, self.reservations.counts))
-            context.notes["kubernetes"] = lambda: api.trouble
+            self._use(api)
         context.checks["scheduler"] = self.behind
+
+    def _use(self, api: KubernetesApi) -> None:
+        """With access to Kubernetes pods are bound, gangs are planned, and nodes that HAMi runs are known."""
+        context, clock, foreign = self._context, self._context.clock, self.foreign
+        self.view.foreign, foreign.changed = foreign.refusal, self.view.mark
+        self._cluster.listeners.append(foreign.observe)
+        gangs = Gangs(self.reservations, clock, self.scheduler.best, self._hardware, self._candidate)
+        delete = self._settings.delete_refused_pods
+        self.watch = KubernetesWatch(api, clock, self.view, self.reservations, gangs, foreign, delete_refused=delete)
+        foreign.behind, shown = self.watch.behind, self.watch.pods
+        self.view.offered = self._offered
+        self.scheduler.planned, self.scheduler.allows = gangs.node_of, self.watch.allows
+        self.binder = Binder(context.bus, clock, api, self.reservations, self._fits, gangs.plan, shown, foreign.refusal)
+        events = PodEvents(self.binder, self.reservations.of_pod, self.watch.reports.tell)
+        self.scheduler.binder, self.scheduler.refused = events, events.refuse
+        if self._settings.publish_topologies:
+            self.topologies = TopologyObjects(api, clock, self.view, self.watch.nodes.get)
+        context.metrics.register(Figures(self.watch, self.binder.counts, self.reservations.counts, foreign))
+        context.notes["kubernetes"] = lambda: api.trouble
 
     def behind(self) -> str | None:
         """Readiness: why not all is known that an answer depends on."""
@@ -101,6 +113,8 @@ class Scheduling:
             tasks.start_soon(self._freeze_once)
             if watch is not None:
                 tasks.start_soon(watch.run)
+                tasks.start_soon(self.foreign.run)
+                await tasks.start(serve_foreign, self._context.bus, self.foreign)
             if self.topologies is not None:
                 tasks.start_soon(self.topologies.run)
             await serve_scheduler(

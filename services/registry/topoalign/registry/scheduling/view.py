@@ -65,6 +65,8 @@ class ClusterView:
         """All that some node of the cluster offers, or did."""
         self.offered: Callable[[NodeName], None] = lambda node: None
         """Called when a node is offered that was not, or has more free than before."""
+        self.foreign: Callable[[NodeName], str] = lambda node: ""
+        """Code of the refusal because others give out the node's GPUs; empty: nobody does."""
         self.reserved_on: dict[str, frozenset[NodeName]] = {}
         """UID of a pod -> the nodes on which something is reserved for it: several where it was tried on more than one."""
         self.turns = partial(Turns, clock)
@@ -81,9 +83,8 @@ class ClusterView:
         self._bases: OrderedDict[NodeName, tuple[int, PredictionBasis]] = OrderedDict()
         self._due: dict[NodeName, None] = dict.fromkeys(cluster.nodes)
         """The nodes that are to be renewed, in the order of their facts."""
-        self._is_due = anyio.Event()
-        self._is_due_now = anyio.Event()
-        """One of them is due because of more than what is reserved on it."""
+        self._is_due, self._is_due_now = anyio.Event(), anyio.Event()
+        """Now: one of them is due because of more than what is reserved on it."""
         self._started = False
         """Whether all that the past told of was looked at."""
         cluster.listeners.append(self.mark)
@@ -267,7 +268,7 @@ class ClusterView:
         """Whether the node is offered, and of which kind it is."""
         member = self._cluster.member(view.name)
         view.kind = view.free = view.shape = view.left = None
-        view.refusal = obstacle(member, self._unsettled)
+        view.refusal = self.foreign(view.name) or obstacle(member, self._unsettled)
         if view.refusal:
             return
         usage = member.state.usage

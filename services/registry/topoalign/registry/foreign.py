@@ -1,0 +1,222 @@
+"""
+Nodes whose GPUs HAMi gives out, as the API server shows them: what they have, who holds it, and whether they are offered.
+
+A node is HAMi's while its Node has HAMi's register annotation, and either the handshake is live or a pod that is bound
+there and has not ended holds a share that HAMi gave. Then it is offered to no pod: topoalign would give out cards of
+which HAMi's containers have parts. Where an allocator of topoalign answers for such a node, two would give out the same
+cards (`ContestedNode`), which is said and counted; where none does, the node is a `ForeignNode`. When HAMi has given up the
+node, or the annotation is deleted, the node is topoalign's.
+
+An annotation that cannot be read tells nothing about cards, and that HAMi runs the node all the same; it is said once.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+import msgspec
+import structlog
+
+from topoalign.core.diagnosis.foreign import CONTESTED_NODE, FOREIGN_NODE
+from topoalign.core.model.errors import clean
+from topoalign.core.model.ids import NodeName
+from topoalign.core.ports import Clock
+from topoalign.core.sharing.hami.foreign import (
+    ForeignCard,
+    ForeignPod,
+    Liveness,
+    cards_of,
+    liveness_of,
+    read_cards,
+    read_shares,
+)
+from topoalign.core.sharing.hami.names import DEVICES_ALLOCATED
+from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredCard
+from topoalign.registry.ports import SeenNode, SeenPod
+from topoalign.runtime.turns import Turns
+
+HAMI = "hami"
+LOOK_SECONDS = 15.0
+"""Between two looks at the handshakes, which time out by themselves; as long as HAMi's scheduler takes."""
+LONGEST_HANDSHAKE = 100
+"""Characters of a handshake that are kept."""
+NOTHING: Mapping[str, ForeignPod] = {}
+
+log = structlog.get_logger("topoalign.registry.foreign")
+
+
+class ForeignNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node with HAMi's register annotation."""
+
+    cards: tuple[RegisteredCard, ...]
+    finding: str
+    """Why its cards are not known; empty: they are."""
+    handshake: str | None
+    cordon: str | None
+    allocatable: int
+
+
+class HamiView(msgspec.Struct, frozen=True, kw_only=True):
+    """What HAMi's annotations tell of a node."""
+
+    liveness: Liveness
+    """Of its device plugin."""
+    handshake: str | None
+    """The annotation; its time is the local time of HAMi's scheduler."""
+    finding: str
+    """Why the cards are not known; empty: they are."""
+    cards: tuple[ForeignCard, ...]
+
+
+class ForeignNodes:
+    """The nodes and pods in which HAMi's annotations stand; `run` it."""
+
+    def __init__(self, clock: Clock, answering: Callable[[NodeName], bool] = lambda node: False) -> None:
+        """`answering`: whether an allocator of topoalign answers for a node."""
+        self.changed: Callable[[NodeName], None] = lambda node: None
+        """Told each node of which `refusal` says something else than before."""
+        self.behind: Callable[[], str | None] = lambda: "no nodes of Kubernetes are watched"
+        """Why not all that the API server has is known here."""
+        self._clock, self._answering = clock, answering
+        self._nodes: dict[NodeName, ForeignNode] = {}
+        self._pods: dict[NodeName, dict[str, ForeignPod]] = {}
+        """Node -> UID -> pod that is bound to it and has not ended, with what HAMi gave it."""
+        self._node_of: dict[str, NodeName] = {}
+        self._refusals: dict[NodeName, str] = {}
+
+    def __contains__(self, node: NodeName) -> bool:
+        """Whether the node has HAMi's register annotation."""
+        return node in self._nodes
+
+    def owner(self, node: NodeName) -> str | None:
+        """`hami` where HAMi gives out the GPUs of a node; None: it does not."""
+        return HAMI if node in self._refusals else None
+
+    def refusal(self, node: NodeName) -> str:
+        """The code of the refusal for every pod; empty: HAMi does not keep the node from being offered."""
+        return self._refusals.get(node, "")
+
+    @property
+    def refusals(self) -> Mapping[NodeName, str]:
+        """The same of all nodes that HAMi runs."""
+        return self._refusals
+
+    @property
+    def names(self) -> list[NodeName]:
+        """Of all nodes with HAMi's register annotation, sorted."""
+        return sorted(self._nodes)
+
+    def pods(self, node: NodeName) -> int:
+        """How many pods on a node hold shares that HAMi gave."""
+        return len(self._pods.get(node, NOTHING))
+
+    def liveness(self, node: NodeName) -> Liveness:
+        """Of HAMi's device plugin on a node that is in `names`."""
+        known, now = self._nodes[node], datetime.fromtimestamp(self._clock.wall(), UTC).replace(tzinfo=None)
+        return liveness_of(known.handshake, known.allocatable, now)
+
+    def cards(self, node: NodeName) -> tuple[RegisteredCard, ...]:
+        """Those of a node that is in `names`."""
+        return self._nodes[node].cards
+
+    def view(self, node: NodeName) -> HamiView | None:
+        """All that HAMi's annotations tell of a node; None: there are none."""
+        known = self._nodes.get(node)
+        if known is None:
+            return None
+        return HamiView(
+            liveness=self.liveness(node),
+            handshake=known.handshake and clean(known.handshake, LONGEST_HANDSHAKE),
+            finding=known.finding,
+            cards=cards_of(known.cards, known.cordon, self._pods.get(node, NOTHING).values()),
+        )
+
+    def see(self, node: SeenNode) -> None:
+        """The API server shows a node."""
+        hami = node.hami
+        if hami is None or hami.register is None:
+            self.lose(node.name)
+            return
+        before, finding = self._nodes.get(node.name), ""
+        try:
+            cards = read_cards(hami.register)
+        except InvalidAnnotation as error:
+            cards, finding = (), error.finding
+            if before is None or not before.finding:
+                log.warning("HAMi's cards of a node cannot be read", node=clean(node.name), finding=finding)
+        self._nodes[node.name] = ForeignNode(
+            cards=cards,
+            finding=finding,
+            handshake=hami.handshake and hami.handshake[:LONGEST_HANDSHAKE],
+            cordon=hami.cordon,
+            allocatable=node.allocatable_gpus,
+        )
+        self.observe(node.name)
+
+    def lose(self, node: NodeName) -> None:
+        """The API server has no such node, or it has no cards of HAMi's."""
+        if self._nodes.pop(node, None) is not None:
+            self._judge(node)
+
+    def see_pod(self, pod: SeenPod) -> None:
+        """The API server shows a pod."""
+        metadata, spec = pod.content.metadata, pod.content.spec
+        text = ((metadata and metadata.annotations) or {}).get(DEVICES_ALLOCATED)
+        if text is None or pod.node is None or pod.finished:
+            self.lose_pod(pod.uid)
+            return
+        init = [each.name for each in (spec and spec.init_containers) or ()]
+        containers = [each.name for each in (spec and spec.containers) or ()]
+        try:
+            shares = read_shares(text, init, containers)
+        except InvalidAnnotation as error:
+            if pod.uid not in self._node_of:
+                log.warning("HAMi's shares of a pod cannot be read", pod=clean(pod.name), finding=error.finding)
+            shares = ()
+        else:
+            if not shares:
+                self.lose_pod(pod.uid)
+                return
+        self._node_of[pod.uid] = pod.node
+        kept = ForeignPod(namespace=pod.namespace, name=pod.name, uid=pod.uid, shares=shares)
+        self._pods.setdefault(pod.node, {})[pod.uid] = kept
+        self.observe(pod.node)
+
+    def lose_pod(self, uid: str) -> None:
+        """A pod is gone, or holds nothing of HAMi's."""
+        node = self._node_of.pop(uid, None)
+        if node is None:
+            return
+        del self._pods[node][uid]
+        if not self._pods[node]:
+            del self._pods[node]
+        self.observe(node)
+
+    def observe(self, node: NodeName) -> None:
+        """Something has changed of a node: what its allocator says, or whether it answers."""
+        if node in self._nodes:
+            self._judge(node)
+
+    async def run(self) -> None:
+        """Looks at the handshakes again and again, for ever."""
+        turns = Turns(self._clock)
+        while True:
+            await self._clock.sleep(LOOK_SECONDS)
+            for node in tuple(self._nodes):
+                self.observe(node)
+                await turns.give()
+
+    def _judge(self, node: NodeName) -> None:
+        before, refusal = self.refusal(node), ""
+        if node in self._nodes and (self.pods(node) or self.liveness(node) is Liveness.LIVE):
+            refusal = CONTESTED_NODE if self._answering(node) else FOREIGN_NODE
+        if refusal == before:
+            return
+        if refusal:
+            self._refusals[node] = refusal
+        else:
+            del self._refusals[node]
+        if refusal == CONTESTED_NODE:
+            log.warning("HAMi and topoalign both give out the GPUs of a node: it is not offered", node=clean(node))
+        elif before == CONTESTED_NODE:
+            log.info("one alone gives out the GPUs of a node", node=clean(node))
+        self.changed(node)

@@ -1,0 +1,251 @@
+"""
+A node that HAMi runs, as its annotations and those of its pods tell of it.
+
+HAMi writes the cards of a node into an annotation of the Node, and what a pod has of them into one of the Pod; its
+scheduler's handshake tells whether its device plugin is alive. From these three follows what each card has, who holds
+how much of it, and whether HAMi still gives out the cards (`Liveness`).
+
+The amounts are HAMi's: slots, MiB and hundredths of the multiprocessors. Of a pod each card counts as HAMi counts it: of
+memory and cores the greatest share of an init container, or the sum over its other containers if that is more; of
+slots one for each of the others, and at least one.
+
+Anybody who may write annotations wrote them, so nothing is taken that no machine has: a text above `LONGEST`
+characters, more than `MOST_CARDS` cards, numbers out of bounds, or a name that cannot be printed is an
+InvalidAnnotation. Source: HAMi 4707fb02; hami.md 5.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+from topoalign.core.sharing.hami.handshake import check_handshake
+from topoalign.core.sharing.hami.names import CORDON, DEVICES_ALLOCATED, HANDSHAKE, REGISTER
+from topoalign.core.sharing.hami.pod_devices import decode_pod
+from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredCard, decode_register
+from topoalign.core.sharing.hami.selection import cordoned
+
+LONGEST = 256 * 1024
+"""Characters of an annotation; an API server takes no more bytes in all annotations of an object."""
+LONGEST_NAME = 200
+"""Characters of a uuid, a model or a mode."""
+MOST_CARDS = 64
+"""Of a node."""
+MOST_SHARES = 1024
+"""Of a pod: a card of a container each."""
+MOST_SLOTS, MOST_MEMORY, MOST_CORES, MOST_INDEX = 10_000, 1 << 26, 100_000, 4_096
+"""Of a card; memory in MiB. More than any machine has, with any scaling."""
+UNKNOWN_NUMA = -1
+DELETED = "Deleted"
+"""How the handshake begins where an older scheduler has given up the node."""
+
+
+class Liveness(StrEnum):
+    """Whether HAMi's device plugin is alive on a node."""
+
+    LIVE = "live"
+    DELETED = "deleted"
+    """HAMi's scheduler has given up the node."""
+    TIMED_OUT = "timed-out"
+    """Its request is a minute old, and the kubelet has no card to allocate."""
+
+
+class NodeAnnotations(msgspec.Struct, frozen=True):
+    """What HAMi writes into the annotations of a node. None: it is not there."""
+
+    register: str | None = msgspec.field(name=REGISTER, default=None)
+    handshake: str | None = msgspec.field(name=HANDSHAKE, default=None)
+    cordon: str | None = msgspec.field(name=CORDON, default=None)
+
+
+class CardShare(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What one container has of one card."""
+
+    card: str
+    """Its uuid."""
+    container: str
+    """Empty: the annotation has other containers than the pod."""
+    is_init: bool
+    memory: int
+    """MiB."""
+    cores: int
+
+
+class ForeignPod(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod to which HAMi has given shares."""
+
+    namespace: str
+    name: str
+    uid: str
+    shares: tuple[CardShare, ...]
+
+
+class CardHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """What one pod has of a card."""
+
+    namespace: str
+    pod: str
+    uid: str
+    containers: tuple[str, ...]
+    slots: int
+    memory: int
+    """MiB."""
+    cores: int
+
+
+class ForeignCard(msgspec.Struct, frozen=True, kw_only=True):
+    """One card of a node that HAMi runs."""
+
+    uuid: str
+    index: int
+    type: str
+    """The model."""
+    numa: int
+    healthy: bool
+    cordoned: bool
+    mode: str
+    slots: int
+    """Into how many HAMi divides it."""
+    memory: int
+    """MiB."""
+    cores: int
+    used_slots: int
+    used_memory: int
+    used_cores: int
+    holders: tuple[CardHolder, ...]
+    """By namespace and name."""
+
+
+def liveness_of(handshake: str | None, allocatable: int, now: datetime) -> Liveness:
+    """
+    What the handshake says (None: there is none). `allocatable`: cards that the kubelet can allocate. `now`: in the zone of
+    HAMi's scheduler, which writes its local time.
+    """
+    if handshake is not None and handshake.startswith(DELETED):
+        return Liveness.DELETED
+    return Liveness.LIVE if check_handshake(handshake, allocatable, now).healthy else Liveness.TIMED_OUT
+
+
+def read_cards(text: str) -> tuple[RegisteredCard, ...]:
+    """The cards of a node, by index, without their MIG profiles. Raises InvalidAnnotation."""
+    check_length(REGISTER, text)
+    cards = decode_register(text)
+    if len(cards) > MOST_CARDS:
+        raise InvalidAnnotation(REGISTER, f"{len(cards)} cards, more than {MOST_CARDS}")
+    if len({card.id for card in cards}) < len(cards):
+        raise InvalidAnnotation(REGISTER, "a card stands twice")
+    for card in cards:
+        check_card(card)
+    known = (msgspec.structs.replace(card, profiles=()) for card in cards)
+    return tuple(sorted(known, key=lambda card: (card.index, card.id)))
+
+
+def read_shares(text: str, init: Sequence[str], containers: Sequence[str]) -> tuple[CardShare, ...]:
+    """
+    What a pod has, container by container. `init`, `containers`: the names of its init containers and of the others. An
+    older version writes only the others. Raises InvalidAnnotation.
+    """
+    check_length(DEVICES_ALLOCATED, text)
+    groups = decode_pod(text)
+    if not groups[-1]:  # there is one more after the last `;`
+        groups = groups[:-1]
+    if sum(map(len, groups)) > MOST_SHARES:
+        raise InvalidAnnotation(DEVICES_ALLOCATED, f"more than {MOST_SHARES} cards")
+    if len(groups) == len(init) + len(containers):
+        places = [*((name, True) for name in init), *((name, False) for name in containers)]
+    elif len(groups) == len(containers):
+        places = [(name, False) for name in containers]
+    else:
+        places = [("", False)] * len(groups)
+    shares = []
+    for (name, is_init), cards in zip(places, groups, strict=True):
+        for card in cards:
+            check_name(DEVICES_ALLOCATED, card.uuid)
+            check_number(DEVICES_ALLOCATED, "memory", card.memory, MOST_MEMORY)
+            check_number(DEVICES_ALLOCATED, "cores", card.cores, MOST_CORES)
+            shares.append(
+                CardShare(card=card.uuid, container=name, is_init=is_init, memory=card.memory, cores=card.cores)
+            )
+    return tuple(shares)
+
+
+def cards_of(
+    cards: Iterable[RegisteredCard], cordon: str | None, pods: Iterable[ForeignPod]
+) -> tuple[ForeignCard, ...]:
+    """The cards of a node with what its pods hold of them. `cordon`: the annotation with its cordoned cards."""
+    kept_back, holders = cordoned({CORDON: cordon or ""}), dict[str, list[CardHolder]]()
+    for pod in sorted(pods, key=lambda pod: (pod.namespace, pod.name, pod.uid)):
+        for uuid in dict.fromkeys(share.card for share in pod.shares):
+            holders.setdefault(uuid, []).append(holder_of(pod, uuid))
+    return tuple(foreign_card(card, card.id in kept_back, holders.get(card.id, [])) for card in cards)
+
+
+def holder_of(pod: ForeignPod, card: str) -> CardHolder:
+    """What a pod has of a card that it has a share of."""
+    shares = [share for share in pod.shares if share.card == card]
+    init = [share for share in shares if share.is_init]
+    others = [share for share in shares if not share.is_init]
+    return CardHolder(
+        namespace=pod.namespace,
+        pod=pod.name,
+        uid=pod.uid,
+        containers=tuple(dict.fromkeys(share.container for share in shares if share.container)),
+        slots=max(1, len(others)),
+        memory=max(sum(share.memory for share in others), *(share.memory for share in init), 0),
+        cores=max(sum(share.cores for share in others), *(share.cores for share in init), 0),
+    )
+
+
+def foreign_card(card: RegisteredCard, is_cordoned: bool, holders: Sequence[CardHolder]) -> ForeignCard:
+    """A card with its holders."""
+    return ForeignCard(
+        uuid=card.id,
+        index=card.index,
+        type=card.type,
+        numa=card.numa,
+        healthy=card.healthy,
+        cordoned=is_cordoned,
+        mode=card.mode,
+        slots=card.slots,
+        memory=card.memory,
+        cores=card.cores,
+        used_slots=sum(each.slots for each in holders),
+        used_memory=sum(each.memory for each in holders),
+        used_cores=sum(each.cores for each in holders),
+        holders=tuple(holders),
+    )
+
+
+def check_card(card: RegisteredCard) -> None:
+    """Raises InvalidAnnotation for what no card has. NUMA node -1 is an unknown one."""
+    for text in (card.id, card.type, card.mode):
+        check_name(REGISTER, text)
+    if not card.id:
+        raise InvalidAnnotation(REGISTER, "a card without a uuid")
+    for name, number, most in (
+        ("index", card.index, MOST_INDEX),
+        ("numa", card.numa + 1, MOST_INDEX),
+        ("count", card.slots, MOST_SLOTS),
+        ("devmem", card.memory, MOST_MEMORY),
+        ("devcore", card.cores, MOST_CORES),
+    ):
+        check_number(REGISTER, name, number, most)
+
+
+def check_length(key: str, text: str) -> None:
+    """Raises InvalidAnnotation for a text that no API server stores."""
+    if len(text) > LONGEST:
+        raise InvalidAnnotation(key, f"more than {LONGEST} characters")
+
+
+def check_name(key: str, text: str) -> None:
+    """Raises InvalidAnnotation for a name that is too long or cannot be printed."""
+    if len(text) > LONGEST_NAME or not text.isprintable():
+        raise InvalidAnnotation(key, f"a name that is longer than {LONGEST_NAME} characters or cannot be printed")
+
+
+def check_number(key: str, name: str, number: int, most: int) -> None:
+    """Raises InvalidAnnotation for a number below 0 or above this."""
+    if not 0 <= number <= most:
+        raise InvalidAnnotation(key, f"{name} is not between 0 and {most}")

@@ -1,0 +1,183 @@
+"""What HAMi's annotations tell of a node that it runs: cards, who holds them, and whether it still gives them out."""
+
+from collections import Counter
+from datetime import datetime, timedelta
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topoalign.core.sharing.hami.foreign import (
+    LONGEST,
+    MOST_CARDS,
+    MOST_SHARES,
+    CardShare,
+    ForeignPod,
+    Liveness,
+    cards_of,
+    liveness_of,
+    read_cards,
+    read_shares,
+)
+from topoalign.core.sharing.hami.handshake import requesting
+from topoalign.core.sharing.hami.pod_devices import PodCard, encode_pod
+from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredCard, encode_register
+
+NOW = datetime(2026, 3, 4, 5, 6, 7)
+H100 = RegisteredCard(id="GPU-1", index=1, slots=10, memory=81559, cores=100, type="NVIDIA H100", numa=1, healthy=True)
+FIRST = msgspec.structs.replace(H100, id="GPU-0", index=0, numa=0)
+
+shares = st.builds(
+    CardShare,
+    card=st.sampled_from(["GPU-0", "GPU-1", "GPU-other"]),
+    container=st.sampled_from(["a", "b", ""]),
+    is_init=st.booleans(),
+    memory=st.integers(0, 1000),
+    cores=st.integers(0, 100),
+)
+pods = st.lists(st.lists(shares, max_size=5).map(tuple), max_size=4).map(
+    lambda held: [ForeignPod(namespace="ml", name=f"p{n}", uid=str(n), shares=each) for n, each in enumerate(held)]
+)
+
+
+def share(container: str, memory: int, *, init: bool = False, cores: int = 0, card: str = "GPU-0") -> CardShare:
+    return CardShare(card=card, container=container, is_init=init, memory=memory, cores=cores)
+
+
+def test_cards_are_read_from_json_by_index() -> None:
+    assert (FIRST, H100) == read_cards(encode_register([H100, FIRST]))
+
+
+def test_cards_are_read_from_the_oldest_text() -> None:
+    (card,) = read_cards("GPU-9,10,16384,100,NVIDIA-V100,1,true:")
+
+    assert ("GPU-9", 10, 16384, 1, True, "hami-core") == (
+        card.id, card.slots, card.memory, card.numa, card.healthy, card.mode,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[" * 100_000,
+        "[1]",
+        "x" * (LONGEST + 1),
+        "[" + " " * 2_000_000 + "]",
+        encode_register([msgspec.structs.replace(H100, id=f"GPU-{n}") for n in range(MOST_CARDS + 1)]),
+        encode_register([H100, H100]),
+        encode_register([msgspec.structs.replace(H100, slots=10**9)]),
+        encode_register([msgspec.structs.replace(H100, slots=-1)]),
+        encode_register([msgspec.structs.replace(H100, memory=10**9)]),
+        encode_register([msgspec.structs.replace(H100, cores=10**9)]),
+        encode_register([msgspec.structs.replace(H100, index=10**9)]),
+        encode_register([msgspec.structs.replace(H100, numa=-2)]),
+        encode_register([msgspec.structs.replace(H100, type="\x1b[31m")]),
+        encode_register([msgspec.structs.replace(H100, id="x" * 1000)]),
+        encode_register([msgspec.structs.replace(H100, id="")]),
+        "GPU-9,1000000000,1,1,V100,0,true:",
+    ],
+    ids=lambda text: text[:20],
+)
+def test_what_no_node_has_is_refused(text: str) -> None:
+    with pytest.raises(InvalidAnnotation) as raised:
+        read_cards(text)
+
+    assert len(raised.value.finding) < 400
+
+
+@given(st.text() | st.binary().map(lambda raw: raw.decode("latin-1")))
+def test_any_text_is_cards_or_an_invalid_annotation(text: str) -> None:
+    for read in (lambda: read_cards(text), lambda: read_shares(text, ["i"], ["a"])):
+        try:
+            assert isinstance(read(), tuple)
+        except InvalidAnnotation:
+            continue
+
+
+def test_shares_have_the_names_of_their_containers() -> None:
+    card = PodCard(uuid="GPU-0", type="NVIDIA", memory=1000, cores=20)
+    text = encode_pod([[], [card], [card]])
+
+    found = read_shares(text, ["setup"], ["a", "b"])
+
+    assert (share("a", 1000, cores=20), share("b", 1000, cores=20)) == found
+
+
+def test_an_older_text_has_no_init_containers() -> None:
+    card = PodCard(uuid="GPU-0", type="NVIDIA", memory=7, cores=0)
+
+    assert (share("a", 7),) == read_shares(encode_pod([[card]]), ["setup"], ["a"])
+    assert (share("", 7),) == read_shares(encode_pod([[card], [], []]), ["setup"], ["a"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GPU-0,NVIDIA,1:;",
+        "GPU-0,NVIDIA,-1,0:;",
+        "GPU-0,NVIDIA,1000000000,0:;",
+        "GPU-0,NVIDIA,1,1000000000:;",
+        "\x1b,NVIDIA,1,1:;",
+        "GPU-0,NVIDIA,1,1:" * (MOST_SHARES + 1) + ";",
+        "x" * (LONGEST + 1),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_what_no_pod_has_is_refused(text: str) -> None:
+    with pytest.raises(InvalidAnnotation):
+        read_shares(text, [], ["a"])
+
+
+def test_a_pod_holds_the_greater_of_init_and_sum() -> None:
+    """An init container of 500 before two of 200 each, on the same card."""
+    pod = ForeignPod(
+        namespace="ml", name="p", uid="u", shares=(share("i", 500, init=True), share("a", 200), share("b", 200))
+    )
+
+    (card, other) = cards_of([FIRST, H100], None, [pod])
+
+    assert (2, 500) == (card.used_slots, card.used_memory)
+    assert (("i", "a", "b"), 0, ()) == (card.holders[0].containers, other.used_slots, other.holders)
+
+
+@given(pods)
+def test_use_equals_a_count_over_all_shares(held: list[ForeignPod]) -> None:
+    """Written anew from the rule: for each pod and card max(init) or sum(others), slots of others and at least one."""
+    slots, memory, cores = Counter[str](), Counter[str](), Counter[str]()
+    for pod in held:
+        for uuid in ("GPU-0", "GPU-1"):
+            own = [each for each in pod.shares if each.card == uuid]
+            others = [each for each in own if not each.is_init]
+            if own:
+                slots[uuid] += len(others) or 1
+                memory[uuid] += max([each.memory for each in own if each.is_init] + [sum(e.memory for e in others)])
+                cores[uuid] += max([each.cores for each in own if each.is_init] + [sum(e.cores for e in others)])
+
+    for card in cards_of([FIRST, H100], None, reversed(held)):
+        assert (slots[card.uuid], memory[card.uuid], cores[card.uuid]) == (
+            card.used_slots, card.used_memory, card.used_cores,
+        )  # fmt: skip
+        assert sorted(each.pod for each in card.holders) == [each.pod for each in card.holders]
+
+
+def test_a_cordoned_card_is_told() -> None:
+    assert [False, True] == [card.cordoned for card in cards_of([FIRST, H100], "GPU-1, GPU-7", [])]
+
+
+@given(
+    st.sampled_from([None, "", "Reported x", "Deleted_2026.03.04 05:06:07", "Requesting_x", "Requesting_"])
+    | st.integers(-1000, 1000).map(lambda ago: requesting(NOW - timedelta(seconds=ago))),
+    st.integers(0, 3),
+)
+def test_liveness_is_that_of_the_kubelet_and_the_last_minute(handshake: str | None, allocatable: int) -> None:
+    if handshake is not None and handshake.startswith("Deleted"):
+        expected = Liveness.DELETED
+    else:
+        _, _, asked = (handshake or "").partition("_")
+        has_waited = len(asked) == 19 and NOW - datetime.fromisoformat(asked) >= timedelta(minutes=1)
+        expected = Liveness.TIMED_OUT if has_waited and not allocatable else Liveness.LIVE
+
+    assert expected is liveness_of(handshake, allocatable, NOW)
