@@ -3,6 +3,7 @@
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, Namespace, NodeName, PodName
 from topoalign.core.model.reservations import Reservation, ReservedContainer
+from topoalign.tools.simulate.cases import Taken, case_of, lines
 from topoalign.tools.simulate.reserved import UNKNOWN_SECONDS, Given, NodeRecord, differences
 
 
@@ -26,27 +27,62 @@ def changed(**said: object) -> ReservationsChanged:
 
 
 def given(pod: str, *gpus: str, at: float = 11.0) -> Given:
-    return Given(pod, frozenset(map(DeviceID, gpus)), at)
+    return Given(Taken(pod, pod, at), frozenset(map(DeviceID, gpus)))
 
 
 def test_a_pod_that_got_what_was_reserved_does_not_differ() -> None:
     found = differences(record(a=("g0", "g1")), [given("a", "g1", "g0"), given("unreserved", "g7")], [])
 
-    assert {"undisturbed": 1} == {name: count for name, count in found.items() if count}
+    assert {"undisturbed": 1} == {name: count for name, count in found.counts.items() if count}
 
 
 def test_pods_that_got_what_was_reserved_for_each_other_are_swapped() -> None:
     found = differences(record(a=("g0",), b=("g1",)), [given("a", "g1"), given("b", "g0")], [])
 
-    assert (1, 0) == (found["swapped"], found["deviated"])
+    assert (1, 0) == (found.counts["swapped"], found.counts["deviated"])
 
 
 def test_a_pod_that_got_what_was_reserved_for_nobody_deviated() -> None:
-    assert 1 == differences(record(a=("g0",)), [given("a", "g2")], [12.0, 9.9 - UNKNOWN_SECONDS])["deviated"]
+    found = differences(record(a=("g0",)), [given("a", "g2")], [12.0, 9.9 - UNKNOWN_SECONDS])
+
+    assert 1 == found.counts["deviated"]
+    assert [given("a", "g2")] == found.deviated
 
 
 def test_a_pod_is_aligned_anew_where_something_became_free() -> None:
     """A pod of its node ended, or a reservation was given back, before the kubelet admitted it."""
     for node, freed in ((record(a=("g0",)), [10.1 - UNKNOWN_SECONDS]), (record(10.5, a=("g0",)), [])):
-        found = differences(node, [given("a", "g2")], freed)
+        found = differences(node, [given("a", "g2")], freed).counts
         assert (1, 0, 0) == (found["realigned"], found["deviated"], found["undisturbed"])
+
+
+def test_a_case_tells_what_was_reserved_preferred_given_and_free() -> None:
+    """Pod c came too late for the reservation of b, which was over, and a's was written after it."""
+    node = record(a=("g0",), b=("g1",), c=("g2",))
+    node.reserved["a"] = node.reserved["a"]._replace(at=11.5)
+    node.note(changed(consumed=("b",)), 10.5)
+    taken = Taken("c", "train", 11.0, frozenset({DeviceID("g3"), DeviceID("g2")}), [DeviceID("g3")])
+    case = case_of(
+        "deviated", NodeName("node-1"), taken, node.reserved, container="main", given=frozenset({DeviceID("g3")})
+    )
+
+    assert ("g2",) == case.reserved
+    assert 1.0 == case.reserved_seconds
+    assert (("g3",), ("g3",), ("g2", "g3"), {}) == (case.preferred, case.given, case.free, case.held)
+    assert "got g3 instead of g2" == case.message
+    assert "deviated: pod train, node node-1, container main: got g3 instead of g2" == lines(case)[0]
+
+
+def test_a_case_tells_what_was_reserved_for_other_pods() -> None:
+    node = record(a=("g0",), b=("g1",))
+    case = case_of(
+        "refused",
+        NodeName("node-1"),
+        Taken("z", "z", 11.0),
+        node.reserved,
+        container=None,
+        message="NotEnoughDevices: 0",
+    )
+
+    assert {"a": ("g0",), "b": ("g1",)} == case.held
+    assert ((), None, "NotEnoughDevices: 0") == (case.reserved, case.reserved_seconds, case.message)

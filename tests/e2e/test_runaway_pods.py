@@ -63,7 +63,7 @@ async def test_pods_that_fit_nowhere_fail_on_no_node(short_folder: Path) -> None
             api.add_pod({**pod, "metadata": {"name": "fits", "namespace": "default"}})
         while not node.admitted:
             await api.pods.wait()
-        before = [each.pod for each in node.refusals], list(controller.created)
+        before = [each.taken.pod for each in node.refusals], list(controller.created)
 
         api.bind("default", "pod-0-0", {"target": {"name": NODE}})
         while not (controller.created and all(explained(each) for each in api.pods if "nodeName" not in each["spec"])):
@@ -72,6 +72,6 @@ async def test_pods_that_fit_nowhere_fail_on_no_node(short_folder: Path) -> None
         tasks.cancel_scope.cancel()
 
     assert ([], []) == before
-    assert (["fits"], ["pod-0-0"]) == (node.admitted, [each.pod for each in node.refusals])
+    assert (["fits"], ["pod-0-0"]) == (node.admitted, [each.taken.pod for each in node.refusals])
     assert "TopologyAffinityError" == node.refusals[0].reason
     assert ["again-0", "pod-0-1", "pod-0-2", "pod-0-3", "pod-0-4"] == sorted(waiting)

@@ -40,6 +40,9 @@ async def decide(deciding: AdmissionRun, plugins: Plugins) -> Decision:
                 why = f"no healthy devices present; cannot allocate unhealthy devices {resource}"
                 return unexpected(why, Explanation())
 
+    if isinstance(deciding, Admitting):
+        plugins.preferred = []
+
     async def answered(asked: Question) -> Reply:
         if isinstance(asked, HintRequest):
             return answer(asked)
@@ -47,7 +50,10 @@ async def decide(deciding: AdmissionRun, plugins: Plugins) -> Decision:
             if isinstance(asked, HandOut) and isinstance(deciding, Admitting):
                 deciding.given(asked, await allocated(asked, plugins))
                 return None
-            return await preferred(asked, plugins)
+            chosen = await preferred(asked, plugins)
+            if isinstance(deciding, Admitting):
+                plugins.preferred += chosen
+            return chosen
         except FAILURES as error:
             raise AllocateFailed(error) if isinstance(asked, HandOut) else KubeletAway(described(error)) from error
 

@@ -91,6 +91,8 @@ class Plugins(Servicer, v1beta1.RegistrationBase):
         """Since the kubelet started, good or bad."""
         self.streams = 0
         """ListAndWatch streams whose end has not been heard; more than one of a resource if its plugin registered again."""
+        self.preferred: list[DeviceID] = []
+        """What they have answered to GetPreferredAllocation in the admission that began last."""
         self._directory = directory
         self._tasks = tasks
         self._changed = changed

@@ -2,7 +2,8 @@
 A cluster in one command: described nodes, registries, a scheduler and pods that come and go, and what became of them.
 
 `cluster` builds it, `node` is one node of it, `load` reads what pods there shall be, `foreign` binds some past the
-registries, `reserved` compares what pods get with what was reserved for them, and `report` counts.
+registries, `reserved` compares what pods get with what was reserved for them, `report` counts, and `cases` tells of single
+pods what explains them.
 """
 
 import tempfile
@@ -74,5 +75,5 @@ async def simulate(
 
 def judged(cluster: SimulatedCluster) -> int:
     """How many pods the kubelet of a node has admitted or refused."""
-    pods = (pod for node in cluster.nodes for pod in (*node.admitted, *(each.pod for each in node.refusals)))
+    pods = (pod for node in cluster.nodes for pod in (*node.admitted, *(each.taken.pod for each in node.refusals)))
     return sum(not is_foreign(pod) for pod in pods)

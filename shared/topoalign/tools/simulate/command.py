@@ -13,10 +13,11 @@ from topoalign.core.model.requests import Policy
 from topoalign.runtime.ending import run_until_signal
 from topoalign.runtime.logging import configure_logging
 from topoalign.tools.simulate import simulate as run
+from topoalign.tools.simulate.cases import lines
 from topoalign.tools.simulate.load import read_shape
 from topoalign.tools.simulate.report import Report
 
-SHAPES = ("40:gpus=1,cpus=4,memory=8", "20:gpus=2,cpus=8,memory=16", "10:gpus=4,cpus=16,memory=32")
+SHAPES = ("40:gpus=1,cpus=4,memory=8", "20:gpus=2,cpus=8,memory=16", "10:gpus=4")
 PODS_HELP = (
     "Pods to create, COUNT:gpus=N,cpus=N,memory=GIB,nics=N,same-pcie; may be repeated.  "
     "[default: 70 with 1, 2 and 4 GPUs]"
@@ -114,6 +115,10 @@ def show(found: Report, *, as_json: bool) -> None:
     if as_json:
         output.document(counts)
         return
+    del counts["cases"]
     for name, value in counts.items():
         text = ", ".join(f"{key} {count}" for key, count in value.items()) or "0" if isinstance(value, dict) else value
         output.say(f"{name.replace('_', ' '):<18}{text}")
+    for case in found.cases:
+        for line in lines(case):
+            output.say(line)

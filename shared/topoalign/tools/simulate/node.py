@@ -21,6 +21,7 @@ from topoalign.runtime.settings import PREFIX
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.fake_api_server.objects import ApiError, Object
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
+from topoalign.tools.simulate.cases import Taken
 from topoalign.tools.simulate.reserved import Given
 
 GPUS_VARIABLE, NICS_VARIABLE = "NVIDIA_VISIBLE_DEVICES", "TOPOALIGN_NICS"
@@ -33,10 +34,10 @@ Key = tuple[str, str]
 class Refused(NamedTuple):
     """A pod that a kubelet refused."""
 
-    pod: str
+    taken: Taken
     reason: str
-    at: float
-    """Seconds of the loop."""
+    container: str | None
+    message: str
 
 
 class SimulatedNode:
@@ -148,16 +149,21 @@ class SimulatedNode:
             await self._admit(self._bound.pop(place), tasks, seconds)
 
     async def _admit(self, pod: Object, tasks: TaskGroup, seconds: tuple[float, float]) -> None:
-        request = manifest.pod_of(pod)
-        decision = await self.kubelet.admit(request, pod["metadata"]["uid"])
+        request, uid = manifest.pod_of(pod), pod["metadata"]["uid"]
+        free = (
+            frozenset(device for devices in self._topology.devices.values() for device in devices) - self._held.keys()
+        )
+        decision = await self.kubelet.admit(request, uid)
+        taken = Taken(uid, request.name, anyio.current_time(), free, self.kubelet.plugins.preferred)
         if isinstance(decision, Refusal):
-            self.refusals.append(Refused(request.name, decision.reason, anyio.current_time()))
+            self.refusals.append(Refused(taken, decision.reason, decision.container, decision.finding))
             message = f"Pod was rejected: {decision.finding}"
             self._set_status(request.namespace, request.name, phase="Failed", reason=decision.reason, message=message)
             return
         self.admitted.append(request.name)
         devices = frozenset(device for allocation in decision.allocations for device in allocation.device_ids)
-        self.given.append(Given(pod["metadata"]["uid"], devices, anyio.current_time()))
+        holders = [each.owner.container for each in decision.allocations if each.owner is not None and each.device_ids]
+        self.given.append(Given(taken, devices, next(iter(holders), None)))
         gpus, nics = self._told(request, GPUS_VARIABLE), self._told(request, NICS_VARIABLE)
         for device in devices.union(gpus, nics):
             if device in self._held:

@@ -1,11 +1,12 @@
 """What became of the pods of a simulated cluster."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from topoalign.tools.simulate.cases import MOST_CASES, Case, case_of
 from topoalign.tools.simulate.cluster import SimulatedCluster
 from topoalign.tools.simulate.foreign import OVERTAKING_SECONDS, PREFIX
 from topoalign.tools.simulate.node import Refused, SimulatedNode
@@ -47,6 +48,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What calls of the scheduler ended with as an error -> how often; each was tried again."""
     calls: dict[str, int]
     """Call of the scheduler -> how often."""
+    cases: list[Case]
+    """What explains pods that were refused, overtaken ones too, or deviated: the first ones."""
     seconds: float
     """From the first pod until nothing waited, or the run was given up."""
     pods_per_second: float
@@ -58,12 +61,19 @@ def report(cluster: SimulatedCluster, pods: int, seconds: float) -> Report:
     waiting = [pod for pod in cluster.api.pods if not pod["spec"].get("nodeName")]
     admitted = [pod for node in cluster.nodes for pod in node.admitted]
     refused = [(node, each) for node in cluster.nodes for each in node.refusals]
-    own = [(node, each) for node, each in refused if not is_foreign(each.pod)]
+    own = [(node, each) for node, each in refused if not is_foreign(each.taken.pod)]
     known = [each for node, each in own if not is_overtaken(node, each)]
     bound = sum(not is_foreign(pod["metadata"]["name"]) for pod in cluster.api.pods) - len(waiting)
-    found = Counter[str]()
+    found, cases = Counter[str](), [*refusals(cluster, own)]
     for node in cluster.nodes:
-        found += differences(cluster.reservations.nodes[node.name], node.given, node.freed)
+        record = cluster.reservations.nodes[node.name]
+        counts, deviated = differences(record, node.given, node.freed)
+        found += counts
+        for each in deviated:
+            case = case_of(
+                "deviated", node.name, each.taken, record.reserved, container=each.container, given=each.devices
+            )
+            cases.append(case)
     return Report(
         nodes=len(cluster.nodes),
         pods=pods,
@@ -82,9 +92,17 @@ def report(cluster: SimulatedCluster, pods: int, seconds: float) -> Report:
         unexplained=sum(not explained(pod) for pod in waiting),
         errors=dict(Counter(cluster.scheduler.errors)),
         calls=dict(cluster.scheduler.calls),
+        cases=cases[:MOST_CASES],
         seconds=round(seconds, 3),
         pods_per_second=round(bound / seconds, 1) if seconds else 0.0,
     )
+
+
+def refusals(cluster: SimulatedCluster, refused: Iterable[tuple[SimulatedNode, Refused]]) -> Iterator[Case]:
+    """What explains these refusals."""
+    for node, each in refused:
+        reserved, message = cluster.reservations.nodes[node.name].reserved, f"{each.reason}: {each.message}"
+        yield case_of("refused", node.name, each.taken, reserved, container=each.container, message=message)
 
 
 def is_foreign(pod: str) -> bool:
@@ -94,7 +112,7 @@ def is_foreign(pod: str) -> bool:
 
 def is_overtaken(node: SimulatedNode, refused: Refused) -> bool:
     """Whether a pod was bound to the node by another scheduler a moment before this refusal."""
-    return any(0 <= refused.at - at < OVERTAKING_SECONDS for at in node.foreign_binds)
+    return any(0 <= refused.taken.at - at < OVERTAKING_SECONDS for at in node.foreign_binds)
 
 
 def explained(pod: dict[str, Any]) -> bool:

@@ -18,6 +18,7 @@ from topoalign.core import wire
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.ports import Bus, Stream
+from topoalign.tools.simulate.cases import Devices, Reserved, Taken
 
 NEXT = 3
 """Pods that wait for their node at the same time: a registry binds no more."""
@@ -25,24 +26,22 @@ NEXT = 3
 UNKNOWN_SECONDS = 4.0
 """For so long at most a pod has ended and its node's allocator still counts what it had: the times of `node`, and calls."""
 
-Devices = frozenset[DeviceID]
-
 
 class Given(NamedTuple):
     """What a kubelet gave a pod."""
 
-    uid: str
+    taken: Taken
     devices: Devices
-    at: float
-    """Seconds of the loop."""
+    container: str | None = None
+    """The first one that got some."""
 
 
-class Reserved(NamedTuple):
-    """What was reserved for a pod, when that was written last."""
+class Differences(NamedTuple):
+    """How the pods of a node differ from what was reserved for them."""
 
-    devices: Devices
-    at: float
-    """Seconds of the loop."""
+    counts: Counter[str]
+    """Pods by name of a field of `Report`."""
+    deviated: list[Given]
 
 
 class NodeRecord:
@@ -59,7 +58,10 @@ class NodeRecord:
         for each in event.reservations:
             if each.pod_uid in event.made:
                 devices = (ids for container in each.containers for ids in container.devices.values())
-                self.reserved[each.pod_uid] = Reserved(frozenset[DeviceID]().union(*devices), now)
+                self.reserved[each.pod_uid] = Reserved(frozenset[DeviceID]().union(*devices), now, each.pod)
+        for uid in (*event.consumed, *event.cancelled, *event.expired):
+            if uid in self.reserved:
+                self.reserved[uid] = self.reserved[uid]._replace(ended=now)
         if event.cancelled or event.expired:
             self.freed.append(now)
 
@@ -79,26 +81,30 @@ class Reservations:
                     self.nodes[event.node].note(event, anyio.current_time())
 
 
-def differences(record: NodeRecord, given: Sequence[Given], freed: Sequence[float]) -> Counter[str]:
+def differences(record: NodeRecord, given: Sequence[Given], freed: Sequence[float]) -> Differences:
     """
     Of the pods that a node admitted, in that order: how many were `swapped` or `realigned`; how many came while nothing
     became free (`undisturbed`), and how many of these `deviated`. Those for which nothing was reserved do not count.
     `freed`: when pods of the node ended.
     """
     left, counts, ends = dict(record.reserved), Counter[str](), sorted((*freed, *record.freed))
+    deviated: list[Given] = []
     for place, each in enumerate(given):
-        expected = left.pop(each.uid, None)
+        expected = left.pop(each.taken.uid, None)
         if expected is None:
             continue
-        undisturbed = bisect_left(ends, expected.at - UNKNOWN_SECONDS) == bisect_left(ends, each.at)
+        undisturbed = bisect_left(ends, expected.at - UNKNOWN_SECONDS) == bisect_left(ends, each.taken.at)
         counts["undisturbed"] += undisturbed
         if expected.devices == each.devices:
             continue
-        later = (other.uid for other in given[place + 1 : place + 1 + NEXT])
+        later = (other.taken.uid for other in given[place + 1 : place + 1 + NEXT])
         other = next((uid for uid in later if uid in left and left[uid].devices == each.devices), None)
         if other is not None:
             left[other] = expected
             counts["swapped"] += 1
+        elif undisturbed:
+            counts["deviated"] += 1
+            deviated.append(each)
         else:
-            counts["deviated" if undisturbed else "realigned"] += 1
-    return counts
+            counts["realigned"] += 1
+    return Differences(counts, deviated)

@@ -1,0 +1,123 @@
+"""What explains a pod that its node refused, or that got other devices than were reserved for it."""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from topoalign.core.model.ids import DeviceID, NodeName
+
+MOST_CASES = 20
+"""Of a report."""
+
+Devices = frozenset[DeviceID]
+
+
+class Taken(NamedTuple):
+    """What a kubelet saw of its devices when it took a pod."""
+
+    uid: str
+    pod: str
+    at: float
+    """Seconds of the loop when it had decided."""
+    free: Devices = frozenset()
+    """What no running pod had when the kubelet took it."""
+    preferred: Sequence[DeviceID] = ()
+    """What device plugins answered to GetPreferredAllocation."""
+
+
+class Reserved(NamedTuple):
+    """What was reserved for a pod, when that was written last."""
+
+    devices: Devices
+    at: float
+    """Seconds of the loop."""
+    pod: str = ""
+    ended: float | None = None
+    """When it was written down that this is over. None: it was not."""
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod that was refused or that deviated, with what was known then. Devices are sorted by id."""
+
+    what: Literal["refused", "deviated"]
+    pod: str
+    node: NodeName
+    container: str | None
+    """None: the pod as a whole."""
+    message: str
+    """The node's, or how the devices differ."""
+    reserved: tuple[DeviceID, ...]
+    """For the pod; the last time that something was."""
+    reserved_seconds: float | None
+    """How long before the kubelet's decision that was written; negative: after it. None: nothing was."""
+    preferred: tuple[DeviceID, ...]
+    """
+    By the node's device plugins, in this admission. Where it differs from what was reserved, and that was free, the
+    allocator did not know of the reservation then, or answered with that of another pod.
+    """
+    given: tuple[DeviceID, ...]
+    free: tuple[DeviceID, ...]
+    """Devices that no pod had that ran."""
+    held: dict[str, tuple[DeviceID, ...]]
+    """Pod -> what was reserved for it then, of other pods of the node."""
+
+
+def case_of(
+    what: Literal["refused", "deviated"],
+    node: NodeName,
+    taken: Taken,
+    records: dict[str, Reserved],
+    *,
+    container: str | None,
+    message: str = "",
+    given: Devices = frozenset(),
+) -> Case:
+    """The case of a pod. `records`: what was reserved on its node, by the UID of the pod."""
+    own = records.get(taken.uid)
+    held = {
+        each.pod or uid: ordered(each.devices)
+        for uid, each in records.items()
+        if uid != taken.uid and each.at <= taken.at and (each.ended is None or each.ended > taken.at)
+    }
+    return Case(
+        what=what,
+        pod=taken.pod,
+        node=node,
+        container=container,
+        message=message or difference(own.devices if own else frozenset(), given),
+        reserved=ordered(own.devices) if own else (),
+        reserved_seconds=round(taken.at - own.at, 3) if own else None,
+        preferred=tuple(taken.preferred),
+        given=ordered(given),
+        free=ordered(taken.free),
+        held=held,
+    )
+
+
+def difference(reserved: Devices, given: Devices) -> str:
+    """How devices that were given differ from those that were reserved."""
+    return f"got {listed(given - reserved)} instead of {listed(reserved - given)}"
+
+
+def lines(case: Case) -> list[str]:
+    """The case as text, its first line first."""
+    when = "" if case.reserved_seconds is None else f", written {case.reserved_seconds:g} s before the decision"
+    return [
+        f"{case.what}: pod {case.pod}, node {case.node}, container {case.container or '-'}: {case.message}",
+        f"  reserved   {listed(case.reserved)}{when}",
+        f"  preferred  {listed(case.preferred)}",
+        f"  given      {listed(case.given)}",
+        f"  free       {listed(case.free)}",
+        *(f"  held       {listed(devices)} for {pod}" for pod, devices in case.held.items()),
+    ]
+
+
+def ordered(devices: Devices) -> tuple[DeviceID, ...]:
+    """By id."""
+    return tuple(sorted(devices))
+
+
+def listed(devices: Sequence[DeviceID] | Devices) -> str:
+    """The devices as text."""
+    return ", ".join(sorted(devices)) or "nothing"
