@@ -23,7 +23,7 @@ from topoalign.registry.scheduling.orders import MOST_PENDING, Comer, all_fit, a
 from topoalign.registry.scheduling.scores import scores_of
 from topoalign.registry.scheduling.siblings import sibling
 from topoalign.registry.scheduling.standing import UNKNOWN_NODE
-from topoalign.registry.scheduling.verdicts import Request, Verdicts, decided
+from topoalign.registry.scheduling.verdicts import RefusedByAll, Request, Verdicts, decided
 from topoalign.registry.scheduling.victims import without_pods
 from topoalign.registry.scheduling.view import ClusterView
 
@@ -104,30 +104,37 @@ class Scheduler:
     ) -> Filtered:
         codes = self._verdicts.codes(request)
         places, refusals = self.view.places, self._verdicts.refusals
+        own, planned = self.view.reserved_on.get(pod.uid), self.planned(pod.uid)
+        repeated = own is None and planned is None  # else the answer is this pod's alone
+        if repeated and (known := refused_before(request, self.view.version, nodes)) is not None:
+            self.refused(pod, known.counts)
+            return known.filtered
         try:
             numbers = bytes(map(codes.__getitem__, map(places.__getitem__, nodes)))
         except KeyError:
+            repeated = False
             numbers = bytes(
                 codes[places[node]] if node in places else self._judge_unknown(request, node, labels.get(node, {}))
                 for node in nodes
             )
-        for own in self.view.reserved_on.get(pod.uid, frozenset()).intersection(nodes):
-            number = self._verdicts.number(self._judge_without(request, own, frozenset({pod.uid})), helped=True)
-            numbers = bytes(number if node == own else other for node, other in zip(nodes, numbers, strict=True))
-        planned = self.planned(pod.uid)
+        for reserved in (own or frozenset()).intersection(nodes):
+            number = self._verdicts.number(self._judge_without(request, reserved, frozenset({pod.uid})), helped=True)
+            numbers = bytes(number if node == reserved else other for node, other in zip(nodes, numbers, strict=True))
         if planned is not None:
             other = self._verdicts.number(PLANNED_ELSEWHERE, helped=False)
             numbers = bytes(number if node == planned else other for node, number in zip(nodes, numbers, strict=True))
         if numbers.count(0) == len(numbers):
             return Filtered(passed=nodes, refused={})
         refused = dict(zip(compress(nodes, numbers), map(refusals.__getitem__, filter(None, numbers)), strict=True))
-        passed = tuple(compress(nodes, map(not_, numbers)))
-        if not passed:
+        filtered = Filtered(passed=tuple(compress(nodes, map(not_, numbers))), refused=refused)
+        if not filtered.passed:
             told = Counter[str]()
             for number, count in Counter(numbers).items():
                 told[refusals[number].code] += count
             self.refused(pod, told)
-        return Filtered(passed=passed, refused=refused)
+            if repeated:
+                request.refused_by_all = RefusedByAll(self.view.version, frozenset(refused), filtered, told)
+        return filtered
 
     def prioritize(self, pod: PodToSchedule, nodes: Sequence[NodeName]) -> Sequence[int]:
         """As `Scheduling.prioritize`; a node that is not known has 0. Raises NotReadYet."""
@@ -240,6 +247,14 @@ class Scheduler:
             return asked.unlisted
         facts = without_pods(self.view.facts(node), uids, self.view.holds(node).names_of(uids))
         return decided(self.view.basis_of(facts, uids).state, asked.demand)
+
+
+def refused_before(request: Request, version: int, nodes: Sequence[NodeName]) -> RefusedByAll | None:
+    """What was answered for this version of the cluster and the same nodes, in any order, if none of them was left."""
+    known = request.refused_by_all
+    if known is None or known.version != version or len(known.nodes) != len(nodes):
+        return None
+    return known if known.nodes == set(nodes) else None
 
 
 def key_of_gang(pod: PodToSchedule, request: Request) -> object:

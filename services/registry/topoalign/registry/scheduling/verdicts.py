@@ -6,8 +6,8 @@ its name has on a node belongs to another one (`as_others`). For each request th
 the refusal or 0, and the version of the cluster up to which they are right.
 """
 
-from collections import OrderedDict
-from typing import Any
+from collections import Counter, OrderedDict
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -26,7 +26,7 @@ from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.scoring.scorers import Scorer
 from topoalign.core.state.fold import NodeState, announced
-from topoalign.registry.scheduling.model import NodeRefusal, PodToSchedule
+from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSchedule
 from topoalign.registry.scheduling.nodes import NodeView
 from topoalign.registry.scheduling.view import ClusterView
 
@@ -65,6 +65,17 @@ class Asked:
         return known[1]
 
 
+class RefusedByAll(NamedTuple):
+    """What nodes say to a request that none of them takes."""
+
+    version: int
+    """Of the cluster for which that is right."""
+    nodes: frozenset[NodeName]
+    filtered: Filtered
+    counts: Counter[str]
+    """Code of a refusal -> how many nodes."""
+
+
 class Request:
     """What pods ask for that are alike to every node, with what each node says to it."""
 
@@ -76,6 +87,8 @@ class Request:
         """By the place of a node: 0 where it would admit the pod, else the number of the refusal."""
         self.version = -1
         """Of the cluster, up to which `codes` are right."""
+        self.refused_by_all: RefusedByAll | None = None
+        """What was answered last, where no node was left: pods that wait ask for it again and again."""
         self.scores = bytearray()
         """By the place of a node: 0 to 10."""
         self.scored = -1
@@ -92,6 +105,7 @@ class Request:
     def reset(self) -> None:
         """Nothing that was decided counts any more."""
         self.version = self.scored = -1
+        self.refused_by_all = None
         self._asked.clear()
 
 

@@ -66,6 +66,7 @@ class Extender:
         call of this name while its context is open.
         """
         self._scheduling, self._kubernetes, self._seconds, self._timing = scheduling, kubernetes, seconds, timing
+        self._refusals = answers.RenderedRefusals()
 
     def routes(self) -> list[BaseRoute]:
         """The four calls."""
@@ -99,6 +100,8 @@ class Extender:
         except TopoalignError as failure:
             log.warning("filter failed", code=failure.code, finding=failure.finding)
             return answers.filter_failed(failure.code)
+        if not filtered.passed:
+            return self._refusals.answer(asked, filtered, self._kubernetes())
         return answers.filter_answer(asked, filtered, self._kubernetes())
 
     async def prioritize(self, body: bytes) -> bytes:
