@@ -8,7 +8,7 @@ import pytest
 from device_allocations_support import GPUS, Node
 from reservation_support import changed, container, ids, reservation
 
-from topoalign.allocator.reservations import READ_SECONDS, Reservations
+from topoalign.allocator.reservations import HEARD_SECONDS, READ_SECONDS, Reservations
 from topoalign.core import wire
 from topoalign.core.model.events import AllocationDeviated, ReservationsChanged
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
@@ -144,6 +144,36 @@ async def test_an_agent_that_has_just_begun_waits_for_what_is_reserved() -> None
         await node.clock.advance(0)
 
     assert [{*ids("GPU-1", "GPU-6")}] == found
+
+
+async def test_what_a_registry_has_just_reserved_is_heard_before_it_is_asked_for() -> None:
+    """The pod was confirmed here, reserved and bound, and the kubelet asks before the reservation has come."""
+    async with following() as node:
+        await node.reserve(changed(reservation("a", container("GPU-1", "GPU-6"))))
+        node.reservations.expect()
+        await node.bus.publish(wire.encode(changed(reservation("a", container("GPU-2", "GPU-5")), seq=2), 0.0))
+
+        assert {*ids("GPU-2", "GPU-5")} == await node.preferred(2)
+
+
+async def test_a_kubelet_waits_for_an_expected_reservation_for_a_moment_only() -> None:
+    """Nothing follows the stream, as where a connection is stuck."""
+    node = ReservedNode()
+    await node.clock.advance(READ_SECONDS)
+    await node.bus.publish(wire.encode(changed(reservation("a", container("GPU-1", "GPU-6"))), 0.0))
+    node.reservations.expect()
+    done: list[float] = []
+
+    async def ask() -> None:
+        await node.preferred(2)
+        done.append(node.clock.monotonic())
+
+    began = node.clock.monotonic()
+    async with background() as tasks:
+        tasks.start_soon(ask)
+        await node.clock.advance(2 * HEARD_SECONDS)
+
+    assert [began + HEARD_SECONDS] == done
 
 
 @pytest.mark.parametrize("is_there", [True, False])

@@ -17,7 +17,7 @@ class KubeletRecord:
         """What init containers have: in the checkpoint, and shown nowhere."""
         self.answering = self.readable = True
 
-    async def listing(self) -> Listing:
+    async def listing(self, seconds: float | None = None) -> Listing:
         await anyio.lowlevel.checkpoint()
         if not self.answering:
             raise Unavailable("PodResources does not answer", "look at the kubelet")

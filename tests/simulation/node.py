@@ -50,7 +50,7 @@ class KubeletList:
     def __init__(self, world: World, kubelet: Kubelet) -> None:
         self._world, self._kubelet = world, kubelet
 
-    async def listing(self) -> Listing:
+    async def listing(self, seconds: float | None = None) -> Listing:
         late = self._world.faults.random() < 0.5
         if late:
             await self._world.slow()

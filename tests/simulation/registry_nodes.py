@@ -161,7 +161,7 @@ class Record:
     def written(self) -> tuple[int, ...]:
         return ()
 
-    async def listing(self) -> Listing:
+    async def listing(self, seconds: float | None = None) -> Listing:
         await anyio.lowlevel.checkpoint()
         live = [each for each in self._node.ledger.state.allocations.values() if each.owner is not None]
         shown = [

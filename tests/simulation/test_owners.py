@@ -57,7 +57,7 @@ class Node:
     async def late(self) -> None:
         await anyio.sleep(self.chance.choice(LATE))
 
-    async def listing(self) -> Listing:
+    async def listing(self, seconds: float | None = None) -> Listing:
         await self.late()
         listing = self.kubelet.listing()
         await self.late()

@@ -54,11 +54,14 @@ class KubeletRecord:
         self.directories: PodDirectories | None = None
         self.usage: tuple[ContainerUsage, ...] = ()
         self.asked = 0
+        self.patience = 0.0
+        """For how many seconds the answer is waited for, to the question that was asked last."""
         self.meanwhile: Callable[[], Awaitable[object]] | None = None
         """Happens while the answer is on its way."""
 
-    async def listing(self) -> Listing:
+    async def listing(self, seconds: float | None = None) -> Listing:
         self.asked += 1
+        self.patience = 1.0 if seconds is None else seconds
         holdings = tuple(self.shown)
         await anyio.lowlevel.checkpoint()
         if self.meanwhile is not None:

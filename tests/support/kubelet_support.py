@@ -163,7 +163,7 @@ class MemoryAllocator:
 class SilentPodResources:
     """A kubelet's record that cannot be read."""
 
-    async def listing(self) -> Listing:
+    async def listing(self, seconds: float | None = None) -> Listing:
         raise KubeletAway("it does not answer")
 
     def written(self) -> tuple[int, ...]:

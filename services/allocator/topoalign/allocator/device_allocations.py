@@ -53,8 +53,8 @@ FRESH_SECONDS = 5.0
 """How old an answer of the kubelet may be: where it is older, this process was stopped in between."""
 POLL_ATTEMPTS = 3
 """How often PodResources is asked for a fresh answer before the poll fails."""
-GRANT_SECONDS = 3.0
-"""How long after its arrival an Allocate asks a slow kubelet again: with the last try well within the time to drain."""
+GRANT_SECONDS = 4.0
+"""How long after its arrival an Allocate waits for a slow kubelet: well within the time to drain."""
 SLOW_SECONDS = 0.5
 """A poll that fails sooner was refused, and is not repeated; one that takes longer found no answer in time."""
 PREFER_SECONDS = 1.0
@@ -249,11 +249,14 @@ class DeviceAllocations:
             if self._failure is not None:
                 raise Unavailable(self._failure.finding, self._failure.remedy)
 
-    async def _poll(self) -> Poll:
-        """Asks PodResources, again where this process was stopped meanwhile: its answer is old then. Raises Unavailable."""
+    async def _poll(self, seconds: float | None = None) -> Poll:
+        """
+        Asks PodResources, as `listing`; again where this process was stopped meanwhile: its answer is old then. Raises
+        Unavailable.
+        """
         for _ in range(POLL_ATTEMPTS):
             live, at = frozenset(self.state.allocations), self._clock.monotonic()
-            listing = await self._pod_resources.listing()
+            listing = await self._pod_resources.listing(seconds)
             if self._clock.monotonic() - at <= FRESH_SECONDS:
                 poll = Poll(listing, live, at)
                 self._reconciliation.note(poll)
@@ -265,15 +268,18 @@ class DeviceAllocations:
     async def _poll_for_grant(self, arrived: float) -> Poll:
         """
         `_poll`, tried again where the kubelet is slow: it sets Allocate no time limit, and a pod that is refused here stays
-        refused. `arrived`: monotonic seconds of the Allocate. Raises Unavailable.
+        refused. A connection may have gone silently, so the first try is short; the last one has all the time that is left,
+        because a kubelet that needs two seconds answers none of four tries of one. `arrived`: monotonic seconds of the
+        Allocate. Raises Unavailable.
         """
+        seconds: float | None = None
         while True:
             began = self._clock.monotonic()
             try:
-                return await self._poll()
+                return await self._poll(seconds)
             except Unavailable:
-                now = self._clock.monotonic()
-                if now - began < SLOW_SECONDS or now - arrived >= GRANT_SECONDS:
+                seconds = arrived + GRANT_SECONDS - self._clock.monotonic()
+                if self._clock.monotonic() - began < SLOW_SECONDS or seconds <= 0:
                     raise
 
     def _confirm_record(self, poll: Poll) -> None:

@@ -26,6 +26,7 @@ from topoalign.allocator.service import Allocator, refuse_twin
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.allocator.takeover import Vacancy, hardware_known, open_in_turn, wait_for_successor
 from topoalign.allocator.use_series import UseSeries
+from topoalign.core.model.requests import PodRequest
 from topoalign.runtime.context import Context
 from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.runtime.settings import from_environment
@@ -43,6 +44,11 @@ class KubeletSide(NamedTuple):
     front: KubeletFront
     watch: KubeletWatch
     changes: DirectoryChanges
+
+    def confirmed(self, pod: PodRequest) -> None:
+        """A registry has been told what this pod would get, and is about to reserve it."""
+        self.allocations.remember(pod)
+        self.reservations.expect()
 
 
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -69,7 +75,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             hint_seconds=settings.hint_seconds,
             ensure_fresh=hardware_watch.ensure_fresh,
             lists=kubelet.allocations.lists if kubelet is not None else lists_nothing,
-            confirmed=kubelet.allocations.remember if kubelet is not None else lambda pod: None,
+            confirmed=kubelet.confirmed if kubelet is not None else lambda pod: None,
         )
         allocator = Allocator(
             ledger,

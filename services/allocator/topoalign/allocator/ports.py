@@ -119,8 +119,11 @@ class PodResources(Protocol):
     def written(self) -> tuple[int, ...]:
         """The version of the checkpoint file that is on disk now, as `Listing.written`; () where there is none."""
 
-    async def listing(self) -> Listing:
-        """Asks the kubelet what every container holds. Takes a few seconds at most. Raises Unavailable."""
+    async def listing(self, seconds: float | None = None) -> Listing:
+        """
+        Asks the kubelet what every container holds; it has so many seconds to answer, None: as many as it has always.
+        Raises Unavailable.
+        """
 
 
 async def nothing_to_ask() -> None:

@@ -5,7 +5,13 @@ The newest message on the node's subject is the truth (`ReservationsChanged`). I
 hears. While the bus is away what was heard last counts until its time is over, and a node that hears nothing answers as if
 nothing were reserved: a reservation steers a preference, and nothing is given out because of it. But NICs come with GPUs
 because of it, so a process that has just begun waits for a moment until it has read what is reserved (`until_read`).
+
+A registry reserves what the node has confirmed, and binds the pod: the kubelet may ask about it before this process, on a
+busy node, has heard of the reservation. So for a while after a confirmation the stream is asked first what its newest
+message is, and that one is waited for.
 """
+
+from contextlib import suppress
 
 import anyio
 import structlog
@@ -23,6 +29,11 @@ AGAIN_SECONDS = 1.0
 READ_SECONDS = 3.0
 """How long from its start on a process makes the kubelet wait for them: with a bus that is there it takes milliseconds."""
 
+EXPECTED_SECONDS = 10.0
+"""After a confirmation, in which the kubelet may ask about a reservation that is not heard: a bind has four."""
+HEARD_SECONDS = 1.0
+"""How long the kubelet waits for it then; it takes less than a millisecond where the node is not busy."""
+
 log = structlog.get_logger("topoalign.allocator.reservations")
 
 
@@ -34,6 +45,10 @@ class Reservations:
         self._ledger, self._bus, self._clock = ledger, bus, clock
         self._heard = NodeReservations()
         self._began, self._read = clock.monotonic(), anyio.Event()
+        self._expected_until = self._began
+        """Monotonic seconds: until then there may be a reservation that matters and was not heard."""
+        self._position, self._more = 0, anyio.Event()
+        """Of the newest message that was heard, and what is set by the next one."""
         self.unreadable = 0
         """Messages on the subject that are no reservations of this node."""
 
@@ -43,11 +58,27 @@ class Reservations:
             self._heard = self._heard.observe(self._ledger.state, own=True)
         return self._heard
 
+    def expect(self) -> None:
+        """The node has confirmed what it would give a pod: a registry is about to reserve it."""
+        self._expected_until = self._clock.monotonic() + EXPECTED_SECONDS
+
     async def until_read(self) -> None:
-        """Returns once they have been read, and `READ_SECONDS` after the start at the latest."""
+        """
+        Returns once they have been read, and `READ_SECONDS` after the start at the latest; where one is expected, once all
+        are heard that there are now, after `HEARD_SECONDS` at the latest.
+        """
         left = self._began + READ_SECONDS - self._clock.monotonic()
         if left > 0 and not self._read.is_set():
             await either(self._read.wait, lambda: self._clock.sleep(left))
+        elif self._clock.monotonic() < self._expected_until:
+            await either(self._until_newest, lambda: self._clock.sleep(HEARD_SECONDS))
+
+    async def _until_newest(self) -> None:
+        """Returns once the newest message of the stream is heard, or where the stream does not answer."""
+        with suppress(Unavailable, BadRequest):
+            newest = await self._bus.last_position(Stream.ALLOCATIONS, wire.reservation_subject(self._ledger.node))
+            while self._position < newest:
+                await self._more.wait()
 
     async def run(self) -> None:
         """Follows the reservations of this node, until cancelled."""
@@ -64,6 +95,9 @@ class Reservations:
         async with self._bus.follow(Stream.ALLOCATIONS, subject, after=max(0, newest - 1)) as received:
             async for each in received:
                 self.take(each)
+                self._position = each.position
+                self._more.set()
+                self._more = anyio.Event()
                 if each.position >= newest:
                     self._read.set()
 

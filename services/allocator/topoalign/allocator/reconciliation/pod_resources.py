@@ -76,14 +76,15 @@ class PodResourcesClient:
     async def __aexit__(self, *_: object) -> None:
         self.channel.close()
 
-    async def listing(self) -> Listing:
+    async def listing(self, seconds: float | None = None) -> Listing:
         """
-        Asks what every container holds, and reads the checkpoint and the pod directories. Raises KubeletAway, after
-        `LIST_SECONDS` at most. A checkpoint, or pod directories, that take longer than
+        Asks what every container holds, and reads the checkpoint and the pod directories. Raises KubeletAway, after so many
+        seconds at most, `LIST_SECONDS` where None. A checkpoint, or pod directories, that take longer than
         `READ_SECONDS` count as such that cannot be read.
         """
         kubelet = sockets.identity(self._socket)
-        listed = await self.channel.ask(lambda channel: v1.PodResourcesListerStub(channel).list(LIST), LIST_SECONDS)
+        within = LIST_SECONDS if seconds is None else seconds
+        listed = await self.channel.ask(lambda channel: v1.PodResourcesListerStub(channel).list(LIST), within)
         try:
             usage = tuple(usage_of(pod, container) for pod in listed.pod_resources for container in pod.containers)
         except ValueError as error:
