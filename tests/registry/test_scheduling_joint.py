@@ -86,8 +86,8 @@ async def test_pods_that_could_get_one_anothers_gpus_are_bound_in_turn() -> None
     world.view.expect(NODE, asked(plain("c", 2)))
     others = [await world.scheduler.fits_in_every_order(NODE, asked(joint("b", 1)))]
     world.view.gone(NODE, "uid-c")
-    first = msgspec.structs.replace(hold("a", ("GPU-0",), ("mlx5_0",)), request=joint("a", 1))
-    world.view.hold(NODE, [first])
+    world.view.hold(NODE, [hold("a", ("GPU-0",), ("mlx5_0",))])
+    world.scheduler.requested = lambda reserved: joint("a", 1)
     reserved = [await world.scheduler.fits_in_every_order(NODE, asked(each)) for each in (plain("b", 1), joint("b", 1))]
 
     assert (["PodsPending", ""], [""], ["PodsPending", ""]) == (alike, others, reserved)
@@ -98,7 +98,8 @@ async def test_of_pods_that_are_reserved_together_the_first_is_bound() -> None:
     world = node()
     requests = {"a": joint("a", 1), "b": plain("b", 1)}
     given = {"a": hold("a", ("GPU-0",), ("mlx5_0",)), "b": hold("b", ("GPU-1",), ())}
-    world.view.hold(NODE, [msgspec.structs.replace(each, request=requests[name]) for name, each in given.items()])
+    world.view.hold(NODE, [*given.values()])
+    world.scheduler.requested = lambda reserved: requests[reserved.pod]
     refusals = [await world.scheduler.fits_in_every_order(NODE, asked(each)) for each in requests.values()]
 
     assert ["", "PodsPending"] == refusals

@@ -156,23 +156,6 @@ async def test_a_pod_that_another_scheduler_binds_is_held_as_predicted(world: Wo
         assert ("NotAligned", "") == (bound, code(scheduling))
 
 
-async def test_a_registry_that_has_just_reserved_tries_every_order(world: World) -> None:
-    """Before Kubernetes has shown the Binding: the kubelet may hear of either pod first."""
-    await world.say(*world.says.all())
-    first, second = (
-        str(world.kubernetes.add_pod(shown_pod(name, gpus=gpus))["metadata"]["uid"])
-        for name, gpus in (("a", 3), ("b", 1))
-    )
-    async with world.allocator(world.says), world.registry() as (scheduling, _):
-        await world.rounds()
-        await scheduling.scheduler.bind("ml", "a", first, NODE)
-        (waiting,) = scheduling.view.holds(NODE).waiting(scheduling.view.facts(NODE))
-        await scheduling.scheduler.bind("ml", "b", second, NODE)
-
-        assert (first, True) == (waiting[0].uid, waiting[1])
-        assert [first, second] == [each.pod_uid for each in scheduling.reservations.held(NODE)]
-
-
 async def test_pods_of_a_planned_gang_pass_on_their_own_nodes(world: World) -> None:
     """Each passes on one node from the first bind on, and is bound there; others see what is left."""
     other, annotations = Says("node-2", machine(), RULES), {GANG: "g", GANG_SIZE: "3"}

@@ -12,7 +12,7 @@ A hold ends part by part, by the rule of `core.state.reservations`: what the nod
 container gives it back, and what the node has given to anybody is not held a second time.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -30,14 +30,20 @@ from topoalign.core.state.reservations import allocations_of, holding_reserved, 
 from topoalign.core.state.reserved_parts import Given, Part, PodNames, is_something, rest_of, shown_by
 from topoalign.registry.scheduling.model import PodToSchedule
 
+Requested = Callable[[Reservation], PodRequest | None]
+"""What the pod of a reservation asks for, where that is known."""
+
+
+def unknown_request(reserved: Reservation) -> PodRequest | None:
+    """Of no reserved pod it is known what it asks for."""
+    return None
+
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
     """What a pod is believed to have on a node although the node has not shown it."""
 
     reserved: Reservation
     """What it will get. Its time does not count: whoever tells of the hold ends it."""
-    request: PodRequest | None = None
-    """What it asks for, where that is known: then `orders` tries it before and after other pods."""
 
 
 @dataclass(slots=True)
@@ -116,16 +122,16 @@ class NodeHolds:
         uids = [*self._reserved]
         return frozenset(uids[uids.index(uid) + 1 :]) if uid in uids else frozenset()
 
-    def waiting(self, state: NodeState) -> list[tuple[PodToSchedule, bool]]:
+    def waiting(self, state: NodeState, requested: Requested = unknown_request) -> list[tuple[PodToSchedule, bool]]:
         """
         The pods that the kubelet may admit in any order, as `settle` found last: those of which the node, in this state
         without holds, has not shown a part, nor given away all that they will get of a resource. With each whether it is
-        predicted to be admitted.
+        predicted to be admitted. A reserved pod of which it is not known what it asks for keeps its place in every order.
         """
         found: list[tuple[PodToSchedule, Hold | None]] = [
             (PodToSchedule(uid=uid, request=request), hold)
             for uid, hold in self._reserved.items()
-            if (request := hold.request or self._request(uid)) is not None
+            if (request := requested(hold.reserved) or self._request(uid)) is not None
         ]
         found += [
             (unreserved(each.waiting), each.hold)
@@ -212,7 +218,7 @@ def predicted(state: NodeState, pod: PodToSchedule, rules: AdmissionRules) -> Ho
     decision = decide(as_others(state, demand), demand)
     if not isinstance(decision, Admission):
         return None
-    return Hold(reserved=reservation_of(pod.uid, pod.request, decision.allocations, 0.0), request=pod.request)
+    return Hold(reserved=reservation_of(pod.uid, pod.request, decision.allocations, 0.0))
 
 
 def holds_something(request: PodRequest) -> bool:

@@ -18,6 +18,7 @@ from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import NodeName, PodName
 from topoalign.core.model.requests import GANG, AdmissionRules
 from topoalign.registry.scheduling.binding import PODS_PENDING
+from topoalign.registry.scheduling.holds import Requested, unknown_request
 from topoalign.registry.scheduling.model import Filtered, PodToSchedule, Victims
 from topoalign.registry.scheduling.orders import MOST_PENDING, Comer, all_fit, are_mistakable
 from topoalign.registry.scheduling.scores import scores_of
@@ -73,6 +74,8 @@ class Scheduler:
         """UID of a pod -> the only node for it, where it is planned together with others."""
         self.allows: Callable[[PodToSchedule, NodeName], bool] = lambda pod, node: True
         """Whether Kubernetes lets the pod go to the node, where the scheduler has not said so."""
+        self.requested: Requested = unknown_request
+        """What a pod asks for that is reserved and about to be bound, by this registry or another."""
         self.refused: Callable[[PodToSchedule, Counter[str]], None] = lambda pod, codes: None
         """Told a pod that none of the nodes takes that were asked about, with how many refuse it for each reason."""
         self._behind, self._verdicts = behind, Verdicts(view)
@@ -187,7 +190,7 @@ class Scheduler:
             return code
         facts = self.view.facts(node)
         fixed = self.view.basis_of(facts, uids | holds.uids)
-        waiting = [each for each in holds.waiting(fixed.state) if each[0].uid != pod.uid]
+        waiting = [each for each in holds.waiting(fixed.state, self.requested) if each[0].uid != pod.uid]
         if not waiting:
             return ""
         if len(waiting) > MOST_PENDING:

@@ -10,6 +10,8 @@ from topoalign.client import Client
 from topoalign.client.kept_nodes import KeptNodes
 from topoalign.core.admission.gang_plan import Candidate
 from topoalign.core.model.ids import NodeName, ResourceName
+from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.scoring.scorers import scorer_of
 from topoalign.registry.cluster import Cluster
@@ -20,7 +22,7 @@ from topoalign.registry.scheduling.binding import Binder
 from topoalign.registry.scheduling.figures import Figures
 from topoalign.registry.scheduling.gang_reservations import Gangs
 from topoalign.registry.scheduling.holds import Hold
-from topoalign.registry.scheduling.kubernetes_watch import KubernetesWatch
+from topoalign.registry.scheduling.kubernetes_watch import KubernetesWatch, understood
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.pod_events import PodEvents
 from topoalign.registry.scheduling.reservations import Reservations
@@ -84,6 +86,7 @@ class Scheduling:
         foreign.behind, shown = self.watch.behind, self.watch.pods
         self.view.offered = self._offered
         self.scheduler.planned, self.scheduler.allows = gangs.node_of, self.watch.allows
+        self.scheduler.requested = self._requested
         self.binder = Binder(context.bus, clock, api, self.reservations, self._fits, gangs.plan, shown, foreign.refusal)
         events = PodEvents(self.binder, self.reservations.of_pod, self.watch.reports.tell)
         self.scheduler.binder, self.scheduler.refused = events, events.refuse
@@ -139,14 +142,19 @@ class Scheduling:
     def _hold(self, node: NodeName) -> None:
         """The view holds what is reserved on a node now."""
         self._reserved.hear(node)
-        holds = (
-            Hold(
-                reserved=each,
-                request=self.binder.requests.get(each.pod_uid) if self.binder is not None else None,
-            )
-            for each in self.reservations.held(node)
-        )
-        self.view.hold(node, tuple(holds))
+        self.view.hold(node, tuple(Hold(reserved=each) for each in self.reservations.held(node)))
+
+    def _requested(self, reserved: Reservation) -> PodRequest | None:
+        """
+        What a pod asks for that is about to be bound: of one that another registry binds Kubernetes has shown it. Pods of a
+        gang are reserved together, some of them long before they are bound.
+        """
+        own = self.binder.requests.get(reserved.pod_uid) if self.binder is not None else None
+        waiting = self.watch.pods.waiting.get(reserved.pod_uid) if self.watch is not None else None
+        if own is not None or waiting is None or reserved.gang:
+            return own
+        asked = understood(waiting)
+        return asked.request if asked is not None else None
 
     async def _fits(self, node: NodeName, pod: PodToSchedule) -> str:
         """As `fits_in_every_order`, of a pod that its node has confirmed: only others that are pending can change that."""

@@ -1,0 +1,72 @@
+"""Pods that are reserved and not shown yet, by this registry or another: the kubelet may take them in any order."""
+
+from contextlib import nullcontext
+
+import pytest
+from api_server_support import shown_pod
+from decision_support import machine
+from registry_support import World
+from view_support import NODE, RULES, Says
+
+from topoalign.core.model.events import ReservationsChanged
+from topoalign.core.model.ids import GPU, ContainerName, Namespace, PodName
+from topoalign.core.model.reservations import Reservation, ReservedContainer
+from topoalign.registry.scheduling.binding import PodsPending
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_a_registry_that_has_just_reserved_tries_every_order(world: World) -> None:
+    """Before Kubernetes has shown the Binding: the kubelet may hear of either pod first."""
+    await world.say(*world.says.all())
+    first, second = (
+        str(world.kubernetes.add_pod(shown_pod(name, gpus=gpus))["metadata"]["uid"])
+        for name, gpus in (("a", 3), ("b", 1))
+    )
+    async with world.allocator(world.says), world.registry() as (scheduling, _):
+        await world.rounds()
+        await scheduling.scheduler.bind("ml", "a", first, NODE)
+        (waiting,) = scheduling.view.holds(NODE).waiting(scheduling.view.facts(NODE), scheduling.scheduler.requested)
+        await scheduling.scheduler.bind("ml", "b", second, NODE)
+
+        assert (first, True) == (waiting[0].uid, waiting[1])
+        assert [first, second] == [each.pod_uid for each in scheduling.reservations.held(NODE)]
+
+
+@pytest.mark.parametrize(("gang", "refused"), [("", True), ("ml/gang", False)])
+async def test_a_pod_fits_in_every_order_with_one_that_another_reserved(world: World, gang: str, refused: bool) -> None:
+    """
+    Three GPUs of NUMA node 0 are reserved for a pod that is not bound yet. The kubelet may take a pod with one GPU first:
+    it takes one of them, and the three are not left on one NUMA node. Only a pod of a
+    gang may be reserved long before it is bound, and others are not kept waiting for that.
+    """
+    world.says = Says(NODE, machine(gpus=(0, 0, 0, 1, 1)), RULES)
+    await world.say(*world.says.all())
+    theirs, ours = (
+        str(world.kubernetes.add_pod(shown_pod(name, gpus=gpus))["metadata"]["uid"])
+        for name, gpus in (("theirs", 3), ("ours", 1))
+    )
+    container = ReservedContainer(
+        container=ContainerName("main"), devices={GPU: tuple(world.says.hardware.gpu_by_id)[:3]}
+    )
+    reserved = Reservation(
+        pod_uid=theirs,
+        namespace=Namespace("ml"),
+        pod=PodName("theirs"),
+        containers=(container,),
+        seconds_left=300.0,
+        gang=gang,
+    )
+    async with world.allocator(world.says), world.registry() as (scheduling, _):
+        await world.rounds()
+        said = ReservationsChanged(node=NODE, epoch=1, seq=1, writer="r0", reservations=(reserved,), made=(theirs,))
+        await world.say(said)
+        with pytest.raises(PodsPending) if refused else nullcontext():
+            await scheduling.scheduler.bind("ml", "ours", ours, NODE)
+
+        assert [theirs, ours][: 2 - refused] == [each.pod_uid for each in scheduling.reservations.held(NODE)]
