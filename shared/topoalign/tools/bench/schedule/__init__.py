@@ -13,7 +13,7 @@ all nodes that have room, and binds beside that. Pods ask for 1 GPU, 8 CPUs and 
   runs; `refused` counts what nodes refused and `errors` what calls ended with as an error.
 - `1000x500-filter`, `-prioritize`, `-bind`: how long these calls took, as the scheduler sees it.
 - `5000x1000`: the same with more.
-- `bind`: one bind after another, each to another of 1,000 nodes, while nothing else happens.
+- `bind`: one bind after another, each to another of 1,000 nodes and of a pod that was just filtered; nothing else happens.
 - `waiting-500`: so many pods wait that no node takes, and containers on other nodes end 20 times a second; a call is one to
   filter. `cpu_percent` is the share of one core that the registry used for everything, `longest_ms` the longest call.
 

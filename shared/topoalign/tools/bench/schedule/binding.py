@@ -1,4 +1,4 @@
-"""Binds one pod after another, each to another node, while nothing else happens."""
+"""Filters and binds one pod after another, each to another node, while nothing else happens. The bind is timed."""
 
 import time
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from anyio import to_thread
 from topoalign.cli.measuring import summary
 from topoalign.core.model.ids import NodeName
 from topoalign.testing.fake_api_server.objects import Object
+from topoalign.testing.fake_scheduler.scheduler import as_sent
 from topoalign.tools.bench.device_plugin.node import Row
 from topoalign.tools.bench.filter.cluster import BusyNode
 from topoalign.tools.bench.filter.scheduler import Amounts, pod_json
@@ -34,9 +35,15 @@ async def bind(plane: ControlPlane, nodes: Sequence[BusyNode], everywhere: Nodes
 
 
 async def bound(plane: ControlPlane, number: int, node: NodeName) -> tuple[float, Object]:
-    """Binds a new pod. Returns the milliseconds that this took, and the pod."""
+    """
+    Binds a new pod, which is filtered before, as a scheduler does it. Returns the milliseconds that the bind took, and the
+    pod. Raises NotAnswered.
+    """
     pod = plane.cluster.add_pod(msgspec.json.decode(pod_json(number, Amounts())))
     metadata = pod["metadata"]
+    filtered = await plane.extender.ask("filter", {"Pod": as_sent(pod), "Nodes": None, "NodeNames": [node]})
+    if filtered["NodeNames"] != [node]:
+        raise NotAnswered("/scheduler/filter", "the node does not admit the pod")
     arguments = {
         "PodName": metadata["name"],
         "PodNamespace": metadata["namespace"],
