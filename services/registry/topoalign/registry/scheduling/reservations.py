@@ -28,6 +28,7 @@ from topoalign.core.model.reservations import Reservation
 from topoalign.core.ports import Bus, Clock, Message, Received, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
+from topoalign.registry.scheduling.reservations_by_node import ReservationsByNode
 
 TIDY_SECONDS = 1.0
 """Between two looks at what has ended."""
@@ -74,7 +75,7 @@ class Reservations:
         """Reservations that this registry has written as made, consumed, expired and cancelled, and its conflicts."""
         self._bus, self._clock, self._facts = bus, clock, facts
         self._changed, self._freed, self._has_gone = changed, freed, has_gone
-        self._known: dict[NodeName, NodeReservations] = {}
+        self._known = ReservationsByNode()
         self._seq = 0
         """Of the last change, of whatever node: no id is used twice, though a node is forgotten and comes back."""
         self._ended: dict[NodeName, float] = {}
@@ -95,12 +96,9 @@ class Reservations:
 
     def of_pod(self, uid: str) -> dict[NodeName, Reservation]:
         """Node -> what is reserved there for this pod. More than one only while a pod is reserved anew elsewhere."""
+        now = self._clock.monotonic()
         return {
-            node: each
-            for node, known in self._known.items()
-            if uid in known.until
-            for each in known.held(self._clock.monotonic())
-            if each.pod_uid == uid
+            node: each for node in self._known.nodes_of(uid) for each in self.of(node).held(now) if each.pod_uid == uid
         }
 
     def pods(self) -> dict[str, tuple[str, str]]:
@@ -132,7 +130,7 @@ class Reservations:
         conflict, which tells on which message it stands.
         """
         if although_reserved or not self.of(node).reservations:
-            self._known.pop(node, None)
+            self._known.drop(node)
 
     async def write(self, changes: Sequence[Change]) -> None:
         """
