@@ -1,7 +1,9 @@
 """What all tests share."""
 
 import os
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import nvml_support
 import pytest
@@ -28,10 +30,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def lives_by_virtual_time(item: pytest.Function) -> bool:
     """Whether the module of a test knows a clock that tests advance, or belongs to the simulation."""
-    known = vars(item.module).values()
-    return item.path.parent.name == "simulation" or any(
-        isinstance(each, type) and issubclass(each, ManualClock) for each in known
-    )
+    return item.path.parent.name == "simulation" or knows_a_manual_clock(item.module)
+
+
+@cache
+def knows_a_manual_clock(module: ModuleType) -> bool:
+    """Whether a module of tests knows a clock that tests advance."""
+    return any(isinstance(each, type) and issubclass(each, ManualClock) for each in vars(module).values())
 
 
 @pytest.fixture(scope="session")

@@ -143,7 +143,7 @@ def host_tree(root: Path, *, gpus: int = 8, nics: int = 2) -> Path:
         folder = f"sys/devices/system/node/node{node}"
         put(root, f"{folder}/cpulist", f"{16 * node}-{16 * node + 15}")
         put(root, f"{folder}/distance", ("10 21", "21 10")[node])
-        put(root, f"{folder}/meminfo", f"Node {node} MemTotal: 131072 kB")
+        put(root, f"{folder}/meminfo", f"Node {node} MemTotal: {64 << 20} kB")
     put(root, "proc/sys/kernel/random/boot_id", "11111111-2222-3333-4444-555555555555")
     for gpu in range(gpus):
         pci_device(root, address(gpu), 2 * gpu // max(gpus, 1), "0x030200", "0x10de")
