@@ -102,7 +102,7 @@ async def test_a_node_of_hami_is_shown_and_not_offered(world: World, register: s
 
         assert ("ForeignNode", "") == (verdict(scheduling, OTHER), verdict(scheduling))
         assert [(OTHER, "hami", 2, 2, 1, False), (NODE, None, 4, 2, 0, False)] == [
-            tuple(each[key] for key in ("name", "foreign", "gpus", "numa_nodes", "allocations", "stale"))
+            tuple(each.get(key) for key in ("name", "foreign", "gpus", "numa_nodes", "allocations", "stale"))
             for each in listed
         ]
         assert ("live", "", ["GPU-h0", "GPU-h1"]) == (
@@ -128,6 +128,7 @@ async def test_pages_of_nodes_have_those_of_hami_among_the_others(world: World) 
             token = page["continue"]
 
         assert ["a", NODE, "z"] == names
+        assert "hami" not in await get(world, scheduling, f"/v1/nodes/{NODE}")
 
 
 async def test_a_whole_node_of_hami_is_not_judged_by_its_labels(world: World) -> None:

@@ -41,7 +41,7 @@ class CpuCount(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Held by one container alone."""
 
 
-class NodeSummary(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class NodeSummary(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One line of the list of nodes."""
 
     name: NodeName
@@ -66,7 +66,7 @@ class NodeSummary(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     last_event: str | None
     """RFC 3339 time of the newest fact."""
     foreign: str | None = None
-    """`hami`: HAMi gives out its GPUs, and the node is offered to no pod. None: topoalign gives them out."""
+    """`hami`: HAMi gives out its GPUs, and the node is offered to no pod. Missing: topoalign gives them out."""
 
 
 class AllocationView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -92,7 +92,7 @@ class AllocationView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """How those of its devices are that would not be handed out now; it keeps them."""
 
 
-class NodeDetail(msgspec.Struct, frozen=True, kw_only=True):
+class NodeDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All that is known of one node."""
 
     summary: NodeSummary
@@ -100,7 +100,7 @@ class NodeDetail(msgspec.Struct, frozen=True, kw_only=True):
     health: dict[DeviceID, DeviceHealth]
     allocations: tuple[AllocationView, ...]
     hami: HamiView | None = None
-    """What HAMi's annotations of the Kubernetes Node say; None: there are none."""
+    """What HAMi's annotations of the Kubernetes Node say. Missing: there are none."""
 
 
 def summary(member: Member, foreign: str | None = None) -> NodeSummary:
