@@ -74,15 +74,19 @@ def test_a_case_tells_what_was_reserved_preferred_given_and_free() -> None:
 
 
 def test_a_case_tells_what_was_reserved_for_other_pods() -> None:
-    node = record(a=("g0",), b=("g1",))
+    """Pod a was reserved before and came after it, b has not come."""
+    node, taken = record(a=("g0",), b=("g1",)), Taken("z", "z", 11.0)
     case = case_of(
         "refused",
         NodeName("node-1"),
-        Taken("z", "z", 11.0),
+        taken,
         node.reserved,
+        {"a": 13.0, "z": 11.0},
         container=None,
-        message="NotEnoughDevices: 0",
+        message="NotAligned",
     )
 
-    assert {"a": ("g0",), "b": ("g1",)} == case.held
-    assert ((), None, "NotEnoughDevices: 0") == (case.reserved, case.reserved_seconds, case.message)
+    assert {"a": -2.0, "b": None} == {pod: each.taken_seconds for pod, each in case.held.items()}
+    assert {(("g0",), 1.0), (("g1",), 1.0)} == {(each.devices, each.reserved_seconds) for each in case.held.values()}
+    assert ((), None, "NotAligned") == (case.reserved, case.reserved_seconds, case.message)
+    assert "  held       g1 for b, written 1 s before the decision, not taken" == lines(case)[-1]

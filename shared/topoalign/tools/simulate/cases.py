@@ -1,6 +1,6 @@
 """What explains a pod that its node refused, or that got other devices than were reserved for it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -37,6 +37,19 @@ class Reserved(NamedTuple):
     """When it was written down that this is over. None: it was not."""
 
 
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """What was reserved for another pod of the node when the kubelet decided."""
+
+    devices: tuple[DeviceID, ...]
+    reserved_seconds: float
+    """How long before the decision that was written."""
+    taken_seconds: float | None
+    """
+    How long before the decision the kubelet had taken the other pod; negative: it took it later, so that pods came in
+    another order than they were reserved in. None: it has not taken it.
+    """
+
+
 class Case(msgspec.Struct, frozen=True, kw_only=True):
     """A pod that was refused or that deviated, with what was known then. Devices are sorted by id."""
 
@@ -59,7 +72,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     given: tuple[DeviceID, ...]
     free: tuple[DeviceID, ...]
     """Devices that no pod had that ran."""
-    held: dict[str, tuple[DeviceID, ...]]
+    held: dict[str, Held]
     """Pod -> what was reserved for it then, of other pods of the node."""
 
 
@@ -67,16 +80,24 @@ def case_of(
     what: Literal["refused", "deviated"],
     node: NodeName,
     taken: Taken,
-    records: dict[str, Reserved],
+    records: Mapping[str, Reserved],
+    all_taken: Mapping[str, float] = {},
     *,
     container: str | None,
     message: str = "",
     given: Devices = frozenset(),
 ) -> Case:
-    """The case of a pod. `records`: what was reserved on its node, by the UID of the pod."""
+    """
+    The case of a pod. By UID: `records`, what was reserved on its node; `all_taken`, when its kubelet took pods, in seconds
+    of the loop.
+    """
     own = records.get(taken.uid)
     held = {
-        each.pod or uid: ordered(each.devices)
+        each.pod or uid: Held(
+            devices=ordered(each.devices),
+            reserved_seconds=round(taken.at - each.at, 3),
+            taken_seconds=round(taken.at - all_taken[uid], 3) if uid in all_taken else None,
+        )
         for uid, each in records.items()
         if uid != taken.uid and each.at <= taken.at and (each.ended is None or each.ended > taken.at)
     }
@@ -109,8 +130,14 @@ def lines(case: Case) -> list[str]:
         f"  preferred  {listed(case.preferred)}",
         f"  given      {listed(case.given)}",
         f"  free       {listed(case.free)}",
-        *(f"  held       {listed(devices)} for {pod}" for pod, devices in case.held.items()),
+        *(held_line(pod, each) for pod, each in case.held.items()),
     ]
+
+
+def held_line(pod: str, held: Held) -> str:
+    """The line about what was reserved for another pod."""
+    when = "not taken" if held.taken_seconds is None else f"taken {held.taken_seconds:g} s before it"
+    return f"  held       {listed(held.devices)} for {pod}, written {held.reserved_seconds:g} s before the decision, {when}"
 
 
 def ordered(devices: Devices) -> tuple[DeviceID, ...]:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -70,10 +71,8 @@ def report(cluster: SimulatedCluster, pods: int, seconds: float) -> Report:
         counts, deviated = differences(record, node.given, node.freed)
         found += counts
         for each in deviated:
-            case = case_of(
-                "deviated", node.name, each.taken, record.reserved, container=each.container, given=each.devices
-            )
-            cases.append(case)
+            case = partial(case_of, "deviated", node.name, each.taken, record.reserved, taken_by(node))
+            cases.append(case(container=each.container, given=each.devices))
     return Report(
         nodes=len(cluster.nodes),
         pods=pods,
@@ -102,7 +101,14 @@ def refusals(cluster: SimulatedCluster, refused: Iterable[tuple[SimulatedNode, R
     """What explains these refusals."""
     for node, each in refused:
         reserved, message = cluster.reservations.nodes[node.name].reserved, f"{each.reason}: {each.message}"
-        yield case_of("refused", node.name, each.taken, reserved, container=each.container, message=message)
+        case = partial(case_of, "refused", node.name, each.taken, reserved, taken_by(node))
+        yield case(container=each.container, message=message)
+
+
+def taken_by(node: SimulatedNode) -> dict[str, float]:
+    """UID of a pod -> when the kubelet of the node admitted or refused it, in seconds of the loop."""
+    all_taken = (*(each.taken for each in node.given), *(each.taken for each in node.refusals))
+    return {taken.uid: taken.at for taken in all_taken}
 
 
 def is_foreign(pod: str) -> bool:
