@@ -13,7 +13,7 @@ import pytest
 from anyio import to_thread
 from scheduling_support import RawClient, RecordedScheduling, go_json, parsed, request_bytes, serving, split
 
-from topoalign.registry.scheduling.extender.connection import SchedulerConnection
+from topoalign.registry.scheduling.extender.connection import MOST_HEAD_BYTES, SchedulerConnection
 from topoalign.runtime import connections
 from topoalign.runtime.clock import all_tasks_blocked
 
@@ -231,6 +231,51 @@ async def test_a_head_without_end_is_refused_before_its_time(head: str) -> None:
             status, _, answer = parsed(await client.rest(head.encode()))
 
     assert (431, "TooLarge") == (status, answer["code"])
+
+
+LONG = {"a": "b" * 65_300}
+"""With the other headers of a request almost 64 KiB."""
+CHUNKED = {"Transfer-Encoding": "chunked"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "behind"),
+    [
+        (LONG | {f"x{number}": "y" for number in range(40)}, b""),
+        (CHUNKED, b"0\r\n" + b"a: b\r\n" * 12_000 + b"\r\n"),
+        (CHUNKED, b"0;"),
+    ],
+    ids=["headers", "trailers", "extension"],
+)
+async def test_what_is_long_and_no_body_is_refused_and_does_nothing(headers: dict[str, str], behind: bytes) -> None:
+    """A head or trailers that come whole, and the extension of a chunk without end."""
+    body = b'{"Pod":' + go_json(POD) + b"," + NAMES + b"}"
+    lines = {"Host": "registry", "Content-Type": "application/json"} | headers
+    lines |= {} if behind else {"Content-Length": str(len(body))}
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    sent = f"POST /scheduler/filter HTTP/1.1\r\n{head}\r\n".encode()
+    sent += b"%x\r\n%s\r\n%s" % (len(body), body, behind) if behind else body
+    if behind == b"0;":
+        sent = sent.ljust(
+            MOST_HEAD_BYTES + 2 * len(body) + 1, b"x"
+        )  # what is unread at the end would reset the connection
+    scheduling = RecordedScheduling()
+
+    async with serving(scheduling) as url:
+        with RawClient(url) as client:
+            status, _, answer = parsed(await client.rest(sent))
+
+    assert (431, "TooLarge") == (status, answer["code"])
+    assert scheduling.untouched
+
+
+async def test_a_head_of_just_under_64_kib_passes() -> None:
+    body = b'{"Pod":' + go_json(POD) + b"," + NAMES + b"}"
+    async with serving(RecordedScheduling()) as url:
+        with RawClient(url) as client:
+            status, _, answer = parsed(await client.segment(request_bytes("/scheduler/filter", body, **LONG)))
+
+    assert (200, ["a", "b"]) == (status, answer["NodeNames"])
 
 
 async def test_one_connection_too_many_closes_the_one_silent_for_longest(monkeypatch: pytest.MonkeyPatch) -> None:

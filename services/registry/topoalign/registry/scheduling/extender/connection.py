@@ -17,7 +17,7 @@ IDLE_SECONDS = 120
 HEAD_SECONDS = 4.0
 """How long the head of a request may take, from its first byte."""
 MOST_HEAD_BYTES = 64 * 1024
-"""Of the head of a request: its address and its headers."""
+"""Of the head of a request, its address and its headers, with the trailers; and of the framing of a body in chunks."""
 
 
 class SchedulerConnection(HttpToolsConnection):
@@ -29,8 +29,14 @@ class SchedulerConnection(HttpToolsConnection):
     """Whether nothing of a request has come after the last one."""
     head_is_complete = True
     """Whether the head of a request has come, or nothing of it."""
+    is_first = True
+    """Whether no request has begun in what has come since the connection was idle."""
+    is_refused = False
+    """Whether the request is answered already, as its head is too long."""
     head_bytes = 0
-    """What has come since that of a head that is not complete."""
+    """Of the address and the headers that were read, and of the trailers behind a body."""
+    raw_bytes = body_bytes = 0
+    """What has come of the request, and what of it is its body."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing any more."""
@@ -38,33 +44,56 @@ class SchedulerConnection(HttpToolsConnection):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read on; a head that has begun must end in time, and be no longer than others are."""
+        """Read on; a head that has begun must end in time, and nothing beside a body be longer than a head may be."""
         if self.is_idle:
             self._begin()
+            self.is_first = True
+        self.raw_bytes += len(data)
         super().data_received(data)
         if self.head_is_complete:
             self._stop_waiting()
-            return
-        self.head_bytes += len(data)
-        if self.head_bytes > MOST_HEAD_BYTES:
-            self.end_with(431, "TooLarge", f"the head of a request has more than {MOST_HEAD_BYTES} bytes")
         elif self.head_timer is None:
             self.head_timer = self.loop.call_later(self.head_seconds, self.end_slow_head)
+        if not self.is_idle and self.raw_bytes - self.body_bytes > MOST_HEAD_BYTES + self.body_bytes:
+            self._refuse()  # as chunks with long extensions, or with a byte each
 
     def on_message_begin(self) -> None:
-        """A request has begun, after lines without text perhaps."""
-        self._begin()
+        """A request has begun, after lines without text perhaps; in what came with the one before only it is counted."""
+        if not self.is_first:
+            self._begin()
+        self.is_first = False
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the address has come."""
+        self.head_bytes += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header or a trailer has come."""
+        self.head_bytes += len(name) + len(value) + len(b": \r\n")
+        if self.head_bytes > MOST_HEAD_BYTES:
+            self._refuse()
+        else:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The head of a request has come."""
         self.head_is_complete = True
-        super().on_headers_complete()
+        if not self.is_refused:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body has come."""
+        self.body_bytes += len(body)
+        if not self.is_refused:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """A request has come."""
         self.is_idle = True
-        super().on_message_complete()
+        if not self.is_refused:
+            super().on_message_complete()
 
     def end_slow_head(self) -> None:
         """Answer a request whose head does not come."""
@@ -87,7 +116,13 @@ class SchedulerConnection(HttpToolsConnection):
         self.transport.close()
 
     def _begin(self) -> None:
-        self.is_idle, self.head_is_complete, self.head_bytes = False, False, 0
+        self.is_idle = self.head_is_complete = False
+        self.head_bytes = self.raw_bytes = self.body_bytes = 0
+
+    def _refuse(self) -> None:
+        """Answer a request whose head is too long, and pass on nothing more of it."""
+        self.is_refused = True
+        self.end_with(431, "TooLarge", f"the head of a request has more than {MOST_HEAD_BYTES} bytes")
 
     def _stop_waiting(self) -> None:
         if self.head_timer is not None:
