@@ -42,6 +42,11 @@ from topoalign.tools.simulate.reserved import Reservations
 READY_SECONDS = 120.0
 """For the registries to know all nodes; on an idle machine it takes some seconds."""
 LOOK_SECONDS = 0.1
+MOST_ADMITTING = 2
+"""
+Kubelets that admit a pod at the same time. All nodes share this process, as real ones do not: with more of them a busy
+machine has each call wait for all others, until the kubelet is given up that lists its pods, and the pod is refused.
+"""
 STOP_SECONDS = 10.0
 
 
@@ -126,9 +131,12 @@ async def simulated_cluster(
     api = FakeCluster()
     with kept_ports(2 * registries) as ports:
         async with local_nats(folder / "nats") as nats, fake_api_server(api) as server, background() as tasks:
+            admitting = anyio.Semaphore(MOST_ADMITTING)
             turns = zip(names, cycle(machines), cycle(policies), strict=False)  # nodes take turns
             nodes = [
-                SimulatedNode(name, machine, policy, folder / str(n), nats, api, chance, shuffled=shuffled)
+                SimulatedNode(
+                    name, machine, policy, folder / str(n), nats, api, chance, shuffled=shuffled, turns=admitting
+                )
                 for n, (name, machine, policy) in enumerate(turns)
             ]
             for node in nodes:

@@ -54,13 +54,14 @@ class SimulatedNode:
         chance: Random,
         *,
         shuffled: bool,
+        turns: anyio.Semaphore | None = None,
     ) -> None:
         """
         `folder`: its own, and short: sockets are made in it. `chance`: for how long pods last. `shuffled`: its kubelet
-        takes pods late and in a random order.
+        takes pods late and in a random order. `turns`: held while its kubelet admits a pod.
         """
         self.name, self._cluster, self._folder = name, cluster, folder
-        self._chance, self._shuffled = chance, shuffled
+        self._chance, self._shuffled, self._turns = chance, shuffled, turns or anyio.Semaphore(1)
         self.refusals: list[Refused] = []
         """Pods that its kubelet refused."""
         self.foreign_binds: list[float] = []
@@ -146,7 +147,9 @@ class SimulatedNode:
             if self._shuffled:
                 await anyio.sleep(self._chance.uniform(0, LATE_SECONDS))
             place = self._chance.randrange(len(self._bound)) if self._shuffled else 0
-            await self._admit(self._bound.pop(place), tasks, seconds)
+            pod = self._bound.pop(place)
+            async with self._turns:
+                await self._admit(pod, tasks, seconds)
 
     async def _admit(self, pod: Object, tasks: TaskGroup, seconds: tuple[float, float]) -> None:
         request, uid = manifest.pod_of(pod), pod["metadata"]["uid"]
