@@ -55,11 +55,11 @@ bench: $(READY)  ## all benchmarks
 bench-compare: $(READY)  ## benchmarks of this tree and of BASE in turn, three rounds; NAMES for some of them
 	PYTHONPATH=tests/support $(BIN)/python -m bench_compare --rounds $(or $(ROUNDS),3) $(BASE) $(NAMES)
 
-proto: $(READY)  ## generates the kubelet's protocols anew from proto/
+proto: $(READY)  ## generates the protocols anew from proto/
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I proto \
 	  --python_betterproto2_out=$(API) \
 	  --python_betterproto2_opt=client_generation=async --python_betterproto2_opt=server_generation=async \
-	  proto/deviceplugin.proto proto/podresources.proto
+	  proto/deviceplugin.proto proto/display.proto proto/podresources.proto
 
 event-documents: $(READY)  ## generates docs/asyncapi.json and the tables of docs/events.md from the code
 	$(BIN)/python docs/event_documents.py docs

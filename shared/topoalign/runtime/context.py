@@ -1,9 +1,9 @@
 """The context that a service receives when it starts. It is the same type for all services."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import anyio
 from anyio.abc import TaskStatus
@@ -18,6 +18,19 @@ if TYPE_CHECKING:  # a process without HTTP needs neither
 
 Check = Callable[[], str | None]
 """Says why the process is not ready, or None when it is."""
+
+JSON, PROMETHEUS = "application/json", "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Answer(NamedTuple):
+    """A page as it is sent."""
+
+    body: bytes
+    content_type: str
+
+
+Page = Callable[[], Awaitable[Answer]]
+"""Makes a page at each request for it. A TopoalignError that it raises is the answer then."""
 
 Series = Callable[[], AsyncIterator[bytes]]
 """Writes whole families in Prometheus' text format, in chunks between which the loop gets a turn."""
@@ -58,6 +71,8 @@ class Context:
     reload: Reload = field(default_factory=Reload)
     routes: "list[BaseRoute]" = field(default_factory=list)
     """HTTP routes beside /livez, /readyz and /metrics; a service adds its own before it reports that it has started."""
+    pages: dict[str, Page] = field(default_factory=dict)
+    """Pages by path that take no parameters; a service adds its own before it reports that it has started."""
     figures: list[Collector] = field(default_factory=list)
     """What /metrics shows; a service adds its own."""
     series: list[Series] = field(default_factory=list)

@@ -6,7 +6,7 @@ every check of the context passes, else 503 with the reasons; `?verbose` lists a
 do not stop the process from working. The server listens on the loopback address by default.
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from importlib import metadata
 from types import MappingProxyType
 
@@ -19,8 +19,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from topoalign.core.model.errors import clean
-from topoalign.runtime.context import Check, Context, Series
+from topoalign.core.model.errors import TopoalignError, clean
+from topoalign.runtime.context import Check, Context, Page, Series
 from topoalign.runtime.http_server import listen, serve_application
 
 
@@ -49,7 +49,22 @@ def application(context: Context) -> Starlette:
         {"version": metadata.version("topoalign")}
     )
     own = [Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)]
-    return Starlette(routes=[*own, *context.routes], exception_handlers={HTTPException: failed})
+    pages = [Route(path, answering(page)) for path, page in context.pages.items()]
+    return Starlette(routes=[*own, *pages, *context.routes], exception_handlers={HTTPException: failed})
+
+
+def answering(page: Page) -> Callable[[Request], Awaitable[Response]]:
+    """A page as an endpoint. What it raises on purpose is 503, in the words of the API."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            body, content_type = await page()
+        except TopoalignError as error:
+            said = {"code": error.code, "finding": error.finding, "remedy": error.remedy}
+            return JSONResponse(said, status_code=503)
+        return Response(body, headers={"content-type": content_type, "cache-control": "no-store"})
+
+    return endpoint
 
 
 async def exposition(own: bytes, series: Iterable[Series]) -> AsyncIterator[bytes]:

@@ -97,10 +97,32 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
                 tasks.start_soon(kubelet.watch.run)
                 tasks.start_soon(containers.run, kubelet.allocations, context.clock)
                 await tasks.start(kubelet.front.run)
+            await tasks.start(serve_display, settings.display, context, ledger)
             task_status.started()
-            await wait_for_successor(settings.state_dir, context.clock)
-            context.life["successor"] = Vacancy(settings.state_dir, context.clock).trouble
-            context.superseded.set()
+            await make_way(settings.state_dir, context)
+
+
+async def make_way(state_dir: Path, context: Context) -> None:
+    """Waits for a successor, and has the services of this process end for it."""
+    await wait_for_successor(state_dir, context.clock)
+    context.life["successor"] = Vacancy(state_dir, context.clock).trouble
+    context.superseded.set()
+
+
+async def serve_display(path: str, context: Context, ledger: Ledger, *, task_status: TaskStatus[None]) -> None:
+    """
+    Serves gpu-manager's display on this socket, for ever; an empty path: not at all. Has started once its pages are among
+    those of the process.
+    """
+    if path:
+        from topoalign.allocator.display import Display  # few nodes have it
+
+        display = Display(lambda: ledger.state, UseSeries(ledger, context.bus, ()).shares)
+        context.pages.update(display.pages())
+        task_status.started()
+        await display.run(Path(path), context.clock)
+    else:
+        task_status.started()
 
 
 def kubelet_side(

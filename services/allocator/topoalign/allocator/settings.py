@@ -94,6 +94,12 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     its monitor). For dashboards that are there already. Default: under ours alone.
     """
 
+    display: str = ""
+    """
+    Path of the socket on which gpu-manager's (Gaia's) display is served, which adds its pages to the process as well. For
+    clients that are there already; gpu-manager's own is /var/run/gpu-manager.sock. Default: it is not served.
+    """
+
     @property
     def metrics_names(self) -> frozenset[str]:
         """`metrics_also` as a set. Raises InvalidField for other names."""

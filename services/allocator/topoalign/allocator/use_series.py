@@ -41,7 +41,10 @@ class UseSeries:
         """The text. Where nothing can be measured, only that."""
         from topoalign.allocator import use_families  # as above
 
-        shares = await self._shares()
+        try:
+            shares = await self.shares()
+        except TopoalignError:
+            shares = None
         yield header("topoalign_gpu_use_measured", "1 if the use of this node's GPUs could be measured for this page.")
         yield line("topoalign_gpu_use_measured", shares is not None)
         if shares is None:
@@ -53,19 +56,15 @@ class UseSeries:
         if "hami" in self._also:
             yield use_families.text(use_families.hami(shares, hardware))
 
-    async def _shares(self) -> "NodeShares | None":
-        """The use of this node's GPUs now; None where discovery does not answer, or cannot measure."""
+    async def shares(self) -> "NodeShares":
+        """The use of this node's GPUs now. Raises a TopoalignError where discovery does not answer, or cannot measure."""
         from topoalign.core.model.processes import Measurement
         from topoalign.core.usage.attribution import shares_of
 
         node = self._ledger.node
-        try:
-            answer = await self._bus.ask(
-                wire.use_subject(node), msgspec.json.encode(UseRequest(node=node)), within=ANSWER_SECONDS
-            )
-            return shares_of(self._ledger.state, wire.answered(answer, Measurement))
-        except TopoalignError:
-            return None
+        question = msgspec.json.encode(UseRequest(node=node))
+        answer = await self._bus.ask(wire.use_subject(node), question, within=ANSWER_SECONDS)
+        return shares_of(self._ledger.state, wire.answered(answer, Measurement))
 
     def _lasting(self, shares: "NodeShares") -> "tuple[Excess, ...]":
         """Who is above its memory for some measurements in a row; logged when it begins."""

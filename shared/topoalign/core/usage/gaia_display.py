@@ -1,0 +1,219 @@
+"""
+What gpu-manager (Gaia) displays of a node: the tree of its GPUs as text, and who uses them.
+
+The tree is that of Gaia's evaluators (`core.sharing.gaia.tree`). A line for each node, below its parent:
+
+    ROOT:1
+    |---PHB (aval: 1, pids: [], usedMemory: 0, totalMemory: 0, allocatableCores: 0, allocatableMemory: 0)
+    |   |---GPU0 (pids: [71 72], usedMemory: 1073741824, totalMemory: 85899345920, allocatableCores: 0, allocatableMemory: 0)
+    |   |---GPU1 (pids: [], usedMemory: 0, totalMemory: 85899345920, allocatableCores: 100, allocatableMemory: 85899345920)
+
+`aval` counts the cards below a node that nobody holds anything of. Memory is in bytes, and what is used is that of the
+processes. Nodes stand before others of a higher level, then by `aval`, then by their first card.
+
+What is not known is 0, because the form has no other word for it. A card with MIG instances is divided by them and not by
+cores, so nothing of it can be allocated here. Source: gpu-manager 8cd842ed, device/nvidia (tree, node), display.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from topoalign.core.model.events import HealthState
+from topoalign.core.model.topology.links import NVML_LEVEL, PcieClass
+from topoalign.core.model.topology.model import Gpu, Topology
+from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard
+from topoalign.core.sharing.gaia.tree import GpuTree, Node, build, tree_of
+from topoalign.core.state.fold import NodeState
+from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares, Use
+
+MIB = 1 << 20
+LEVEL = {kind: level for level, kind in NVML_LEVEL.items()}
+UNKNOWN_LEVEL = -1
+LABELS = {10: "PIX", 20: "PXB", 30: "PHB", 40: "CPU", 50: "SYS"}
+"""Level -> how a node of the tree is called."""
+
+
+class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a container uses of one card; the fields are those of Gaia's message."""
+
+    id: str = ""
+    """PCI bus id as NVML writes it: `00000000:07:00.0`."""
+    card_idx: str = ""
+    """NVML's index."""
+    gpu: float = 0.0
+    """Percent of the last second."""
+    mem: float = 0.0
+    """MiB in use."""
+    pids: tuple[int, ...] = ()
+    device_mem: float = 0.0
+    """MiB of the card."""
+
+
+class Devices(msgspec.Struct, frozen=True):
+    """The cards of a container."""
+
+    dev: tuple[DeviceInfo, ...]
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a container was given."""
+
+    gpu: float = 0.0
+    """Cards."""
+    mem: float = 0.0
+    """MiB."""
+
+
+class ContainerStat(msgspec.Struct, frozen=True, kw_only=True):
+    """One pod."""
+
+    stat: dict[str, Devices] = {}
+    """By name of the container, as `spec`."""
+    project: str = ""
+    """Its namespace."""
+    user: str = ""
+    """Gaia takes it and the next one from the pod's manifest, which is not known on the node: always empty."""
+    cluster: str = ""
+    spec: dict[str, Spec] = {}
+
+
+class Usages(msgspec.Struct, frozen=True):
+    """All pods that hold something, by UID."""
+
+    usage: dict[str, ContainerStat] = {}
+
+
+def graph_of(state: NodeState, shares: NodeShares) -> str:
+    """The tree of a node's GPUs as text, each line with its end."""
+    gpus, rows = state.hardware.gpus, rows_by_card(shares)
+    cards = [shared_card(state, gpu, rows.get(gpu.id, [])) for gpu in gpus]
+    levels = levels_of(state.hardware, gpus)
+    boards = [int(LEVEL[PcieClass.PSB] in row) for row in levels]
+    tree = tree_of(build(levels, boards), cards)
+    lines = [f"ROOT:{tree.available(tree.root) if gpus else 0}\n"]
+    lines += (line(tree, node, depth, gpus, rows) for node, depth in walk(tree, tree.root))
+    return "".join(lines)
+
+
+def walk(tree: GpuTree, node: Node, depth: int = 0) -> Iterator[tuple[Node, int]]:
+    """All nodes below one with their depth, each before those below it."""
+    order = sorted(
+        node.children,
+        key=lambda child: (
+            child.level,  # cards first, then what is nearest,
+            tree.available(child),  # the fullest,
+            child.members,  # the lowest index
+        ),
+    )
+    for child in order:
+        yield child, depth
+        yield from walk(tree, child, depth + 1)
+
+
+def line(tree: GpuTree, node: Node, depth: int, gpus: Sequence[Gpu], rows: dict[str, list[DeviceShares]]) -> str:
+    """The line of one node."""
+    indent = "|   " * depth + "|---"
+    if node.children:
+        amounts = "pids: [], usedMemory: 0, totalMemory: 0, allocatableCores: 0, allocatableMemory: 0"
+        return f"{indent}{LABELS[node.level]} (aval: {tree.available(node)}, {amounts})\n"
+    (at,) = node.members
+    gpu, card = gpus[at], tree.cards[at]
+    processes = [process for row in rows.get(gpu.id, ()) for use in uses(row) for process in use.processes]
+    pids = " ".join(str(pid) for pid in sorted({process.pid for process in processes}))
+    used = sum(process.memory or 0 for process in processes)
+    return (
+        f"{indent}GPU{gpu.index} (pids: [{pids}], usedMemory: {used}, totalMemory: {card.memory}, "
+        f"allocatableCores: {card.cores_left}, allocatableMemory: {card.memory_left})\n"
+    )
+
+
+def uses(row: DeviceShares) -> Iterator[Use]:
+    """The use of all who use a GPU or an instance."""
+    yield from (holder.use for holder in row.holders)
+    yield from (other.use for other in row.others)
+
+
+def shared_card(state: NodeState, gpu: Gpu, rows: Sequence[DeviceShares]) -> SharedCard:
+    """A card with what is held of it."""
+    holders = [holder for row in rows for holder in row.holders]
+    health = state.health_of(gpu.id)
+    return SharedCard(
+        device=gpu.id,
+        index=gpu.index,
+        minor=gpu.index if gpu.minor is None else gpu.minor,
+        model=gpu.name,
+        healthy=health.state is HealthState.HEALTHY and not health.cordoned,
+        memory=gpu.memory or 0,
+        cores_held=sum(holder.cores or 0 for holder in holders),
+        memory_held=sum(holder.memory or 0 for holder in holders),
+        slots_held=len(holders),
+        exclusive=bool(gpu.mig) or any(holder.cores == WHOLE_CARD for holder in holders),
+    )
+
+
+def levels_of(hardware: Topology, gpus: Sequence[Gpu]) -> list[list[int]]:
+    """NVML's level of the common ancestor of each two GPUs; `UNKNOWN_LEVEL` where it is not known."""
+
+    def level(a: Gpu, b: Gpu) -> int:
+        link = hardware.link_by_pair.get((a.id, b.id))
+        return UNKNOWN_LEVEL if link is None or link.pcie is None else LEVEL[link.pcie]
+
+    return [[level(a, b) for b in gpus] for a in gpus]
+
+
+def usages_of(hardware: Topology, shares: NodeShares) -> Usages:
+    """Which pod uses how much of which card. A pod of which the UID or a container is not known yet is left out."""
+    found: dict[str, tuple[str, dict[str, list[tuple[DeviceInfo, HolderUse]]]]] = {}
+    for row in shares.devices:
+        for holder in row.holders:
+            if holder.pod_uid and holder.owner is not None:
+                _, containers = found.setdefault(holder.pod_uid, (holder.owner.namespace, {}))
+                shown = device_info(hardware.gpu_by_id[row.card], row, holder), holder
+                containers.setdefault(holder.owner.container, []).append(shown)
+    return Usages(
+        {
+            uid: ContainerStat(
+                stat={name: Devices(tuple(info for info, _ in held)) for name, held in containers.items()},
+                project=namespace,
+                spec={name: spec_of([holder for _, holder in held]) for name, held in containers.items()},
+            )
+            for uid, (namespace, containers) in found.items()
+        }
+    )
+
+
+def device_info(gpu: Gpu, row: DeviceShares, holder: HolderUse) -> DeviceInfo:
+    """What a container uses of a card, or of an instance on it."""
+    return DeviceInfo(
+        id=bus_id(gpu.pci),
+        card_idx=str(gpu.index),
+        gpu=float(holder.use.utilization or 0),
+        mem=float((holder.use.memory or 0) // MIB),
+        pids=tuple(process.pid for process in holder.use.processes),
+        device_mem=float((row.memory or 0) // MIB),
+    )
+
+
+def spec_of(held: Sequence[HolderUse]) -> Spec:
+    """What a container was given, in all."""
+    return Spec(
+        gpu=sum(holder.cores or 0 for holder in held) / WHOLE_CARD,
+        mem=float(sum(holder.memory or 0 for holder in held) // MIB),
+    )
+
+
+def bus_id(pci: str | None) -> str:
+    """A PCI address of sysfs as NVML writes it: the domain with eight digits. Empty: it is not known."""
+    if pci is None:
+        return ""
+    domain, _, rest = pci.partition(":")
+    return f"{domain:0>8}:{rest}".upper()
+
+
+def rows_by_card(shares: NodeShares) -> dict[str, list[DeviceShares]]:
+    """Card -> its row, and those of its instances."""
+    rows: dict[str, list[DeviceShares]] = {}
+    for row in shares.devices:
+        rows.setdefault(row.card, []).append(row)
+    return rows
