@@ -21,7 +21,7 @@ QUERIES = (
     "devices",
     "offered",
     "offers_of",
-    "offer_by_base",
+    "offers_by_base",
     "cards",
     "cpus_by_node",
     "node_ids",

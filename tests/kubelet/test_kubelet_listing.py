@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kubelet_support import NODE, two_nodes
 
 from topoalign.allocator.device_plugin import listing
-from topoalign.allocator.device_plugin.listing import SLICE, Listing, encoded
+from topoalign.allocator.device_plugin.listing import SLICE, Listing, encoded_by
 from topoalign.core.model.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.cpuset import LARGEST_ID
@@ -135,11 +135,11 @@ async def test_only_the_shares_of_a_card_whose_health_changed_are_encoded_anew(m
     """A grant encodes nothing, whatever the number of shares."""
     made: list[str] = []
 
-    def spied(base: DeviceID, *others: Any) -> bytes:
+    def spied(offer: Offer, base: DeviceID, *others: Any) -> bytes:
         made.append(base)
-        return encoded(base, *others)
+        return encoded_by(offer, base, *others)
 
-    monkeypatch.setattr(listing, "encoded", spied)
+    monkeypatch.setattr(listing, "encoded_by", spied)
     lists, state = Listing(SHARED), healthy(offered(replicas=2_500))
     first = await lists.of(state)
     granted = state.holding(Allocation(id=AllocationID("a"), devices={SHARED: (DeviceID("GPU-2::7"),)}))

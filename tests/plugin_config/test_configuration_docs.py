@@ -9,7 +9,7 @@ import pytest
 from topoalign.cli import root
 from topoalign.kubelet.files import documents
 from topoalign.plugin_config import nvidia
-from topoalign.plugin_config.configuration import Configuration, SharedResource
+from topoalign.plugin_config.configuration import Configuration, SharedResource, Units
 from topoalign.plugin_config.file import leaves, load_plugin_config, loaded
 from topoalign.plugin_config.watching import VARIABLE
 
@@ -33,7 +33,7 @@ def test_every_example_is_a_configuration(text: str) -> None:
 
 
 def test_there_are_examples_of_every_section_that_is_a_list() -> None:
-    assert 5 == len(EXAMPLES)
+    assert 6 == len(EXAMPLES)
     assert Configuration() != load_plugin_config(REPOSITORY / "examples" / "topoalign.yaml").configuration
 
 
@@ -45,6 +45,8 @@ def test_every_field_is_listed_with_its_default() -> None:
     assert {path: written(value) for path, value in values.items()} == documented
     shared = {field.encode_name for field in msgspec.structs.fields(SharedResource)}
     assert shared == {row[0].strip("`") for row in rows("key | default")}
+    units = {field.encode_name: str(field.default) for field in msgspec.structs.fields(Units)}
+    assert units == {row[0].strip("`"): row[1].strip("`") for row in rows("key of `units`")}
 
 
 def at(content: object, path: str) -> object:
@@ -55,6 +57,8 @@ def at(content: object, path: str) -> object:
 
 
 def written(value: object) -> str:
+    if value is None:
+        return ""
     if isinstance(value, bool):
         return str(value).lower()
     return f"[{', '.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)

@@ -23,6 +23,32 @@ def test_without_a_configuration_gpus_and_nics_are_offered_as_they_are() -> None
     assert () == made(machine()).offers
 
 
+def test_gpus_in_units_are_offered_as_computing_time_and_memory() -> None:
+    """Blocks are rounded down GPU by GPU, and a GPU in MIG mode stays as it is."""
+    sizes = (1 << 30, 1 << 30, (1 << 30) + (300 << 20), 1 << 30, None)
+    gpus = [
+        msgspec.structs.replace(gpu(index, [] if index == 3 else None), memory=size) for index, size in enumerate(sizes)
+    ]
+
+    found = made(machine(gpus), "sharing: {units: {devices: ['1', GPU-2, '3', '4'], memory: example.com/blocks}}")
+
+    assert [
+        ("nvidia.com/gpu", ("GPU-0", "GPU-3", "GPU-4"), 1, None),
+        ("tencent.com/vcuda-core", ("GPU-1", "GPU-2"), 100, "cores"),
+        ("example.com/blocks", ("GPU-1",), 4, "memory"),
+        ("example.com/blocks", ("GPU-2",), 5, "memory"),
+    ] == [(each.resource, each.devices, each.replicas, each.unit) for each in found.offers]
+    assert {"flags.migStrategy", "sharing.units"} == {finding.field for finding in found.findings}
+    validate(msgspec.structs.replace(machine(gpus), offers=found.offers))
+
+
+def test_units_of_a_resource_that_the_node_does_not_have_are_none() -> None:
+    found = made(machine([gpu(0)]), "sharing: {units: {name: nvidia.com/large}}")
+
+    assert {"nvidia.com/gpu": ["GPU-0"]} == listed(found)
+    assert ["sharing.units: this node has no nvidia.com/large"] == said(found)
+
+
 def test_mig_is_ignored_where_nothing_asks_for_it_and_that_is_said() -> None:
     found = made(machine([gpu(0), gpu(1, ["1g.10gb"]), gpu(2, [])]))
 

@@ -133,7 +133,8 @@ class Replica:
             if each.pod_uid == pod.uid or not self._shown.has(each.pod_uid):
                 continue
             request = self._world.requests[each.pod_uid]
-            if are_mistakable(own, Comer(key_of(request), read_pod(request, RULES), must_fit=True)):
+            other = Comer(key_of(request), read_pod(request, RULES), must_fit=True)
+            if are_mistakable(self.seen[node].hardware, own, other):
                 return PODS_PENDING
         return ""
 

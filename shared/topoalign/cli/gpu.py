@@ -14,6 +14,11 @@ from topoalign.core.model.events import DeviceHealth
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.maintenance import Word
 from topoalign.core.model.topology.model import Gpu
+from topoalign.core.state.unit_amounts import UnitsLeft
+
+NOT_ENFORCED = (
+    "Limiter: none. Nothing limits what a container takes of a GPU in units: they are counted, and not enforced."
+)
 
 
 @click.group()
@@ -38,7 +43,7 @@ def gpu() -> None:
 @on_node
 def list_devices(link: Link) -> None:
     """
-    Show the status of each device, and which pods hold it.
+    Show the status of each device, and which pods hold it. Of GPUs in units also what is left of them.
 
     \b
     Examples:
@@ -48,24 +53,45 @@ def list_devices(link: Link) -> None:
     standing = links.discovered_or_read(link.node_option, link.nats_option, os.environ)
     if link.as_json:
         rows = [
-            {**places(standing, device), "id": device, **facts(health), "held_by": held_by(standing, device)}
+            {
+                **places(standing, device),
+                "id": device,
+                **facts(health),
+                "held_by": held_by(standing, device),
+                **({} if left is None else {"left": {"cores": left.cores, "memory_blocks": left.blocks}}),
+            }
             for device, health in every(standing)
+            for left in [units_left(standing, device)]
         ]
         output.document({"node": standing.node, "devices": rows})
         return
+    in_units = any(offer.unit is not None for offer in standing.topology.offered)
     output.columns(
-        ("NAME", "DEVICE", "PCI", "HEALTH", "HELD BY", "WHY"),
+        ("NAME", "DEVICE", "PCI", "HEALTH", "HELD BY", *(("LEFT",) if in_units else ()), "WHY"),
         [
             (
                 *("-" if place is None else place for place in (at["name"], device, at["pci"])),
                 word(health),
                 "not known" if pods is None else " ".join(pods) or "-",
+                *((shown_left(units_left(standing, device)),) if in_units else ()),
                 health.reason or "-",
             )
             for device, health in every(standing)
             for at, pods in [(places(standing, device), held_by(standing, device))]
         ],
     )
+    if in_units:
+        output.note(NOT_ENFORCED)
+
+
+def units_left(standing: Standing, device: DeviceID) -> UnitsLeft | None:
+    """What is left of a GPU in units; None for other devices, and where it is not known who holds what."""
+    return standing.state.ownership.units_left.get(device) if standing.announced else None
+
+
+def shown_left(left: UnitsLeft | None) -> str:
+    """`80 cores, 304 blocks`."""
+    return "-" if left is None else f"{left.cores} cores, {left.blocks} blocks"
 
 
 def every(standing: Standing) -> Iterator[tuple[DeviceID, DeviceHealth]]:

@@ -37,6 +37,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """A hint is preferred if an empty machine could not do with fewer NUMA nodes; otherwise if nothing narrower fits now."""
     silent_on_unplaced_devices: bool
     """Of devices without NUMA nodes there is no opinion even where there are too few; otherwise they cannot be met."""
+    seeks_units_by_gpu: bool
+    """Units of GPUs are sought where one GPU has enough for the container; otherwise they are counted per NUMA node."""
     silent_on_unmet_memory: bool
     """Memory that fits nowhere is left out, which counts as no opinion; otherwise it cannot be met."""
     offers_memory_without_cpus: bool
@@ -82,6 +84,7 @@ KUBELET = Profile(
     refuses_unknown_resources=False,
     prefers_by_empty_machine=True,
     silent_on_unplaced_devices=True,
+    seeks_units_by_gpu=False,
     silent_on_unmet_memory=True,
     offers_memory_without_cpus=True,
     aligns_by_socket=True,
@@ -109,6 +112,7 @@ BEST = Profile(
     refuses_unknown_resources=True,
     prefers_by_empty_machine=False,
     silent_on_unplaced_devices=False,
+    seeks_units_by_gpu=True,
     silent_on_unmet_memory=False,
     offers_memory_without_cpus=False,
     aligns_by_socket=False,

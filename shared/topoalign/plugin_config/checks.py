@@ -23,6 +23,7 @@ from topoalign.plugin_config.configuration import (
     SharedResource,
     Sharing,
     TimeSlicing,
+    Units,
 )
 
 MIG_PREFIX = f"{names.GPU_DOMAIN}/mig-"
@@ -53,6 +54,7 @@ def validate_configuration(configuration: Configuration) -> Configuration:
     sharing = Sharing(
         time_slicing=replicated("sharing.timeSlicing", configuration.sharing.time_slicing),
         mps=replicated("sharing.mps", configuration.sharing.mps),
+        units=None if configuration.sharing.units is None else units("sharing.units", configuration.sharing),
     )
     found = replace(configuration, resources=resources, nics=nics, sharing=sharing)
     check_mps(found)
@@ -176,6 +178,28 @@ def check_mps(found: Configuration) -> None:
             raise InvalidField(f"{path}.rename", finding, "give the shares a name of their own")
 
 
+def units(path: str, sharing: Sharing) -> Units:
+    """The section with complete resource names. Raises InvalidField for names that are taken."""
+    found = sharing.units
+    assert found is not None
+    if isinstance(found.devices, tuple):
+        references(f"{path}.devices", found.devices)
+    named = replace(
+        found,
+        name=names.resource(f"{path}.name", found.name),
+        cores=names.resource(f"{path}.cores", found.cores),
+        memory=names.resource(f"{path}.memory", found.memory),
+    )
+    if named.name in {names.resource(path, each.name) for each in sharing.time_slicing.resources}:
+        finding = f"{quoted([named.name])} is shared by sharing.timeSlicing"
+        raise InvalidField(
+            f"{path}.name", finding, "share it in one way; resources.gpus can give some GPUs another name"
+        )
+    if named.cores == named.memory:
+        raise InvalidField(f"{path}.memory", "computing time and memory would be one resource", "use another name")
+    return named
+
+
 def references(path: str, devices: Sequence[str | int]) -> None:
     """Devices of a list: indexes, `<GPU>:<MIG instance>` and uuids, each once."""
     if not devices:
@@ -221,6 +245,12 @@ def keep_apart(found: Configuration) -> None:
                 path = f"sharing.{way}.resources[{place}].rename"
                 raise InvalidField(path, "GPUs and NICs would be one resource", "use another name")
             mine.add(each.rename or each.name)
+    if found.sharing.units is not None:
+        for field in ("cores", "memory"):
+            name = getattr(found.sharing.units, field)
+            if name in gpus | nics or name.startswith(MIG_PREFIX):
+                finding = f"{quoted([name])} is a resource of devices that are not in units"
+                raise InvalidField(f"sharing.units.{field}", finding, "use another name")
     for place, choice in enumerate(found.nics):
         if choice.name in gpus or choice.name.startswith(MIG_PREFIX):
             raise InvalidField(f"nics[{place}].name", f"{choice.name} is a resource of GPUs", "use another name")

@@ -110,6 +110,10 @@ class NicChoice(Section, frozen=True, kw_only=True):
     exclude: bool = False
 
 
+Chosen = Literal["all"] | Annotated[int, msgspec.Meta(ge=1, le=65_535)] | tuple[str | Index, ...]
+"""Which devices of a resource: all, so many of the first, or these: an index, `<GPU>:<MIG instance>`, a uuid."""
+
+
 class SharedResource(Section, frozen=True, kw_only=True):
     """A resource whose devices are shared, in the way of the section that it is in."""
 
@@ -117,8 +121,8 @@ class SharedResource(Section, frozen=True, kw_only=True):
     """As it is called when it is not shared."""
     rename: str = ""
     """What its shares are called. Empty: as `rename_by_default` says."""
-    devices: Literal["all"] | Annotated[int, msgspec.Meta(ge=1, le=65_535)] | tuple[str | Index, ...] = "all"
-    """Which: all, so many of the first, or these: an index, `<GPU>:<MIG instance>`, a uuid. The others stay whole."""
+    devices: Chosen = "all"
+    """Which of them. The others stay whole."""
     replicas: Annotated[int, msgspec.Meta(ge=1, le=MOST_REPLICAS)]
     """Shares that each device is offered as. 1: it stays whole, under the name that they would have."""
 
@@ -144,11 +148,29 @@ class Mps(Section, frozen=True, kw_only=True):
     """2 to 48 replicas each: an MPS server has no more clients."""
 
 
+class Units(Section, frozen=True, kw_only=True):
+    """
+    GPUs of which a container asks for an amount: hundredths of the computing time, and blocks of 256 MiB of the memory. Each
+    GPU is two resources then.
+    """
+
+    name: str = "nvidia.com/gpu"
+    """The resource that the GPUs are when they are not shared."""
+    devices: Chosen = "all"
+    """Which of them. The others stay whole."""
+    cores: str = "tencent.com/vcuda-core"
+    """What units of computing time are called, 100 a GPU."""
+    memory: str = "tencent.com/vcuda-memory"
+    """What blocks of memory are called, as many as a GPU has whole ones."""
+
+
 class Sharing(Section, frozen=True, kw_only=True):
     """The section `sharing`. A resource is shared in one way only."""
 
     time_slicing: TimeSlicing = TimeSlicing()
     mps: Mps = Mps()
+    units: Units | None = None
+    """None: no GPU is offered in units."""
 
 
 class Imex(Section, frozen=True, kw_only=True):

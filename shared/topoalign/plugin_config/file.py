@@ -8,6 +8,7 @@ came from. An unknown key is an error, because a setting that is silently ignore
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -99,6 +100,7 @@ def section(content: object, kind: type[S], path: str) -> S:
 
 def value(content: object, kind: Any, path: str) -> Any:
     """One value of a field. Raises InvalidField with its path."""
+    kind = given_kind(kind)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return section(content, kind, path)
     if get_origin(kind) is tuple and isinstance(content, list):
@@ -108,6 +110,12 @@ def value(content: object, kind: Any, path: str) -> Any:
     except msgspec.ValidationError as error:
         finding = "unknown" if is_choice(kind) else clean(str(error).split(" - at")[0], 200)
         raise InvalidField(path, f"{finding}: {quoted([str(content)])}", remedy(kind)) from error
+
+
+def given_kind(kind: Any) -> Any:
+    """The type of a field where the file gives it: a section that may be left out is None otherwise."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else ()
+    return kinds[0] if kinds[1:] == (NoneType,) else kind
 
 
 def is_choice(kind: Any) -> bool:

@@ -2,23 +2,34 @@
 The offers of a node to the kubelet: its devices, grouped into resources by a configuration.
 
 First every device gets its resource as an unshared device (`topoalign.plugin_config.bases`); then devices that are shared
-in time or by MPS are offered several times. Each device is offered once, as a whole or in parts. If a configuration names
-something that this node does not have, a finding says so and it is skipped: one file can serve a whole fleet. MPS cannot
-share a GPU in MIG mode: what it is asked to share of one is not offered, because a whole one was not asked for.
+in time or by MPS are offered several times, and GPUs in units as two resources. Each device is offered once, as a whole or
+in parts. If a configuration names something that this node does not have, a finding says so and it is skipped: one file can
+serve a whole fleet. MPS cannot share a GPU in MIG mode: what it is asked to share of one is not offered, because a whole one
+was not asked for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from topoalign.core.model.errors import quoted
+from topoalign.core.model.holdings import UnitKind
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Offer
+from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK, Offer
 from topoalign.core.model.topology.validate import MOST_HANDED_OUT
 from topoalign.plugin_config.bases import Base, gpu_bases, nic_bases
-from topoalign.plugin_config.configuration import Configuration, Mps, Packing, SharedResource, Sharing, TimeSlicing
+from topoalign.plugin_config.configuration import (
+    Chosen,
+    Configuration,
+    Mps,
+    Packing,
+    SharedResource,
+    Sharing,
+    TimeSlicing,
+    Units,
+)
 from topoalign.plugin_config.findings import Finding
 
 Way = Literal["time-slicing", "mps"]
@@ -45,9 +56,10 @@ class Division(msgspec.Struct, frozen=True, kw_only=True):
 
     resource: ResourceName
     replicas: int
-    most: int | None
-    packing: Packing
+    most: int | None = None
+    packing: Packing = "distributed"
     sharing: Way = "time-slicing"
+    unit: UnitKind | None = None
 
 
 def offers(topology: Topology, configuration: Configuration, before: Sequence[Offer] = ()) -> Offering:
@@ -60,6 +72,7 @@ def offers(topology: Topology, configuration: Configuration, before: Sequence[Of
     offered = frozenset(device for offer in before for device in offer.devices)
     gpus = gpu_bases(topology, configuration, offered, findings)
     everything = (*gpus, *nic_bases(topology, configuration.nics, findings))
+    in_units = chosen_for_units(topology, gpus, configuration.sharing.units, findings)
     shared: dict[DeviceID, Share] = {}
     unfit: set[DeviceID] = set()
     for way, name, section in ways(configuration.sharing):
@@ -69,14 +82,16 @@ def offers(topology: Topology, configuration: Configuration, before: Sequence[Of
             mine = [base for base in everything if base.resource == resource.name]
             if not mine:
                 findings.append(Finding(field=field, finding=f"this node has no {resource.name}"))
-            devices = chosen(mine, resource, field, findings)
+            devices = chosen(mine, resource.name, resource.devices, field, findings)
             if way == "mps":
                 unfit.update(in_mig_mode(topology, devices, field, findings))
             shared.update(dict.fromkeys(devices, Share(resource, way, most)))
     divided: dict[Division, list[DeviceID]] = {}
     for base in everything:
-        if base.id not in unfit:
-            divided.setdefault(division(base, shared.get(base.id), configuration), []).append(base.id)
+        if base.id in unfit:
+            continue
+        for one in in_units.get(base.id) or (division(base, shared.get(base.id), configuration),):
+            divided.setdefault(one, []).append(base.id)
     return Offering(offers=tuple(within_limits(divided, findings)), findings=tuple(findings))
 
 
@@ -97,22 +112,49 @@ def in_mig_mode(
     return found
 
 
-def chosen(mine: Sequence[Base], resource: SharedResource, field: str, findings: list[Finding]) -> list[DeviceID]:
+def chosen_for_units(
+    topology: Topology, gpus: Sequence[Base], units: Units | None, findings: list[Finding]
+) -> Mapping[DeviceID, tuple[Division, ...]]:
+    """GPU -> how its computing time and its memory are offered, for those that are offered in units."""
+    if units is None:
+        return {}
+    mine = [base for base in gpus if base.resource == units.name and not base.part]
+    if not mine:
+        findings.append(Finding(field="sharing.units", finding=f"this node has no {units.name}"))
+    found = {}
+    for device in chosen(mine, units.name, units.devices, "sharing.units", findings):
+        gpu = topology.gpu_by_id[device]
+        if gpu.mig is not None or gpu.memory is None or gpu.memory < MEMORY_BLOCK:
+            why = "is in MIG mode" if gpu.mig is not None else "has no memory that is known"
+            findings.append(Finding(field="sharing.units", finding=f"GPU {gpu.index} {why}: offered as a whole"))
+            continue
+        found[device] = (
+            Division(resource=ResourceName(units.cores), replicas=CORES, unit="cores"),
+            Division(resource=ResourceName(units.memory), replicas=gpu.memory // MEMORY_BLOCK, unit="memory"),
+        )
+    if found:
+        finding = (
+            f"{len(found)} GPUs are in units: their amounts are counted, and nothing enforces them (limiter: none)"
+        )
+        findings.append(Finding(field="sharing.units", finding=finding))
+    return found
+
+
+def chosen(mine: Sequence[Base], name: str, devices: Chosen, field: str, findings: list[Finding]) -> list[DeviceID]:
     """Those of a resource that are shared."""
-    match resource.devices:
+    match devices:
         case "all":
             return [base.id for base in mine]
         case int(count):
             if 0 < len(mine) < count:
-                findings.append(
-                    Finding(field=f"{field}.devices", finding=f"there are {len(mine)}, and {count} are asked for")
-                )
+                finding = f"there are {len(mine)}, and {count} are asked for"
+                findings.append(Finding(field=f"{field}.devices", finding=finding))
             return [base.id for base in mine[:count]]
         case references:
             wanted = {str(reference) for reference in references}
             missing = sorted(wanted - {base.id for base in mine} - {base.reference for base in mine})
             if mine and missing:
-                finding = f"this node has no {resource.name} {quoted(missing)}"
+                finding = f"this node has no {name} {quoted(missing)}"
                 findings.append(Finding(field=f"{field}.devices", finding=finding))
             return [base.id for base in mine if base.id in wanted or base.reference in wanted]
 
@@ -154,6 +196,7 @@ def within_limits(divided: dict[Division, list[DeviceID]], findings: list[Findin
                 most=division.most,
                 packing=division.packing,
                 sharing=division.sharing,
+                unit=division.unit,
             )
         )
     return found

@@ -29,16 +29,13 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import PodResources, Poll, nothing_to_ask
 from topoalign.allocator.preferences import Preferences
 from topoalign.allocator.reconciliation.adoption import without
-from topoalign.allocator.reconciliation.displacement import (
-    devices_displaced_by,
-)
+from topoalign.allocator.reconciliation.displacement import devices_displaced_by
 from topoalign.allocator.reconciliation.memory import Grant
 from topoalign.allocator.reconciliation.owner_polls import OwnerPolls
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
-from topoalign.core.model.errors import (
-    StateFault,
-    Unavailable,
-)
+from topoalign.allocator.shares import is_of_units
+from topoalign.core.demand.units import unit_of
+from topoalign.core.model.errors import StateFault, Unavailable
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.requests import Placement, PodRequest
@@ -46,6 +43,7 @@ from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.placement.reserved import prefer_reserved, reserved_devices
 from topoalign.core.placement.sparing import prefer_sparing
 from topoalign.core.ports import Clock
+from topoalign.core.sharing.reserved_units import UnitQuestion
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
 
@@ -104,14 +102,14 @@ class DeviceAllocations:
             self._reconciliation,
             self._preferences,
             self._companions,
+            reserved,
             self.owner_polls.expect,
         )
-        self._commits = GroupCommit(self._grants.record)
-        self._polling = anyio.Lock()
+        self._commits, self._polling = GroupCommit(self._grants.record), anyio.Lock()
         self._begun = self._ended = 0
         """Polls of PodResources: how many began, and which was the last to come to an end."""
-        self._failure: Unavailable | None = None  # what became of that one
-        self._sharing, self._shares = anyio.Lock(), 0
+        self._compared: Poll | Unavailable | None = None  # what became of that one
+        self._sharing, self._asked = anyio.Lock(), 0
         self._shared: Poll | None = None
         """The poll of `ended` that began last; None while it is under way, and if it failed."""
 
@@ -143,17 +141,23 @@ class DeviceAllocations:
         await self._until_reserved()
         at, ended = self._clock.monotonic(), await self.ended()
         ended = self._reconciliation.liveness.dropped(ended, available, must_include, at) if ended else ended
-        owned = (without(self.state, ended) if ended else self.state).ownership
         hardware = self.state.hardware
         listed = hardware.devices.get(resource, NO_DEVICES).some(available)
         offered = listed if len(listed) == len(available) else available
+        live, displaced = without(self.state, ended) if ended else self.state, devices_displaced_by(ended)
+        if hardware.has_units and unit_of(hardware, resource) is not None:
+            question = UnitQuestion(resource, offered, must_include, size)
+            chosen = self._grants.shares.prefer(live, question, displaced, self._shared)
+            self._preferences.give(resource, offered, chosen)
+            return chosen
         reserved, now = self._reserved(), self._clock.monotonic()
         chosen = prefer_reserved(hardware, reserved, now, resource, offered, must_include, size)
         if not chosen and resource == GPU:
             chosen = self._companions.preferred(offered, must_include, size)
         if not chosen:
-            kept = {*devices_displaced_by(ended), *reserved_devices(reserved, now, resource)}
-            chosen = prefer_sparing(hardware, owned, resource, offered, must_include, size, self._placement, kept)
+            kept = {*displaced, *reserved_devices(reserved, now, resource)}
+            owned, placement = live.ownership, self._placement
+            chosen = prefer_sparing(hardware, owned, resource, offered, must_include, size, placement, kept)
         self._preferences.give(resource, offered, chosen)
         return chosen
 
@@ -161,11 +165,11 @@ class DeviceAllocations:
         """Live allocations that have ended (`Liveness.has_ended`); none while the kubelet is away. Callers share polls."""
         if not self.state.allocations:
             return []
-        asked = self._shares
+        asked = self._asked
         with anyio.move_on_after(PREFER_SECONDS), suppress(Unavailable):
             async with self._sharing:
-                if self.state.allocations and self._shares == asked:
-                    self._shares, self._shared = asked + 1, None
+                if self.state.allocations and self._asked == asked:
+                    self._asked, self._shared = asked + 1, None
                     self._shared = await self._poll()
                 if (poll := self._shared) is not None:
                     live = [each for each in self.state.allocations.values() if each.id in poll.live]
@@ -203,8 +207,7 @@ class DeviceAllocations:
         """Whether the kubelet has to tell what is held before this call can be judged."""
         if self._ledger.unconfirmed is not None or any(map(self.state.ownership.is_held, call.devices)):
             return True
-        companions = self._companions
-        return any(companions.held_of(companions.waiting(call.resource, each)) for each in call.containers)
+        return any(self._grants.held_beside(call.resource, each) for each in call.containers)
 
     async def _ask_for(self, call: AllocateCall, arrived: float) -> None:
         """Polls the kubelet for a call that arrived at this monotonic second. Raises Unavailable, StateFault."""
@@ -224,30 +227,33 @@ class DeviceAllocations:
 
     async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
         """As `AllocatorPort.start_container`."""
-        owned, live = self.state.ownership, self.state.allocations
+        owned, live, in_units = self.state.ownership, self.state.allocations, is_of_units(devices)
         holders = [live[name] for name in owned.overlapping(map(owned.holding, devices))]
-        if not devices or not all(map(owned.is_held, devices)) or any(holder.owner is None for holder in holders):
-            await self.reconcile()
+        is_known = bool(devices) and all(map(owned.is_held, devices)) and all(holder.owner for holder in holders)
+        poll = None if is_known and not in_units else await self._reconciled()
+        if in_units and poll is not None:
+            self._grants.share_starts.check(resource, devices, poll)
 
     async def reconcile(self) -> None:
-        """
-        Compares the record with PodResources: binds owners, releases what is gone. Raises Unavailable.
+        """Compares the record with PodResources: binds owners, releases what is gone. Raises Unavailable."""
+        await self._reconciled()
 
-        One poll serves every caller that asked before it began: a hundred containers may start at once, and the kubelet
-        gives each of them 30 s.
-        """
+    async def _reconciled(self) -> Poll:
+        """As `reconcile`, with the answer. One poll serves all who asked before it began: many may start at once."""
         begun = self._begun
         async with self._polling:
             if self._ended <= begun:
                 self._begun += 1
-                self._failure = None
                 try:
-                    self._reconciliation.compare(await self._poll())
+                    self._compared = poll = await self._poll()
+                    self._reconciliation.compare(poll)
                 except Unavailable as failure:
-                    self._failure = failure
+                    self._compared = failure
                 self._ended = self._begun
-            if self._failure is not None:
-                raise Unavailable(self._failure.finding, self._failure.remedy)
+            if isinstance(self._compared, Poll):
+                return self._compared
+            assert self._compared is not None, "a poll has an answer or fails"
+            raise Unavailable(self._compared.finding, self._compared.remedy)
 
     async def _poll(self, seconds: float | None = None) -> Poll:
         """

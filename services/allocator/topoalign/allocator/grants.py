@@ -20,6 +20,9 @@ from topoalign.allocator.reconciliation.displacement import displaced_by, remain
 from topoalign.allocator.reconciliation.liveness import places, shown_of
 from topoalign.allocator.reconciliation.memory import Grant, Rest
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
+from topoalign.allocator.share_exclusion import ShareExclusion
+from topoalign.allocator.share_starts import ShareStarts
+from topoalign.allocator.shares import Shares
 from topoalign.allocator.told_companions import companions_told
 from topoalign.core.model.errors import DeviceInUse, StateFault
 from topoalign.core.model.events import Allocation, Displaced
@@ -28,6 +31,7 @@ from topoalign.core.model.reservations import ReservedContainer
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.ownership import Ownership
+from topoalign.core.state.reservations import NodeReservations
 
 
 class Judgement(NamedTuple):
@@ -51,12 +55,21 @@ class Grants:
         reconciliation: Reconciliation,
         preferences: Preferences,
         companions: ReservedCompanions,
+        reserved: Callable[[], NodeReservations],
         expect: Callable[[Sequence[Allocation]], None],
     ) -> None:
-        """`expect` is told what each call is given once that is recorded, whether or not the caller still waits for it."""
+        """
+        `reserved`: what is reserved on the node now. `expect` is told what each call is given once that is recorded, whether
+        or not the caller still waits for it.
+        """
         self._ledger, self._clock, self._pod_resources = ledger, clock, pod_resources
         self._reconciliation, self._preferences, self._expect = reconciliation, preferences, expect
-        self.companions = companions
+        self.companions, self.shares = (
+            companions,
+            Shares(lambda: ledger.state, clock, reserved, reconciliation.liveness),
+        )
+        self.exclusion = ShareExclusion(lambda: ledger.state, reconciliation.liveness, self.shares)
+        self.share_starts = ShareStarts(ledger, reconciliation.liveness)
 
     @property
     def state(self) -> NodeState:
@@ -64,8 +77,16 @@ class Grants:
         return self._ledger.state
 
     def check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
-        """As `check_allocate`, by what is known of the node now."""
+        """As `check_allocate` and `Shares.check`, by what is known of the node now."""
         check_allocate(self.state, resource, containers)
+        if self.state.hardware.has_units:
+            self.shares.check(resource, containers)
+
+    def held_beside(self, resource: ResourceName, devices: Sequence[DeviceID]) -> bool:
+        """Whether what is to come with these devices is held, or somebody may have a GPU whole of which these are units."""
+        if self.companions.held_of(self.companions.waiting(resource, devices)):
+            return True
+        return self.state.hardware.has_units and bool(self.exclusion.beside(resource, devices))
 
     def record(self, calls: Sequence[AllocateCall]) -> None:
         """
@@ -80,6 +101,8 @@ class Grants:
                     try:
                         if (judgement := self.judge(call)) is not None:
                             judged.append((call, judgement))
+                            if self.state.hardware.has_units:
+                                self.shares.granted(call.resource, judgement.answers, call.poll)
                     except Exception as error:  # it is this caller's, who raises it
                         call.error = error
         except StateFault as fault:
@@ -104,11 +127,12 @@ class Grants:
             self.check(resource, containers)  # the hardware may have changed while this waited
         listing, known = (call.poll.listing, call.poll.live) if call.poll is not None else (None, frozenset())
         shown, answers = shown_of(listing), list[Allocation]()
-        new = New([], {}, {})
+        new, in_units = New([], {}, {}), self.state.hardware.has_units
         for devices in containers:
             asked, waiting = frozenset(devices), self.companions.waiting(resource, devices)
             records = self._overlapping(asked, waiting)
-            if not known.issuperset(record.id for record in records):
+            beside = self.exclusion.beside(resource, asked) if in_units else ()
+            if not known.issuperset(record.id for record in (*records, *beside)):
                 return None
             if len(records) == 1 and all_given(records[0]) == asked and shown.issuperset(places(records[0])):
                 assert listing is not None
@@ -116,6 +140,9 @@ class Grants:
                 answers.append(records[0])
                 continue
             way = dict(self._making_way(records, asked, call.poll))
+            if in_units:
+                self.shares.check_half(resource, asked, call.poll)
+                way |= self.exclusion.making_room(resource, asked, beside, way, call.poll)
             new.gone.update(way)
             displaced = displaced_by(self._reconciliation.liveness, self._ledger, [*way.values()], asked, listing)
             answers.append(self._granted(resource, asked, waiting, new, displaced))

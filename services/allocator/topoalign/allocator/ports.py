@@ -54,7 +54,8 @@ class AllocatorPort(Protocol):
     async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
         """
         A container with these devices is about to start. Returns at once if the record has its owner, else after
-        PodResources was asked for it. Raises Unavailable.
+        PodResources was asked for it. Raises Unavailable, and for units of GPUs that are no container's share ShareSplit and
+        InvalidShare.
         """
 
 

@@ -181,7 +181,7 @@ def touched(topology: Topology, event: HardwareEvent) -> tuple[DeviceID, ...]:
     gpu = topology.gpu_by_id.get(event.gpu) if event.gpu is not None else None
     if gpu is None:
         return ()
-    if gpu.id in topology.offer_by_base:
+    if gpu.id in topology.offers_by_base:
         return (gpu.id,)
     parts = tuple(
         part.uuid

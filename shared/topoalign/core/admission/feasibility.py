@@ -73,7 +73,8 @@ def need_of(topology: Topology, demand: PodDemand) -> Need | None:
     rules = demand.rules
     if not profile_of(rules.mode).prefers_by_empty_machine or not are_listed(topology, demand):
         return None
-    if any(each.joint is not None for each in demand.containers):
+    in_units = any(topology.kind_of(name) == "unit" for name in demand.devices)
+    if in_units or any(each.joint is not None for each in demand.containers):
         return None
     asking = [each for each in demand.containers if each.devices or each.cpus or each.memory]
     one = asking[0] if asking else demand.containers[0]

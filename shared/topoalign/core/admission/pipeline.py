@@ -18,9 +18,10 @@ from topoalign.core.admission.joint import place_jointly, sets_considered
 from topoalign.core.admission.within_alignment import place_within
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
+from topoalign.core.demand.units import share_of, unit_of
 from topoalign.core.deviceshare.node_devices import ContainerDevices
 from topoalign.core.hints.cpu import CpuProvider, shared_cpus
-from topoalign.core.hints.devices import DeviceProvider
+from topoalign.core.hints.devices import DeviceProvider, taken_over
 from topoalign.core.hints.joint_devices import check_anywhere, nodes_within
 from topoalign.core.hints.memory import MemoryProvider
 from topoalign.core.hints.provider import HintRequest
@@ -48,6 +49,7 @@ from topoalign.core.placement.memory import holding, memory_for
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.cost import slow_merge
 from topoalign.core.profile import profile_of
+from topoalign.core.sharing.units import check_takeover, check_units, gpus_of, prefer_units, units_with_room
 from topoalign.core.state.fold import NodeState
 
 T = TypeVar("T")
@@ -155,9 +157,10 @@ class AdmissionRun:
         if self.profile.gpus_first:
             apart.sort(key=lambda name: hardware.kind_of(name) != "gpu")
         for resource in apart:
-            gpus = [gpu for name, some in given.items() if hardware.kind_of(name) == "gpu" for gpu in some]
-            chosen = yield from self.devices_of(resource, container, aligned.hint, tuple(gpus))
+            chosen = yield from self.devices_of(resource, container, aligned.hint, gpus_of(hardware, given))
             given.update({resource: chosen} if chosen else {})
+        if share_of(hardware, container.devices) is not None:
+            check_units(self.state, self.demand, given)
         return ContainerDevices(given, joint.functions, joint.companions)
 
     def devices_of(
@@ -169,13 +172,19 @@ class AdmissionRun:
     ) -> Steps[tuple[DeviceID, ...]]:
         """Devices of one resource; `near`: the container's GPUs. Raises NoFit where they cannot be given."""
         amount, devices = container.devices[resource], self.state.hardware.devices[resource]
-        choice_of = choosing(self.state, container, resource, hint.affinity)
         reusable = reusable_devices(held_by_pod(self.state, self.demand), resource)
+        share = share_of(self.state.hardware, container.devices) if unit_of(self.state.hardware, resource) else None
+        among = None
+        if share is not None and self.profile.seeks_units_by_gpu:
+            among = units_with_room(self.state, container, resource)
+        choice_of = choosing(self.state, container, resource, hint.affinity, among)
         if self.profile.takes_over_at_random and 0 < amount < len(reusable):
             self.by_chance.append(
                 f"container {clean(container.container)} takes over {amount} of the {len(reusable)} {clean(resource)} of "
                 "init containers, and the kubelet picks them at random: these, and what later containers get, are by chance"
             )
+            if share is not None:
+                check_takeover(self.state.hardware, share, reusable, amount)
         asking: PreferenceQuestion | None = None
         try:
             choice = next(choice_of)
@@ -188,7 +197,11 @@ class AdmissionRun:
                 near=near,
                 beside=self.beside(resource, container),
             )
-            choice_of.send((yield from self.preferred(asking)))
+            if share is None:
+                choice_of.send((yield from self.preferred(asking)))
+            else:
+                near = near or taken_over(self.state, container)
+                choice_of.send(prefer_units(self.state, share, choice, near))
         except StopIteration as done:
             chosen: tuple[DeviceID, ...] = done.value
         if self.explain:

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Set
 from functools import lru_cache
 
+from topoalign.core.demand.pod_demand import ContainerDemand
+from topoalign.core.demand.units import gpus_with_room, share_of, unit_of
 from topoalign.core.hints.joint_devices import joint_hints
 from topoalign.core.hints.provider import HintRequest, Largest
 from topoalign.core.hints.reuse import held_by_pod, own_part, reusable_devices
@@ -18,8 +20,9 @@ from topoalign.core.model.hints import Hints, Need, ProviderHints
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask, mask_of
-from topoalign.core.model.topology.device_sets import Devices
+from topoalign.core.model.topology.device_sets import Devices, DeviceSet
 from topoalign.core.profile import profile_of
+from topoalign.core.state.fold import NodeState
 
 
 def device_hints(
@@ -100,7 +103,7 @@ def device_answer(asked: HintRequest) -> ProviderHints:
         if name in demand.together
         else device_hints(
             state.hardware.devices[name],
-            state.ownership.free(name),
+            free_of(asked, name),
             reusable_devices(held, name),
             demand.devices[name],
             state.hardware.node_ids,
@@ -109,6 +112,40 @@ def device_answer(asked: HintRequest) -> ProviderHints:
         )
         for name in answered(asked)
     }
+
+
+def free_of(asked: HintRequest, resource: ResourceName) -> DeviceSet:
+    """What may be handed out of a resource; of units, where the mode knows of that, those of GPUs with room for all."""
+    state, demand, rules = asked
+    free = state.ownership.free(resource)
+    if not profile_of(rules.mode).seeks_units_by_gpu or unit_of(state.hardware, resource) is None:
+        return free
+    gpus = {gpu for each in demand.containers for gpu in gpus_for_units(state, each)}
+    return units_of(state, gpus, resource) & free
+
+
+def gpus_for_units(state: NodeState, container: ContainerDemand) -> frozenset[DeviceID]:
+    """The GPUs with room for the share that a container asks for, and those of which earlier containers left it units."""
+    share = share_of(state.hardware, container.devices)
+    if share is None:
+        return frozenset()
+    return frozenset((*gpus_with_room(state.ownership.units_left, share), *taken_over(state, container)))
+
+
+def taken_over(state: NodeState, container: ContainerDemand) -> tuple[DeviceID, ...]:
+    """The GPUs of the units that earlier containers of the pod leave to this one: it takes these over before any others."""
+    held, hardware = held_by_pod(state, container), state.hardware
+    left = (unit for name in container.devices if unit_of(hardware, name) for unit in reusable_devices(held, name))
+    return tuple(dict.fromkeys(map(hardware.card_of, left)))
+
+
+def units_of(state: NodeState, gpus: Set[DeviceID], resource: ResourceName) -> DeviceSet:
+    """All units of a resource that are of these GPUs."""
+    devices = state.hardware.devices[resource]
+    found = devices.nothing
+    for gpu in gpus & devices.by_base.keys():
+        found |= devices.by_base[gpu]
+    return found
 
 
 def answered(asked: HintRequest) -> list[ResourceName]:

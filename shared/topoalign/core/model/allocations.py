@@ -4,15 +4,25 @@ What facts about allocations are made of: who holds what.
 Fields are never renamed or re-used, only added, as in `events`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Literal
 
 import msgspec
 
-from topoalign.core.model.holdings import Function, Holding, holding_of, is_share, share_number
+from topoalign.core.model.holdings import (
+    Amount,
+    Function,
+    Holding,
+    base_of,
+    holding_of,
+    is_share,
+    share_number,
+    unit_kind,
+)
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.core.model.topology.offers import MEMORY_BLOCK
 
 Role = Literal["init", "sidecar", "app"]
 """What a container is in its pod: a plain init container, one that runs on beside the app containers, or one of these."""
@@ -170,6 +180,11 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         return found
 
     @cached_property
+    def amounts(self) -> Mapping[DeviceID, Amount]:
+        """GPU -> how much of it is held in units, for the GPUs of which any is."""
+        return amounts_of(device for ids in self.devices.values() for device in ids)
+
+    @cached_property
     def whole_ids(self) -> frozenset[DeviceID]:
         """Ids of the devices, as they were handed out, of which nobody else can hold a part."""
         return self.device_ids - self.virtual_functions.keys()
@@ -191,3 +206,12 @@ class MemoryUse(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     """The group the node was last allocated with; empty: the node alone."""
     assignments: int = 0
     """Blocks that touch the node, counted once per resource."""
+
+
+def amounts_of(devices: Iterable[DeviceID]) -> Mapping[DeviceID, Amount]:
+    """GPU -> how much of it these ids are units of, for the GPUs of which any is. What is offered now does not matter."""
+    counted: dict[DeviceID, list[int]] = {}
+    for device in devices:
+        if (kind := unit_kind(device)) is not None:
+            counted.setdefault(base_of(device), [0, 0])[kind == "memory"] += 1
+    return {gpu: Amount(cores=cores, memory=blocks * MEMORY_BLOCK) for gpu, (cores, blocks) in counted.items()}

@@ -7,6 +7,7 @@ one is written. `cards` tells what is a part of what: MIG-y is an instance of GP
 
     GPU-x           Holding("GPU-x")
     GPU-x::3        Holding("GPU-x", TimeSlice(replica="3"))
+    GPU-x::c7       Holding("GPU-x", Unit(kind="cores", number="7"))
     MIG-y           Holding("GPU-x", Instance(uuid="MIG-y"))
     MIG-y::0        Holding("GPU-x", TimeSlice(replica="0", of=Instance(uuid="MIG-y")))
     0000:99:00.1    Holding("mlx5_1", Function(address="0000:99:00.1"))
@@ -17,6 +18,7 @@ their sum.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
 
 import msgspec
 
@@ -59,8 +61,30 @@ class TimeSlice(msgspec.Struct, frozen=True, tag=True):
     """What is shared."""
 
 
+UnitKind = Literal["cores", "memory"]
+"""What a GPU is divided into units of: its computing time, or its memory."""
+
+LETTERS: Mapping[UnitKind, str] = {"cores": "c", "memory": "m"}
+"""Before the number of a unit in its id."""
+
+KINDS: Mapping[str, UnitKind] = {letter: kind for kind, letter in LETTERS.items()}
+
+
+class Unit(msgspec.Struct, frozen=True, tag=True):
+    """One unit of a GPU: a hundredth of its computing time, or a block of its memory. Units of a kind are equal."""
+
+    kind: UnitKind
+    number: str
+    """It only tells equal units apart."""
+
+    @property
+    def label(self) -> str:
+        """As the id has it: `c17`."""
+        return f"{LETTERS[self.kind]}{self.number}"
+
+
 class Amount(msgspec.Struct, frozen=True, tag=True):
-    """An amount of a GPU, no matter which part of it. Nothing gives out amounts yet."""
+    """An amount of a GPU, no matter which units of it."""
 
     cores: int
     """Hundredths of the GPU's computing time."""
@@ -68,7 +92,7 @@ class Amount(msgspec.Struct, frozen=True, tag=True):
     """Bytes."""
 
 
-Part = Whole | Instance | Function | TimeSlice | Amount
+Part = Whole | Instance | Function | TimeSlice | Unit | Amount
 
 
 class Holding(msgspec.Struct, frozen=True):
@@ -91,6 +115,8 @@ class Holding(msgspec.Struct, frozen=True):
     @property
     def id(self) -> DeviceID:
         """The id under which the holding is handed out. `holding_of` reads it; an amount has the id of its card."""
+        if isinstance(self.part, Unit):
+            return DeviceID(f"{self.base}{SHARE}{self.part.label}")
         return DeviceID(f"{self.base}{SHARE}{self.part.replica}") if isinstance(self.part, TimeSlice) else self.base
 
 
@@ -99,9 +125,26 @@ def holding_of(device: DeviceID, cards: Mapping[DeviceID, DeviceID]) -> Holding:
     base, share, replica = device.partition(SHARE)
     card = cards.get(DeviceID(base)) if cards else None
     if card is None:
-        return Holding(DeviceID(base), TimeSlice(replica) if share else WHOLE)
+        return Holding(DeviceID(base), share_of(replica) if share else WHOLE)
     part = Instance(DeviceID(base)) if base.startswith(INSTANCE) else Function(base)
     return Holding(card, TimeSlice(replica, part) if share else part)
+
+
+def share_of(label: str) -> TimeSlice | Unit:
+    """Reads what follows `::` in the id of a share of a card."""
+    kind = kind_of_share(label)
+    return TimeSlice(label) if kind is None else Unit(kind, label[1:])
+
+
+def kind_of_share(label: str) -> UnitKind | None:
+    """What a share is a unit of, by what follows `::` in its id; None: it is a time slice."""
+    kind = KINDS.get(label[:1])
+    return kind if kind is not None and label.isascii() and label[1:].isdecimal() else None
+
+
+def unit_kind(device: DeviceID) -> UnitKind | None:
+    """What an id names a unit of, whatever is offered now; None: it names no unit."""
+    return kind_of_share(device.partition(SHARE)[2]) if SHARE in device else None
 
 
 def wholes_of(holding: Holding) -> tuple[Holding, ...]:
@@ -115,14 +158,16 @@ def wholes_of(holding: Holding) -> tuple[Holding, ...]:
 
 
 def shared_by(holding: Holding) -> tuple[Holding, str] | None:
-    """Of a share, what is shared and the number of the share; None for anything else."""
+    """Of a share, what is shared and the number of the share as its id has it; None for anything else."""
     part = holding.part
+    if isinstance(part, Unit):
+        return Holding(holding.device), part.label
     return (Holding(holding.device, part.of), part.replica) if isinstance(part, TimeSlice) else None
 
 
 def may_have_parts(holding: Holding) -> bool:
-    """Whether another holding can be a part of this one. A time slice and an amount have no parts."""
-    return not isinstance(holding.part, TimeSlice | Amount)
+    """Whether another holding can be a part of this one. A time slice, a unit and an amount have no parts."""
+    return not isinstance(holding.part, TimeSlice | Unit | Amount)
 
 
 def excluding(holding: Holding) -> tuple[Holding, ...]:
@@ -156,16 +201,22 @@ def base_of(device: DeviceID) -> DeviceID:
 
 
 def is_share(device: DeviceID) -> bool:
-    """Whether an id is that of a time slice."""
+    """Whether an id is that of a time slice or a unit."""
     return SHARE in device
 
 
 def share_number(device: DeviceID) -> tuple[DeviceID, str]:
-    """The device of which an id is a share, and the number of the share: `GPU-x` and `3` for `GPU-x::3`."""
+    """The device of which an id is a share, and the number of the share: `GPU-x` and `3` for `GPU-x::3`, `c7` for `::c7`."""
     base, _, number = device.partition(SHARE)
     return DeviceID(base), number
 
 
-def handed_out(base: DeviceID, replicas: int) -> Iterator[DeviceID]:
-    """The ids under which a device is handed out: its own, or `<base>::0` to `<base>::<replicas - 1>` if shared."""
-    return iter((base,)) if replicas == 1 else (DeviceID(f"{base}{SHARE}{n}") for n in range(replicas))
+def handed_out(base: DeviceID, replicas: int, unit: UnitKind | None = None) -> Iterator[DeviceID]:
+    """
+    The ids under which a device is handed out: its own, or `<base>::0` to `<base>::<replicas - 1>` if shared, or those of so
+    many units, `<base>::c0`.
+    """
+    if replicas == 1 and unit is None:
+        return iter((base,))
+    before = f"{base}{SHARE}" if unit is None else f"{base}{SHARE}{LETTERS[unit]}"
+    return (DeviceID(f"{before}{n}") for n in range(replicas))

@@ -101,17 +101,23 @@ def check_amount(topology: Topology, resource: ResourceName, amount: int) -> Non
         raise TooLarge(resource, amount, min(limits))
 
 
-def choosing(state: NodeState, container: ContainerDemand, resource: ResourceName, affinity: Mask | None) -> Choosing:
+def choosing(
+    state: NodeState,
+    container: ContainerDemand,
+    resource: ResourceName,
+    affinity: Mask | None,
+    among: Collection[DeviceID] | None = None,
+) -> Choosing:
     """
-    `choose_devices` for a container on a node as it is, with what earlier containers of its pod left. Raises TooLarge; the
-    generator raises NoHealthyDevice and NotEnoughDevices.
+    `choose_devices` for a container on a node as it is, with what earlier containers of its pod left. `among`: the healthy
+    devices that may be chosen; None: all. Raises TooLarge; the generator raises NoHealthyDevice and NotEnoughDevices.
     """
     amount, owned = container.devices[resource], state.ownership
     check_amount(state.hardware, resource, amount)
     return choose_devices(
         resource,
         state.hardware.devices[resource],
-        owned.usable(resource),
+        owned.usable(resource) if among is None else among,
         owned.held(resource),
         reusable_devices(held_by_pod(state, container), resource),
         amount,

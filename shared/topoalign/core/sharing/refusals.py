@@ -1,9 +1,9 @@
 """Why a share is not given, or what is asked for cannot be meant."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from topoalign.core.model.errors import InvalidField, NoFit
+from topoalign.core.model.errors import InvalidField, NoFit, quoted
 
 WAIT = "ask for less, or wait until other containers have ended; `topoalign gpu list` shows who holds what"
 
@@ -137,6 +137,21 @@ class ShareSplit(ShareDoesNotFit):
     """Raised when what is asked for is left on the node, but not in one place: on one card, or on one NUMA node."""
 
     code = "ShareSplit"
+
+
+class WholeGpuInUse(ShareDoesNotFit):
+    """Raised for a whole GPU of which somebody has a part, and for a part of a GPU that somebody has whole."""
+
+    code = "WholeGpuInUse"
+
+    def __init__(self, gpus: Sequence[str], holder: str, field: str = "devices_ids") -> None:
+        self.gpus, self.holder = tuple(gpus), holder
+        super().__init__(
+            field,
+            f"a whole GPU is nobody else's, and of {quoted(gpus)} {holder} has units",
+            "wait until that has ended, or delete the pod and let the scheduler choose again; `topoalign gpu list` shows "
+            "who holds what",
+        )
 
 
 def lacking(asked: str, cards: int, most: int) -> str:

@@ -27,6 +27,11 @@ BLOCKED = DeviceHealth(
 )
 
 
+SPENT = DeviceHealth(
+    state=HealthState.UNHEALTHY, reason="all computing time or all memory of its GPU is held: nothing is left of it"
+)
+
+
 BADNESS = (HealthState.HEALTHY, HealthState.UNKNOWN, HealthState.UNHEALTHY)
 
 
@@ -34,14 +39,21 @@ class HandedOut:
     """The health of all that one node hands out, at one moment. Thousands of shares share few look-ups."""
 
     def __init__(
-        self, topology: Topology, told: Mapping[DeviceID, DeviceHealth], blocked: Collection[DeviceID] = ()
+        self,
+        topology: Topology,
+        told: Mapping[DeviceID, DeviceHealth],
+        blocked: Collection[DeviceID] = (),
+        spent: Mapping[ResourceName, DeviceSet] = {},
     ) -> None:
-        """`blocked`: bases that wait for an allocation of a former offer, as `Ownership.blocked`."""
-        self._topology, self._told, self._blocked = topology, told, blocked
+        """
+        `blocked`: bases that wait for an allocation of a former offer, as `Ownership.blocked`. `spent`: the units that
+        nobody has of GPUs of which nothing is left (`Ownership.spent_gpus`).
+        """
+        self._topology, self._told, self._blocked, self._spent = topology, told, blocked, spent
         self._instances: dict[DeviceID, list[DeviceHealth]] = {}
         for device, health in told.items():
             card = topology.cards.get(device)
-            alone = device in topology.offer_by_base and device not in blocked
+            alone = device in topology.offers_by_base and device not in blocked
             if card is not None and not alone:  # blocked: somebody may hold the whole card still
                 self._instances.setdefault(card, []).append(health)
         self._bases: dict[DeviceID, DeviceHealth] = {}
@@ -59,8 +71,14 @@ class HandedOut:
             known = self._bases[base] = self._worst_told(base)
         return known
 
+    def listed_health_of(self, device: DeviceID) -> DeviceHealth:
+        """As a kubelet is told: units that nobody has of a GPU of which nothing is left are not to be had."""
+        if any(device in units for units in self._spent.values()):
+            return SPENT
+        return self.health_of(device)
+
     def healthy(self, resource: ResourceName) -> DeviceSet:
-        """Devices of a resource that may be handed out, busy or not."""
+        """Devices of a resource that may be handed out, busy or not: those listed as healthy."""
         if resource not in self._healthy:
             devices = self._topology.devices.get(resource, NO_DEVICES)
             found = devices.nothing
@@ -69,7 +87,7 @@ class HandedOut:
                     found |= shares
             apart = devices.some(device for device in self._told if is_share(device))
             good = devices.some(device for device in apart if self.health_of(device).usable)
-            self._healthy[resource] = found - apart | good
+            self._healthy[resource] = (found - apart | good) - self._spent.get(resource, devices.nothing)
         return self._healthy[resource]
 
     def _worst_told(self, *names: DeviceID) -> DeviceHealth:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from topoalign.core.model.events import Allocation
-from topoalign.core.model.holdings import SHARE, Holding, holding_of
+from topoalign.core.model.holdings import SHARE, Holding, holding_of, kind_of_share
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.holders import placed_on
@@ -70,17 +70,18 @@ class FormerOffers:
         """What an allocation adds to `holdings` and to `unlisted`."""
         former: list[Holding] = []
         unlisted: list[Place] = []
-        by_base, devices = self._hardware.offer_by_base, self._hardware.devices
+        by_base, devices = self._hardware.offers_by_base, self._hardware.devices
         companions = allocation.companions
         for resource, given in allocation.given.items():
             for holding in given.unshared:
-                offer = by_base.get(holding.base)
-                if offer is None or (offer.resource, offer.replicas > 1) != (resource, False):
+                offers = by_base.get(holding.base, ())
+                if not any(offer.resource == resource and not offer.shared for offer in offers):
                     former.append(holding)
             for base, numbers in given.shares.items():
-                offer = by_base.get(base)
-                if offer is None or (offer.resource, offer.replicas > 1) != (resource, True):
-                    former += (holding_of(DeviceID(f"{base}{SHARE}{each}"), allocation.cards) for each in numbers)
+                offers = by_base.get(base, ())
+                kinds = {offer.unit for offer in offers if offer.resource == resource and offer.shared}
+                lost = (each for each in numbers if kind_of_share(each) not in kinds)
+                former += (holding_of(DeviceID(f"{base}{SHARE}{each}"), allocation.cards) for each in lost)
         if companions:  # they used no offer
             former = [each for each in former if each.id not in companions]
         if self._cards:

@@ -22,7 +22,6 @@ from topoalign.core.model.holdings import (
     Whole,
     base_of,
     excluding,
-    handed_out,
     holding_of,
     may_have_parts,
 )
@@ -33,6 +32,7 @@ from topoalign.core.state.device_health import HandedOut
 from topoalign.core.state.former_offers import FormerOffers
 from topoalign.core.state.held_devices import HeldDevices
 from topoalign.core.state.holders import Holders, cards_of
+from topoalign.core.state.unit_amounts import UnitsLeft, spent, units_left
 
 
 class Ownership:
@@ -103,10 +103,15 @@ class Ownership:
             known["_held"] = held
         if former is not None:
             known["_former"] = former
-            if former is self._former and told is self._told and "handed_out" in self.__dict__:
+            still = former is self._former and told is self._told and "handed_out" in self.__dict__
+            if still and (not self._hardware.has_units or self._is_spent_as(after.spent_gpus, changed)):
                 known |= {"handed_out": self.handed_out, "blocked": self.blocked}
         after.__dict__.update(known)
         return after
+
+    def _is_spent_as(self, spent_gpus: frozenset[DeviceID], changed: Allocation | None) -> bool:
+        """Whether the units that are not to be had stay the same: of these GPUs, where this allocation has come or gone."""
+        return spent_gpus == self.spent_gpus and (changed is None or spent_gpus.isdisjoint(changed.amounts))
 
     @property
     def _known(self) -> tuple[Holders | None, FormerOffers | None, HeldDevices | None]:
@@ -155,7 +160,7 @@ class Ownership:
             for offer in self._hardware.offered
             for base in offer.devices
             if self._hardware.card_of(base) == card
-            for device in handed_out(base, offer.replicas)
+            for device in offer.handed_out(base)
         )
         return tuple(holding for holding in offered if not self.overlapping([holding]))
 
@@ -191,7 +196,7 @@ class Ownership:
         if not self._former.holdings:
             return frozenset()
         held = HoldingSet(chain.from_iterable(self._former.holdings.values()))
-        return frozenset(base for base in self._hardware.offer_by_base if held.overlaps(self.holding(base)))
+        return frozenset(base for base in self._hardware.offers_by_base if held.overlaps(self.holding(base)))
 
     @cached_property
     def companions(self) -> frozenset[DeviceID]:
@@ -208,7 +213,7 @@ class Ownership:
             for device in each.companions
             for holding in map(self.holding, map(DeviceID, each.virtual_functions.get(device, (device,))))
         )
-        return frozenset(base for base in self._hardware.offer_by_base if held.overlaps(self.holding(base)))
+        return frozenset(base for base in self._hardware.offers_by_base if held.overlaps(self.holding(base)))
 
     def unlisted(self, resource: ResourceName) -> list[DeviceID]:
         """The ids that allocations hold of a resource although they are offered no more. Sorted."""
@@ -224,7 +229,17 @@ class Ownership:
     @cached_property
     def handed_out(self) -> HandedOut:
         """The health of everything that is offered; blocked devices are not to be handed out."""
-        return HandedOut(self._hardware, self._told, self.blocked)
+        spent = {}
+        for resource in {each.resource for each in self._hardware.offered if each.unit} if self.spent_gpus else ():
+            devices = self._hardware.devices[resource]
+            units = devices.some(unit for gpu in self.spent_gpus for unit in devices.by_base.get(gpu, ()))
+            spent[resource] = units - self.held(resource)
+        return HandedOut(self._hardware, self._told, self.blocked, spent)
+
+    @cached_property
+    def spent_gpus(self) -> frozenset[DeviceID]:
+        """The GPUs in units of which nothing is left (`unit_amounts.spent`)."""
+        return spent(self._hardware, self._allocations.values())
 
     def held(self, resource: ResourceName) -> DeviceSet:
         """Devices of a resource that some live allocation holds under their ids, or of which it holds a virtual function."""
@@ -247,6 +262,11 @@ class Ownership:
     def held_whole(self) -> frozenset[DeviceID]:
         """Devices that some allocation holds as a whole, and not only a part of them."""
         return frozenset(holding.device for holding in self._index.unshared if isinstance(holding.part, Whole))
+
+    @cached_property
+    def units_left(self) -> Mapping[DeviceID, UnitsLeft]:
+        """GPU -> what is left of it, for those that are offered in units (`units_left`)."""
+        return units_left(self._hardware, self._allocations.values(), self.handed_out)
 
     @cached_property
     def functions_in_use(self) -> frozenset[str]:

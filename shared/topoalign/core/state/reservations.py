@@ -95,6 +95,8 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
         record, which is never behind; then a device is shown as well by any allocation that holds it, unless that was live
         before the reservation: then its container has ended, or will before the pod of the reservation is admitted.
         """
+        if not self.reservations:
+            return self
         found = frozenset(shown_by(state, self.reservations, self.former, own=own)) - self.shown
         shown = self.shown | found
         swaps = tuple(swaps_of(state, self.reservations, shown, self.swaps)) if shown else ()

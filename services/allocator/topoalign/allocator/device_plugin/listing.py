@@ -16,9 +16,10 @@ from itertools import groupby
 from anyio.lowlevel import checkpoint
 
 from topoalign.core.model.events import TopologyDiscovered
-from topoalign.core.model.holdings import SHARE, base_of, handed_out, is_share
+from topoalign.core.model.holdings import base_of, is_share
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.device_sets import NO_DEVICES
+from topoalign.core.model.topology.offers import Offer
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.plugin_api import HEALTHY, UNHEALTHY
@@ -46,7 +47,7 @@ class Listing:
         if self._topology is not state.topology:
             self._topology, self._encoded = state.topology, {}
         known, listed = self._encoded, state.hardware.devices.get(self.resource, NO_DEVICES)
-        differing = {base_of(device) for device in state.told if is_share(device)}
+        differing = {base_of(device) for device in state.told if is_share(device)} | state.ownership.spent_gpus
         parts: list[bytes] = []
         done = 0
         for offer in state.hardware.offers_of.get(self.resource, ()):
@@ -54,18 +55,18 @@ class Listing:
                 health, had = health_of(state, base), known.get(base)
                 done += 1
                 if base in differing:
-                    parts += shares_one_by_one(state, self.resource, base)
+                    parts += shares_one_by_one(state, offer, base)
                 elif had is not None and had[0] == health:
                     parts.append(had[1])
                 else:
-                    nodes = listed[next(handed_out(base, offer.replicas))]
-                    parts.append(encoded(base, offer.replicas, health, nodes))
+                    nodes = listed[next(offer.handed_out(base))]
+                    parts.append(encoded_by(offer, base, health, nodes))
                     known[base] = health, parts[-1]
                     done += offer.replicas
                 if done >= SLICE:
                     await checkpoint()
                     done = 0
-        parts += [encoded(device, 1, UNHEALTHY, None) for device in left_over(state, self.resource)]
+        parts += [encoded(device, UNHEALTHY, None) for device in left_over(state, self.resource)]
         if parts != self.response.parts:
             self.response = EncodedDevices(parts)
         self.response.parts = parts
@@ -97,13 +98,13 @@ def health_of(state: NodeState, device: DeviceID) -> str:
     companions = state.ownership.companions
     if companions and base_of(device) in companions:
         return UNHEALTHY
-    return HEALTHY if state.health_of(device).usable else UNHEALTHY
+    return HEALTHY if state.ownership.handed_out.listed_health_of(device).usable else UNHEALTHY
 
 
-def shares_one_by_one(state: NodeState, resource: ResourceName, base: DeviceID) -> list[bytes]:
+def shares_one_by_one(state: NodeState, offer: Offer, base: DeviceID) -> list[bytes]:
     """The encoded shares of a device, where the health of single shares is known and may differ."""
-    replicas, listed = state.hardware.offer_by_base[base].replicas, state.hardware.devices[resource]
-    return [encoded(share, 1, health_of(state, share), listed[share]) for share in handed_out(base, replicas)]
+    listed = state.hardware.devices[offer.resource]
+    return [encoded(share, health_of(state, share), listed[share]) for share in offer.handed_out(base)]
 
 
 def left_over(state: NodeState, resource: ResourceName) -> list[DeviceID]:
@@ -114,23 +115,27 @@ def left_over(state: NodeState, resource: ResourceName) -> list[DeviceID]:
     return state.ownership.unlisted(resource)
 
 
-def encoded(base: DeviceID, replicas: int, health: str, nodes: tuple[int, ...] | None) -> bytes:
+def encoded(device: DeviceID, health: str, nodes: tuple[int, ...] | None) -> bytes:
     """
-    Encodes a device, whole (`replicas` 1) or in shares. One whose NUMA node is unknown (None) is listed without a topology,
-    because unknown is not node 0.
+    Encodes a device. One whose NUMA node is unknown (None) is listed without a topology, because unknown is not node 0.
     """
-    after = field(2, health.encode()) + (b"" if nodes is None else field(3, topology_info(nodes)))
-    if replicas == 1:
-        return field(1, field(1, base.encode()) + after)
-    shares = []
-    for _, numbers in groupby((b"%d" % n for n in range(replicas)), key=len):  # of equal length, so that lengths agree
-        some = list(numbers)
-        blank = (base + SHARE).encode()
-        length = len(blank) + len(some[0])
-        head = field(1, field(1, bytes(length)) + after)
-        before = head[: -len(after) - length] + blank
-        shares += [before, (after + before).join(some), after]
+    return field(1, field(1, device.encode()) + health_and_nodes(health, nodes))
+
+
+def encoded_by(offer: Offer, base: DeviceID, health: str, nodes: tuple[int, ...] | None) -> bytes:
+    """Encodes a device of an offer, whole or as all its shares; otherwise as `encoded`."""
+    if not offer.shared:
+        return encoded(base, health, nodes)
+    after, shares = health_and_nodes(health, nodes), []
+    for length, names in groupby((share.encode() for share in offer.handed_out(base)), key=len):
+        before = field(1, field(1, bytes(length)) + after)[: -len(after) - length]  # tells lengths, and so is the same
+        shares += [before, (after + before).join(names), after]
     return b"".join(shares)
+
+
+def health_and_nodes(health: str, nodes: tuple[int, ...] | None) -> bytes:
+    """Encodes the fields of a device after its id."""
+    return field(2, health.encode()) + (b"" if nodes is None else field(3, topology_info(nodes)))
 
 
 def topology_info(nodes: Iterable[int]) -> bytes:

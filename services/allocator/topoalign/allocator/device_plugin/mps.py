@@ -32,8 +32,12 @@ class MpsTeller(NamedTuple):
         Adds pipes and shared memory if one of these devices is shared by MPS. Raises ContainerUnready if the daemon does not
         serve it.
         """
-        offered = {device: topology.offer_by_base.get(device) for device in devices}
-        shared = {device: offer.replicas for device, offer in offered.items() if offer and offer.sharing == "mps"}
+        shared = {
+            device: offer.replicas
+            for device in devices
+            for offer in topology.offers_by_base.get(device, ())
+            if offer.sharing == "mps"
+        }
         if not shared:
             return
         remedy = "see that topoalign mps runs on this node, and what its /readyz says"

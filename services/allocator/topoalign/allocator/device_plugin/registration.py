@@ -18,9 +18,6 @@ from topoalign.kubelet.grpc.client import ask
 from topoalign.kubelet.grpc.plugin_api import API_VERSION, KUBELET_SOCKET
 from topoalign.kubelet.grpc.sockets import LONGEST_PATH
 
-OPTIONS = v1beta1.DevicePluginOptions(get_preferred_allocation_available=True)
-"""PreStartContainer is not asked for: nothing in a container depends on its owner, which is learned after Allocate."""
-
 REGISTER_SECONDS = 12.0
 """The kubelet allows itself ten seconds for dialling back."""
 
@@ -41,13 +38,25 @@ def digest_name(resource: str) -> str:
     return f"topoalign-{sha256(resource.encode()).hexdigest()[:12]}.sock"
 
 
-async def register(path: Path, resource: ResourceName, clock: Clock) -> None:
+def options(*, in_units: bool) -> v1beta1.DevicePluginOptions:
     """
-    Registers the plugin that serves at `path`, beside the kubelet's own socket.
+    What the kubelet asks of a plugin. PreStartContainer only for units of GPUs: whether both halves of a share are of one
+    GPU can be told when the container is known. Nothing else in a container depends on its owner, which is learned after
+    Allocate.
+    """
+    return v1beta1.DevicePluginOptions(pre_start_required=in_units, get_preferred_allocation_available=True)
+
+
+async def register(path: Path, resource: ResourceName, clock: Clock, *, in_units: bool = False) -> None:
+    """
+    Registers the plugin that serves at `path`, beside the kubelet's own socket. `in_units`: whether the resource is of
+    units.
 
     Raises KubeletAway, after `REGISTER_SECONDS` at most.
     """
-    request = v1beta1.RegisterRequest(version=API_VERSION, endpoint=path.name, resource_name=resource, options=OPTIONS)
+    request = v1beta1.RegisterRequest(
+        version=API_VERSION, endpoint=path.name, resource_name=resource, options=options(in_units=in_units)
+    )
     await ask(
         path.parent / KUBELET_SOCKET,
         lambda channel: v1beta1.RegistrationStub(channel).register(request),

@@ -82,7 +82,7 @@ class Teller(NamedTuple):
         self, topology: Topology, resource: ResourceName, containers: Iterable[Iterable[DeviceID]]
     ) -> list[v1beta1.ContainerAllocateResponse]:
         """`response` for each container, before anything is recorded. Ids that are not offered are left to the allocator."""
-        by_base = topology.offer_by_base
+        by_base = topology.offers_by_base
         return [
             self.response(topology, resource, [id for id in devices if base_of(id) in by_base])
             for devices in containers

@@ -20,11 +20,13 @@ import structlog
 
 from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.listing import Listing
-from topoalign.allocator.device_plugin.registration import OPTIONS
+from topoalign.allocator.device_plugin.registration import options
 from topoalign.allocator.device_plugin.watches import Watch, Watches
 from topoalign.allocator.ports import AllocatorPort
 from topoalign.allocator.reconciliation.device_order import in_order
+from topoalign.core.demand.units import unit_of
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable, UnknownDevice
+from topoalign.core.model.holdings import unit_kind
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import MOST_CONTAINERS
 from topoalign.kubelet.grpc.api import v1beta1
@@ -57,7 +59,12 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
     async def get_device_plugin_options(self, message: v1beta1.Empty) -> v1beta1.DevicePluginOptions:
         """Answers GetDevicePluginOptions. The kubelet asks it while it registers the plugin, so the caller is noted."""
         self.watches.dialled(caller())
-        return OPTIONS
+        return options(in_units=self.in_units)
+
+    @property
+    def in_units(self) -> bool:
+        """Whether the resource is of units of GPUs."""
+        return unit_of(self.allocator.state.hardware, self.resource) is not None
 
     async def list_and_watch(self, message: v1beta1.Empty) -> AsyncIterator[v1beta1.ListAndWatchResponse]:
         """Answers ListAndWatch: all devices of the resource at once, and again whenever one of them has changed."""
@@ -129,11 +136,15 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
     async def pre_start_container(self, message: v1beta1.PreStartContainerRequest) -> v1beta1.PreStartContainerResponse:
         """
         Answers PreStartContainer: at once if the owner of the devices is known, else after it was read from PodResources. If
-        that does not answer, the container starts all the same, and its allocation is bound later.
+        that does not answer, the container starts all the same, and its allocation is bound later; not so with units of
+        GPUs, which may be of two. Raises what `AllocatorPort.start_container` raises.
         """
+        devices = list(map(DeviceID, message.devices_ids))
         try:
-            await self.allocator.start_container(self.resource, list(map(DeviceID, message.devices_ids)))
+            await self.allocator.start_container(self.resource, devices)
         except Unavailable as error:
+            if any(map(unit_kind, devices)):
+                raise
             log.warning(
                 "the owner is not known yet",
                 resource=self.resource,

@@ -77,7 +77,7 @@ class Liveness:
     def uid_of(self, allocation: Allocation, holdings: Sequence[ShownDevices | None], listing: Listing) -> str:
         """The UID of the one pod that is shown with all devices of an allocation; empty: not known."""
         uids = {holding.pod_uid if holding is not None else "" for holding in holdings}
-        return uids.pop() if len(uids) == 1 and self._is_written_since(allocation, listing) else ""
+        return uids.pop() if len(uids) == 1 and self.is_written_since(allocation, listing) else ""
 
     def is_kept(self, allocation: Allocation, listing: Listing) -> bool:
         """
@@ -97,7 +97,7 @@ class Liveness:
         resource to none: the kubelet lost count, and then refused the pod. False where the checkpoint cannot be read.
         """
         directories, checkpoint = listing.directories, listing.checkpoint
-        if checkpoint is None or not self._is_written_since(allocation, listing):
+        if checkpoint is None or not self.is_written_since(allocation, listing):
             return False
         held = entries_of(places(allocation), listing)
         gone = [part for part in held if directories is not None and directories.is_gone(part.pod_uid)]
@@ -115,7 +115,7 @@ class Liveness:
             return False
         if allocation.pod_uid:
             return directories.is_gone(allocation.pod_uid)
-        if self._evidence[allocation.id].grant is None or not self._is_written_since(allocation, listing):
+        if self._evidence[allocation.id].grant is None or not self.is_written_since(allocation, listing):
             return False
         entries = entries_of(places(allocation), listing)
         return bool(entries) and all(directories.is_gone(part.pod_uid) for part in entries)
@@ -134,7 +134,7 @@ class Liveness:
         if allocation.owner is not None or evidence.grant is None or self.is_kept(allocation, listing):
             return False
         late = at - evidence.grant.at >= UNWRITTEN_SECONDS
-        return late or self._is_written_since(allocation, listing)
+        return late or self.is_written_since(allocation, listing)
 
     def dropped(
         self,
@@ -148,13 +148,14 @@ class Liveness:
 
         A pod has
         no directory before it is admitted, so what its first containers got seems to be of a pod that is gone; but the
-        kubelet offers what it has dropped, and not what it has just given.
+        kubelet offers what it has dropped, and not what it has just given. What was bound was admitted before.
         """
         offered = {*available} - {*must_include}
         return [
             each
             for each in ended
-            if (grant := self._evidence[each.id].grant) is None
+            if each.owner is not None
+            or (grant := self._evidence[each.id].grant) is None
             or at - grant.at >= UNWRITTEN_SECONDS
             or not offered.isdisjoint(each.device_ids)
         ]
@@ -224,7 +225,7 @@ class Liveness:
             part.pod_uid not in ("", allocation.pod_uid) for part in entries
         )
 
-    def _is_written_since(self, allocation: Allocation, listing: Listing) -> bool:
+    def is_written_since(self, allocation: Allocation, listing: Listing) -> bool:
         """Whether entries of the checkpoint can be the allocation's."""
         grant = self._evidence[allocation.id].grant
         return grant is None or grant.written != listing.written

@@ -6,7 +6,8 @@ beside pods that a node has not shown yet only if all of them are admitted in ev
 other may not fit the other way round, where the first one takes CPUs of two NUMA nodes.
 
 And a kubelet does not say for which pod it asks. Pods that ask for the same are interchangeable; a pod whose annotations are
-about its devices is bound beside no other one that asks for as many GPUs, until that one is shown (`are_mistakable`).
+about its devices is bound beside no other one that asks for as many GPUs, until that one is shown, and a pod with shares of
+GPUs beside no other one that asks for as much of one kind and for something else of the other (`are_mistakable`).
 """
 
 from collections.abc import Sequence
@@ -14,8 +15,10 @@ from typing import NamedTuple
 
 from topoalign.core.admission.admit import decide
 from topoalign.core.demand.pod_demand import PodDemand
+from topoalign.core.demand.units import Share, share_of
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
 from topoalign.runtime.turns import Turns
 
@@ -34,17 +37,27 @@ class Comer(NamedTuple):
     """Whether all is in vain if it is refused."""
 
 
-def are_mistakable(one: Comer, other: Comer) -> bool:
+def are_mistakable(topology: Topology, one: Comer, other: Comer) -> bool:
     """
     Whether a kubelet that asks for GPUs for one of the pods may be answered with those of the other, and that matters: both
-    have a container with as many GPUs, and ask for something else with it. A kubelet does not name the pod.
+    have a container with as many GPUs, or as much computing time or memory of one, and ask for something else with it. A
+    kubelet does not name the pod.
     """
-    if one.key == other.key or not any(
-        each.joint is not None for pod in (one, other) for each in pod.demand.containers
-    ):
+    if one.key == other.key:
+        return False
+    shares, theirs = shares_of(topology, one), shares_of(topology, other)
+    if any(a != b and (a.cores == b.cores > 0 or a.blocks == b.blocks > 0) for a in shares for b in theirs):
+        return True
+    if not any(each.joint is not None for pod in (one, other) for each in pod.demand.containers):
         return False
     gpus, others = ({each.devices.get(GPU, 0) for each in pod.demand.containers} - {0} for pod in (one, other))
     return not gpus.isdisjoint(others)
+
+
+def shares_of(topology: Topology, pod: Comer) -> set[Share]:
+    """What the containers of a pod ask for of GPUs in units."""
+    asked = (share_of(topology, each.devices) for each in pod.demand.containers)
+    return {share for share in asked if share is not None}
 
 
 async def all_fit(state: NodeState, pods: Sequence[Comer], turns: Turns) -> bool:

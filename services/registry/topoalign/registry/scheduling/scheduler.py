@@ -199,7 +199,7 @@ class Scheduler:
         comers = [self._comer(place, *each, fixed.rules) for place, each in enumerate(((pod, True), *waiting))]
         later = holds.reserved_after(pod.uid)  # of a gang, say, of which all is reserved: one has to come first
         others = [comer for comer, (each, _) in zip(comers[1:], waiting, strict=True) if each.uid not in later]
-        if any(are_mistakable(comers[0], other) for other in others):
+        if any(are_mistakable(fixed.state.hardware, comers[0], other) for other in others):
             return PODS_PENDING
         fit = await all_fit(self.view.basis_of(facts, moving).state, comers, self.view.turns())
         return "" if fit else PODS_PENDING

@@ -11,13 +11,13 @@ from functools import cached_property
 
 import msgspec
 
-from topoalign.core.model.holdings import base_of, handed_out
+from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.cpus import CpuTopology, cpu_topology, groups
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.device_sets import Devices
 from topoalign.core.model.topology.links import Link
-from topoalign.core.model.topology.offers import Kind, Offer
+from topoalign.core.model.topology.offers import Kind, Offer, by_base, by_resource
 from topoalign.core.model.topology.views import Viewed
 
 
@@ -206,7 +206,7 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
             for base in offer.devices:
                 card = self.gpu_by_id.get(self.card_of(base)) or self.nic_by_id.get(self.card_of(base))
                 nodes = self.listed_nodes(card.numa_affinity) if card is not None else None
-                listed.update(dict.fromkeys(handed_out(base, offer.replicas), nodes))
+                listed.update(dict.fromkeys(offer.handed_out(base), nodes))
         for other in self.others:
             devices.setdefault(other.resource, Devices())[other.id] = other.nodes
         return devices
@@ -222,26 +222,25 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
     @cached_property
     def offers_of(self) -> Mapping[ResourceName, tuple[Offer, ...]]:
         """Resource -> its offers, for the resources that topoalign offers."""
-        offers: dict[ResourceName, tuple[Offer, ...]] = {}
-        for offer in self.offered:
-            offers[offer.resource] = (*offers.get(offer.resource, ()), offer)
-        return offers
+        return by_resource(self.offered)
 
     @cached_property
-    def offer_by_base(self) -> Mapping[DeviceID, Offer]:
-        """Device as handed out, without the number of a share -> the offer it belongs to."""
-        return {base: offer for offer in self.offered for base in offer.devices}
+    def offers_by_base(self) -> Mapping[DeviceID, tuple[Offer, ...]]:
+        """Device as handed out, without the number of a share -> the offer it belongs to; two of a GPU in units."""
+        return by_base(self.offered)
+
+    @cached_property
+    def has_units(self) -> bool:
+        """Whether any GPU is offered in units."""
+        return any(offer.unit is not None for offer in self.offered)
 
     def kind_of(self, resource: ResourceName) -> Kind:
         """What a resource consists of, which decides how its devices are chosen."""
         offers = self.offers_of.get(resource, ())
-        bases = [base for offer in offers for base in offer.devices]
-        whole = bool(offers) and all(offer.replicas == 1 for offer in offers)
-        if whole and all(base in self.gpu_by_id for base in bases):
-            return "gpu"
-        if whole and all(base in self.nic_by_id for base in bases):
-            return "nic"
-        return "part" if offers else "other"
+        bases = {base for offer in offers for base in offer.devices}
+        if offers and not any(offer.shared for offer in offers):
+            return "gpu" if bases <= self.gpu_by_id.keys() else "nic" if bases <= self.nic_by_id.keys() else "part"
+        return "unit" if any(offer.unit is not None for offer in offers) else "part" if offers else "other"
 
     def card_of(self, device: DeviceID) -> DeviceID:
         """The GPU or NIC that something handed out is a part of; the device itself where it is no known part."""

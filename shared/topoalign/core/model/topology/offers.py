@@ -1,13 +1,22 @@
 """What of a node's hardware its device plugin offers to the kubelet. `holdings` knows the ids of it."""
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 import msgspec
 
+from topoalign.core.model.holdings import UnitKind, handed_out
 from topoalign.core.model.ids import DeviceID, ResourceName
 
-Kind = Literal["gpu", "nic", "part", "other"]
-"""Whole GPUs; whole NICs; shares, MIG instances, virtual functions or a mixture; devices of another's plugin."""
+Kind = Literal["gpu", "nic", "part", "unit", "other"]
+"""
+Whole GPUs; whole NICs; shares, MIG instances, virtual functions or a mixture; units of GPUs; devices of another's plugin.
+"""
+
+CORES = 100
+"""Units of computing time of a GPU."""
+MEMORY_BLOCK = 256 * 1024 * 1024
+"""Bytes of a unit of memory. What a GPU has beyond its last whole block is not given out."""
 
 
 class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -21,7 +30,38 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     """Above 1 each device is shared, and handed out as `<device>::0` to `<device>::<replicas - 1>`."""
     sharing: Literal["time-slicing", "mps"] = "time-slicing"
     """How shares are kept apart: in time, without limits, or by NVIDIA's MPS, each limited to an equal part."""
+    unit: UnitKind | None = None
+    """
+    What the `replicas` are units of, handed out as `<GPU>::c0` or `<GPU>::m0`: hundredths of its computing time, or blocks
+    of 256 MiB of its memory. A GPU in units has an offer of each kind. None: it is not offered in units.
+    """
     most: int | None = None
     """The largest number that a container may ask for. None: as many as there are."""
     packing: Literal["distributed", "packed"] = "distributed"
     """Of shares and MIG instances: from the cards of which the fewest, or the most, are held already."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether a device is offered in shares or in units."""
+        return self.replicas > 1 or self.unit is not None
+
+    def handed_out(self, base: DeviceID) -> Iterator[DeviceID]:
+        """The ids under which one of the devices is handed out."""
+        return handed_out(base, self.replicas, self.unit)
+
+
+def by_base(offered: Iterable[Offer]) -> Mapping[DeviceID, tuple[Offer, ...]]:
+    """Device as handed out, without the number of a share -> its offers."""
+    found: dict[DeviceID, tuple[Offer, ...]] = {}
+    for offer in offered:
+        for base in offer.devices:
+            found[base] = (*found.get(base, ()), offer)
+    return found
+
+
+def by_resource(offered: Iterable[Offer]) -> Mapping[ResourceName, tuple[Offer, ...]]:
+    """Resource -> its offers."""
+    found: dict[ResourceName, tuple[Offer, ...]] = {}
+    for offer in offered:
+        found[offer.resource] = (*found.get(offer.resource, ()), offer)
+    return found

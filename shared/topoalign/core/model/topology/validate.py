@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from topoalign.core.model.errors import InvalidField, quoted
+from topoalign.core.model.holdings import UnitKind
 from topoalign.core.model.ids import GPU, NIC, DeviceID, is_hugepages
 from topoalign.core.model.topology.cpuset import LARGEST_ID
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
@@ -216,12 +217,15 @@ def _others(topology: Topology) -> None:
 
 
 def _offers(topology: Topology) -> None:
-    """Each device is offered once, and not beside its parts; one message to the kubelet can name them all."""
+    """
+    Each device is offered once, as a whole, in time slices, or in units of both kinds, and not beside its parts; one message
+    to the kubelet can name them all.
+    """
     known = {*topology.gpu_by_id, *topology.nic_by_id, *topology.cards}
     wholes = {
         topology.cards[base] for offer in topology.offers or () for base in offer.devices if base in topology.cards
     }
-    offered: set[str] = set()
+    offered: dict[DeviceID, set[UnitKind | None]] = {}
     count = 0
     for i, offer in enumerate(topology.offers or ()):
         for base in offer.devices:
@@ -231,9 +235,12 @@ def _offers(topology: Topology) -> None:
                     f"there is no {quoted([base])}",
                     "name GPUs, MIG instances, NICs or functions",
                 )
-            if base in offered or base in wholes:
+            if offer.unit is not None and base not in topology.gpu_by_id:
+                _wrong(f"offers[{i}].devices", f"{quoted([base])} is no GPU", "offer units of whole GPUs")
+            others = offered.setdefault(base, set())
+            if base in wholes or offer.unit in others or (others and None in {*others, offer.unit}):
                 _wrong(f"offers[{i}].devices", f"{quoted([base])} is offered twice", "offer it once, whole or in parts")
-            offered.add(base)
+            others.add(offer.unit)
         if offer.replicas < 1 or (offer.most is not None and offer.most < 1):
             _wrong(f"offers[{i}]", "replicas or most below 1", "give 1 or more")
         count += offer.replicas * len(offer.devices)

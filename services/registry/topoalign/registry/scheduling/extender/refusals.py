@@ -20,6 +20,7 @@ FINDINGS: Mapping[str, str] = {
     "TooLarge": "more devices than a node of this type has; ask for fewer",
     "DevicesDoNotFit": "no free devices as the annotations ask; ease the annotations or wait until pods end",
     "ShareSplit": "no GPU has enough left of its own; wait until pods end or ask for less",
+    "WholeGpuInUse": "a whole GPU of which others have parts; wait until pods end",
     "MemoryAboveCard": "more memory than a card has; ask for less",
     "NoCardAccepted": "no card that may be chosen; ease the lists of types and uuids or look at topoalign gpu list",
     "NoFreeCard": "no card has enough left; wait until pods end or ask for less",
@@ -41,6 +42,7 @@ FINDINGS: Mapping[str, str] = {
     "NotWholeCores": "whole cores only; ask for CPUs in multiples of the threads per core",
     "SplitCore": "a core would be split; ask for CPUs in multiples of the threads per core",
     # what the node does not offer
+    "InvalidShare": "not a share of a GPU; ask for cores with memory or for whole GPUs",
     "UnknownResource": "a resource that the node does not offer; correct the name or label the nodes",
     "SharesRefused": "whole GPUs only; ask for nvidia.com/gpu",
     # what is not known, or set so that a kubelet would not start

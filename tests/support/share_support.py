@@ -1,0 +1,281 @@
+"""A node with four GPUs in units, over real sockets: the fake kubelet, and an agent that can be started anew."""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+from kubelet_support import NODE, MemoryAllocator, short_directory, two_nodes
+from reservation_support import changed
+from unit_support import CORES, MEMORY, in_units
+
+from topoalign.allocator.device_allocations import DeviceAllocations
+from topoalign.allocator.device_plugin.front import KubeletFront
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
+from topoalign.core.admission.admit import decide
+from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.model.decisions import Admission, Decision
+from topoalign.core.model.events import AllocationRefused
+from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.model.reservations import Reservation, ReservedContainer
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.state.reservations import NodeReservations, reservation_of
+from topoalign.runtime.clock import ManualClock
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
+
+BLOCKS = 16
+GPUS = 4
+PLAIN = two_nodes(gpus=GPUS)
+SMALL = msgspec.structs.replace(
+    PLAIN, gpus=tuple(msgspec.structs.replace(gpu, memory=BLOCKS << 28) for gpu in PLAIN.gpus)
+)
+NAMES = (CORES, MEMORY)
+OTHER_ORDER = (ResourceName("example.com/time"), ResourceName("example.com/bytes"))
+"""A stand-in kubelet asks for resources in the order of their names: here for memory first."""
+DEFAULT = Namespace("default")
+Units = Counter[DeviceID]
+"""GPU -> how many units of it."""
+
+
+class ShareNode:
+    """The kubelet of a node, and the parts of its agent."""
+
+    def __init__(
+        self,
+        directory: Path,
+        machine: Topology,
+        names: tuple[ResourceName, ResourceName],
+        policy: Policy,
+        chance: Random | None,
+    ) -> None:
+        self.plugins, self.resources = directory / "device-plugins", directory / "pod-resources"
+        self.plugins.mkdir()
+        self.resources.mkdir()
+        self.names, self.clock, self.journal = names, ManualClock(), MemoryJournal()
+        self.machine = in_units(machine, GPUS, *names)
+        self.rules = AdmissionRules(policy=policy, mode=Mode.KUBELET)
+        rules = AdmissionRules(policy=policy)
+        self.kubelet = FakeKubelet(self.plugins, self.resources, machine, rules, chance=chance)
+        self.reserved = NodeReservations()
+        self.ledger: Ledger
+        self.allocations: DeviceAllocations
+        self.pod_resources: PodResourcesClient
+        self._agent = anyio.CancelScope()
+        self.forced: Mapping[ResourceName, Sequence[DeviceID]] = {}
+        """What the kubelet takes of a resource whatever is preferred."""
+
+    async def start_agent(self, tasks: TaskGroup, machine: Topology | None = None) -> None:
+        """The agent starts, also anew: with what is in the journal alone."""
+        self._agent.cancel()
+        self.machine = machine or self.machine
+        known = MemoryAllocator(self.machine).state
+        assert known.topology is not None and known.health is not None
+        self.ledger = Ledger(NODE, self.journal, self.clock)
+        self.ledger.hear(known.topology)
+        self.ledger.hear(known.health)
+        self.pod_resources = PodResourcesClient(self.resources / "kubelet.sock", self.plugins, self.clock)
+        self.allocations = DeviceAllocations(
+            self.ledger, self.clock, self.pod_resources, settle_seconds=0, reserved=self.observed
+        )
+        self.force()
+        started = anyio.Event()
+
+        async def run() -> None:
+            front = KubeletFront(self.allocations, self.plugins, self.clock)
+            with anyio.CancelScope() as self._agent:
+                async with self.pod_resources, anyio.create_task_group() as parts:
+                    await parts.start(front.run)
+                    started.set()
+                    await anyio.sleep_forever()
+
+        tasks.start_soon(run)
+        await started.wait()
+        await self.allocations.reconcile()
+        if machine is None:
+            await self.listed()
+
+    def force(self) -> None:
+        """The kubelet need not take what is preferred."""
+        preferred = self.allocations.prefer
+
+        async def prefer(resource: ResourceName, *asked: Any) -> Sequence[DeviceID]:
+            return self.forced[resource] if resource in self.forced else await preferred(resource, *asked)
+
+        self.allocations.prefer = prefer  # type: ignore[assignment,method-assign]
+
+    def observed(self) -> NodeReservations:
+        self.reserved = self.reserved.observe(self.ledger.state, own=True)
+        return self.reserved
+
+    async def admit(self, name: str, *shares: tuple[int, int], init: tuple[tuple[int, int], ...] = ()) -> Decision:
+        return await self.kubelet.admit(self.pod(name, *shares, init=init), f"uid-{name}")
+
+    def pod(self, name: str, *shares: tuple[int, int], init: tuple[tuple[int, int], ...] = ()) -> PodRequest:
+        containers = []
+        for number, amounts in enumerate((*init, *shares)):
+            asked = {resource: amount for resource, amount in zip(self.names, amounts, strict=True) if amount}
+            containers.append(ContainerRequest(name=ContainerName(f"c{number}"), requests=asked, limits=asked))
+        return PodRequest(
+            name=PodName(name),
+            init_containers=tuple(containers[: len(init)]),
+            containers=tuple(containers[len(init) :]),
+        )
+
+    def reserve(self, *pods: PodRequest) -> list[Decision]:
+        """What a registry reserves for these pods, each as if it were alone, as far as the node would admit it."""
+        decisions = [decide(self.ledger.state, read_pod(pod, self.rules)) for pod in pods]
+        kept = [
+            reservation_of(f"uid-{pod.name}", pod, decision.allocations, 60.0)
+            for pod, decision in zip(pods, decisions, strict=True)
+            if isinstance(decision, Admission)
+        ]
+        live = self.ledger.state.allocations.keys()
+        self.reserved = NodeReservations().apply(changed(*kept), 1, self.clock.monotonic(), live)
+        return decisions
+
+    def keep(self, **pods: dict[ResourceName, list[DeviceID]]) -> None:
+        """These units are reserved for these pods, of one container each."""
+        kept = [
+            Reservation(
+                pod_uid=f"uid-{name}",
+                namespace=DEFAULT,
+                pod=PodName(name),
+                containers=(
+                    ReservedContainer(
+                        container=ContainerName("c0"), devices={each: tuple(ids) for each, ids in units.items()}
+                    ),
+                ),
+                seconds_left=60.0,
+            )
+            for name, units in pods.items()
+        ]
+        live = self.ledger.state.allocations.keys()
+        self.reserved = NodeReservations().apply(changed(*kept), 1, self.clock.monotonic(), live)
+
+    async def remove(self, name: str) -> None:
+        await self.kubelet.remove(DEFAULT, PodName(name))
+        await self.settle()
+
+    async def drop(self, name: str) -> None:
+        """The pod is deleted, and the record has it still."""
+        await self.kubelet.remove(DEFAULT, PodName(name))
+
+    async def settle(self) -> None:
+        """What is missing for so long has ended, and the kubelet has heard of all units how they are then."""
+        await self.allocations.reconcile()
+        await self.clock.advance(6)
+        await self.allocations.reconcile()
+        await self.listed()
+
+    async def restart_kubelet(self) -> None:
+        """The kubelet starts anew, and hears of all units again."""
+        await self.kubelet.restart()
+        for _ in range(2):
+            await self.clock.advance(1)
+        await self.listed()
+
+    async def lose_checkpoint(self) -> None:
+        """The kubelet starts anew without knowing who has what."""
+        await self.kubelet.wipe()
+        for _ in range(2):
+            await self.clock.advance(1)
+        await self.listed()
+
+    async def listed(self) -> None:
+        """The kubelet has heard of all units how they are now."""
+        state = self.ledger.state
+        healthy = {resource: {*state.healthy(resource)} for resource in self.names}
+        await self.kubelet.until(
+            lambda kubelet: all({*kubelet.state().healthy(name)} == units for name, units in healthy.items())
+        )
+
+    def units(self, gpu: int, cores: int = 0, memory: int = 0) -> dict[ResourceName, list[DeviceID]]:
+        """The first units of a GPU."""
+        found = {
+            self.names[0]: [DeviceID(f"GPU-{gpu}::c{n}") for n in range(cores)],
+            self.names[1]: [DeviceID(f"GPU-{gpu}::m{n}") for n in range(memory)],
+        }
+        return {name: some for name, some in found.items() if some}
+
+    def gpus(self, name: str) -> dict[str, dict[ResourceName, Units]]:
+        """Container of a running pod -> resource -> how many units it has of which GPU."""
+        found: dict[str, dict[ResourceName, Units]] = {}
+        for container, resource, devices in self.kubelet.running[DEFAULT, PodName(name)].parts():
+            found.setdefault(str(container), {})[resource] = Counter(map(self.card_of, devices))
+        return found
+
+    def card_of(self, unit: str) -> DeviceID:
+        return DeviceID(unit.partition("::")[0])
+
+    def refusals(self, pod: str) -> list[tuple[str, str]]:
+        """What is recorded of a pod that was not started: container and code."""
+        return [
+            (str(event.container), event.code)
+            for event, _ in self.ledger.pending
+            if isinstance(event, AllocationRefused) and event.pod == pod and event.reason == "PreStartContainer"
+        ]
+
+    def is_whole(self, names: Collection[str]) -> bool:
+        """Whether the record has what these pods have, and nothing else: it may lag behind the kubelet."""
+        return all(
+            each.owner is not None and each.owner.pod in names for each in self.ledger.state.allocations.values()
+        )
+
+    async def check(self, names: Collection[str]) -> None:
+        """Nobody has another's GPU, no GPU is above what it has, and all who tell of it tell the same."""
+        held: dict[DeviceID, list[Counter[str]]] = {}
+        shown: dict[tuple[str, str], set[str]] = {}
+        for name in names:
+            running = self.kubelet.running[DEFAULT, PodName(name)]
+            for container, halves in self.gpus(name).items():
+                cores, memory = (halves.get(resource, Counter()) for resource in self.names)
+                whole = cores.total() >= 100
+                assert {*cores.values()} == {100} if whole else len({*cores, *memory}) == 1, (name, halves)
+                assert not whole or not memory or {*memory} == {*cores}, (name, halves)
+                answers = [answer for (of, _), answer in running.responses.items() if str(of) == container]
+                told = {answer.envs["NVIDIA_VISIBLE_DEVICES"] for answer in answers}
+                assert {",".join(sorted({*cores, *memory}))} == told, (name, halves)
+                if container not in {each.name for each in running.pod.init_containers}:
+                    for gpu in {*cores, *memory}:
+                        held.setdefault(gpu, []).append(Counter(cores=cores[gpu], memory=memory[gpu]))
+            for container, _, devices in running.parts():
+                shown.setdefault((name, str(container)), set()).update(devices)
+        for gpu, shares in held.items():
+            assert sum(each["cores"] for each in shares) <= 100, (gpu, shares)
+            assert sum(each["memory"] for each in shares) <= BLOCKS, (gpu, shares)
+            assert len(shares) == 1 or not any(each["cores"] == 100 for each in shares), (gpu, shares)
+        await self.allocations.reconcile()
+        listing = await self.pod_resources.listing()
+        listed: dict[tuple[str, str], set[str]] = {}
+        for holding in listing.holdings:
+            listed.setdefault((holding.owner.pod, holding.owner.container), set()).update(holding.devices)
+        recorded: dict[tuple[str, str], set[str]] = {}
+        for each in self.ledger.state.allocations.values():
+            if each.owner is not None and each.owner.pod in names:
+                recorded.setdefault((each.owner.pod, each.owner.container), set()).update(each.device_ids)
+        apps = {key: units for key, units in shown.items() if key in listed}
+        assert listed == apps == recorded
+
+
+@asynccontextmanager
+async def share_node(
+    machine: Topology = SMALL,
+    names: tuple[ResourceName, ResourceName] = NAMES,
+    policy: Policy = Policy.NONE,
+    chance: Random | None = None,
+) -> AsyncIterator[tuple[ShareNode, TaskGroup]]:
+    with short_directory() as directory:
+        node = ShareNode(directory, machine, names, policy, chance)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(node.kubelet.run)
+            await node.start_agent(tasks)
+            yield node, tasks
+            tasks.cancel_scope.cancel()

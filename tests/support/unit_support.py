@@ -1,0 +1,71 @@
+"""Machines whose GPUs are offered in units of computing time and of memory."""
+
+from collections.abc import Sequence
+
+import msgspec
+from decision_support import NODE, container
+
+from topoalign.core.admission.admit import admit
+from topoalign.core.model.allocations import Allocation, Owner
+from topoalign.core.model.decisions import Admission, Refusal
+from topoalign.core.model.events import AllocationGranted
+from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import MEMORY_BLOCK, Offer
+from topoalign.core.model.topology.validate import validate
+from topoalign.core.state.fold import NodeState
+from topoalign.machines import load_machine
+
+CORES, MEMORY = ResourceName("tencent.com/vcuda-core"), ResourceName("tencent.com/vcuda-memory")
+DGX = load_machine("dgx-a100").topology
+BEST = AdmissionRules(mode=Mode.BEST, policy=Policy.NONE)
+KUBELET = AdmissionRules(mode=Mode.KUBELET, policy=Policy.NONE)
+
+
+def in_units(topology: Topology, gpus: int = 8, cores: ResourceName = CORES, memory: ResourceName = MEMORY) -> Topology:
+    """The machine with its first GPUs in units under these names, the others whole."""
+    shared, whole = topology.gpus[:gpus], topology.gpus[gpus:]
+    by_blocks: dict[int, list[DeviceID]] = {}
+    for gpu in shared:
+        by_blocks.setdefault((gpu.memory or 0) // MEMORY_BLOCK, []).append(gpu.id)
+    offers = [Offer(resource=cores, devices=tuple(gpu.id for gpu in shared), replicas=100, unit="cores")]
+    offers += [
+        Offer(resource=memory, devices=tuple(devices), replicas=blocks, unit="memory")
+        for blocks, devices in by_blocks.items()
+    ]
+    if whole:
+        offers.append(Offer(resource=GPU, devices=tuple(gpu.id for gpu in whole)))
+    found = msgspec.structs.replace(topology, offers=tuple(offers))
+    validate(found)
+    return found
+
+
+def asks(cores: int = 0, blocks: int = 0, name: str = "main") -> ContainerRequest:
+    amounts = {CORES: cores, MEMORY: blocks}
+    return container(name, others={resource: amount for resource, amount in amounts.items() if amount})
+
+
+def gpus_of(state: NodeState, devices: Sequence[DeviceID]) -> list[int]:
+    """Indexes of the GPUs of these units, each once."""
+    by_id = state.hardware.gpu_by_id
+    return sorted({by_id[state.hardware.card_of(device)].index for device in devices})
+
+
+def holds(state: NodeState, name: str, devices: dict[ResourceName, tuple[DeviceID, ...]]) -> NodeState:
+    """The node after a container of a pod of this name was given these devices."""
+    owner = Owner(namespace=Namespace("default"), pod=PodName(name), container=ContainerName("main"))
+    allocation = Allocation(id=AllocationID(name), owner=owner, devices=devices, pod_uid=f"uid-{name}")
+    return state.apply(AllocationGranted(node=NODE, epoch=state.epoch, seq=state.seq + 1, allocation=allocation))
+
+
+def admitted(state: NodeState, asked: PodRequest, rules: AdmissionRules) -> tuple[Allocation, ...]:
+    decision = admit(state, asked, rules)
+    assert isinstance(decision, Admission), decision
+    return decision.allocations
+
+
+def refused(state: NodeState, asked: PodRequest, rules: AdmissionRules) -> Refusal:
+    decision = admit(state, asked, rules)
+    assert isinstance(decision, Refusal), decision
+    return decision
