@@ -24,10 +24,9 @@ from use_support import (
 
 from topoalign.core.model.allocations import Displaced
 from topoalign.core.model.events import Allocation
-from topoalign.core.model.holdings import Amount, Holding
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 from topoalign.core.model.processes import GpuProcess, ProcessIdentity
-from topoalign.core.usage.attribution import DeviceShares, Held, NodeShares, device_shares, shares_of
+from topoalign.core.usage.attribution import DeviceShares, NodeShares, shares_of
 
 TRAIN, INFER = owner("train"), owner("infer")
 
@@ -137,17 +136,14 @@ def test_each_mig_instance_has_its_own_holders() -> None:
 
 def test_several_allocations_of_a_container_are_one_holder() -> None:
     """As with one resource for cores and one for memory: the kubelet asks for each by itself."""
-    cores, memory = (held(n, f"GPU-0::{n}", of=TRAIN, uid=UIDS[0]) for n in (1, 2))
-    parts = Amount(cores=20, memory=0), Amount(cores=0, memory=4 * GIB)
-    amounts = [
-        Held(allocation, DeviceID("GPU-0"), Holding(DeviceID("GPU-0"), part))
-        for allocation, part in zip((cores, memory), parts, strict=True)
-    ]
-    row = use("GPU-0", process(1, 5 * GIB, in_pod(UIDS[0])))
-    found = device_shares(row, DeviceID("GPU-0"), 80 * GIB, amounts, {}, is_seen=True)
+    cores = held(1, *(f"GPU-0::c{n}" for n in range(20)), of=TRAIN, uid=UIDS[0])
+    memory = held(2, *(f"GPU-0::m{n}" for n in range(16)), of=TRAIN, uid=UIDS[0])
+    whole = held(3, *(f"GPU-1::c{n}" for n in range(100)), of=INFER, uid=UIDS[1])
+    found = shares(state_of(cores, memory, whole), use("GPU-0", process(1, 5 * GIB, in_pod(UIDS[0]))))
 
-    (holder,) = found.holders
+    (holder,), (alone,) = found["GPU-0"].holders, found["GPU-1"].holders
     assert (("a-1", "a-2"), 20, 4 * GIB, 0) == (holder.allocations, holder.cores, holder.memory, holder.memory_left)
+    assert (100, found["GPU-1"].memory) == (alone.cores, alone.memory)
 
 
 def test_what_is_not_told_is_unknown_and_not_zero() -> None:

@@ -18,8 +18,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from topoalign.core.model.allocations import Allocation, Owner
-from topoalign.core.model.holdings import Amount, Holding, Instance, TimeSlice, Whole
+from topoalign.core.model.allocations import Allocation, Owner, amounts_of
+from topoalign.core.model.holdings import Holding, Instance, Unit, Whole
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, NodeName
 from topoalign.core.model.processes import DeviceUse, GpuProcess, Measurement, ProcessIdentity
 from topoalign.core.state.fold import NodeState
@@ -54,7 +54,7 @@ class HolderUse(msgspec.Struct, frozen=True, kw_only=True):
     cores: int | None
     """Hundredths of the device's computing time that it was given. None: a time slice, which has no share of its own."""
     memory: int | None
-    """Bytes that it was given. None: a time slice, which may use what is there."""
+    """Bytes that it was given: all of them with all computing time. None: a time slice, which may use what is there."""
     use: Use
 
     @property
@@ -246,12 +246,12 @@ def holder_use(group: Sequence[Held], memory: int | None, use: Use) -> HolderUse
     """What one container holds of a device with this much memory, and its use."""
     first = group[0].allocation
     parts = [each.holding.part for each in group]
-    amounts = [part for part in parts if isinstance(part, Amount)]
     cores, given = None, None
     if any(isinstance(part, Whole | Instance) for part in parts):
         cores, given = WHOLE_DEVICE, memory
-    elif amounts and not any(isinstance(part, TimeSlice) for part in parts):
-        cores, given = sum(part.cores for part in amounts), sum(part.memory for part in amounts)
+    elif all(isinstance(part, Unit) for part in parts):
+        (amount,) = amounts_of({each.device for each in group}).values()
+        cores, given = amount.cores, memory if amount.cores == WHOLE_DEVICE else amount.memory
     return HolderUse(
         owner=first.owner,
         pod_uid=first.pod_uid,
