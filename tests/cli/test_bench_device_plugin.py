@@ -25,6 +25,9 @@ CASES = [
     "allocate-64-callers",
     "list-1000",
     "list-17500",
+    "preferred-share",
+    "allocate-share",
+    "list-10624",
     "start",
     "stop",
     "reregister",
@@ -33,6 +36,7 @@ CASES = [
 
 MORE = {
     "allocate-4-after-1000": {"after_none_p50_ms"},
+    "preferred-share": {"beside_16_p50_ms"},
     "allocate-64-callers": {"per_second", "one_caller_per_second", "fsyncs", "grants"},
 }
 
@@ -42,7 +46,7 @@ def test_each_case_is_measured_under_its_name_with_the_memory_of_the_agent() -> 
     rows = list(device_plugin.cases(calls=5, changes=2, starts=2, idle_seconds=0.1))
 
     assert CASES == [row["case"] for row in rows]
-    assert [5, 5, 1, *[5] * 7, 10, *[2] * 5] == [row["n"] for row in rows if "left_out" not in row]
+    assert [5, 5, 1, *[5] * 7, 10, 2, 2, 5, 10, *[2] * 4] == [row["n"] for row in rows if "left_out" not in row]
     idle = rows.pop(CASES.index("idle"))
     for row in rows:
         if "left_out" not in row:
@@ -52,7 +56,7 @@ def test_each_case_is_measured_under_its_name_with_the_memory_of_the_agent() -> 
     assert {"case", "n", "cpu_s_per_minute", "rss_mb"} == idle.keys()
     callers = next(row for row in rows if row["case"] == "allocate-64-callers")
     assert 10 == callers["grants"] > callers["fsyncs"]  # type: ignore[operator]  # both are numbers
-    assert ["list-1000", "list-17500"] == [row["case"] for row in rows if "longest_block_ms" in row]
+    assert ["list-1000", "list-17500", "list-10624"] == [row["case"] for row in rows if "longest_block_ms" in row]
 
 
 @pytest.mark.parametrize("case", ["list-1000", "list-17500"])

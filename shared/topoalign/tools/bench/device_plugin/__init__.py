@@ -20,6 +20,11 @@ kubelet of `kubelet.py` in this process.
 - `list-1000`, `list-17500`: from a published change of a GPU's health to the end of the list of all shares at the kubelet,
   as NVIDIA's configuration file asks for them. Here the agent is `topoalign allocator` and this process publishes the health
   over NATS; `longest_block_ms` is the longest time that one callback blocked its event loop, the first list included.
+- `preferred-share`: GetPreferredAllocation for 20 hundredths of a GPU's computing time among half of what eight GPUs
+  in units have (100, and 320 blocks of memory, each); and where 16 containers have the other half (`beside_16_p50_ms`), whom
+  the agent then asks PodResources for.
+- `allocate-share`: there each of the two Allocate calls for 20 hundredths and 60 blocks of one GPU, while nothing is held.
+- `list-10624`: as `list-1000`, to the end of both lists of 16 GPUs in units of computing time and memory.
 - `start`: from the start of the process to a list with every GPU healthy; `cpu_s` is the CPU time of the agent until then.
   Like all agents here it runs from byte code, as an installed package does.
 - `stop`: from SIGTERM to the end of the process, which serves nobody.

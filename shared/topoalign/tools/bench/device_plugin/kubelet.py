@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 import grpc
 
 from topoalign.core.model.errors import Unavailable
-from topoalign.core.model.ids import GPU, DeviceID
+from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.kubelet.grpc.protobuf import field, fields, number_field
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class BenchStuck(Unavailable):
 
 
 class Came(NamedTuple):
-    """A list of devices, and when its last byte was there (monotonic seconds)."""
+    """The lists of devices, and when the last byte of the newest was there (monotonic seconds)."""
 
     at: float
     message: bytes
@@ -61,22 +61,24 @@ class Came(NamedTuple):
 class Kubelet:
     """The kubelet of a directory. It is there from `start`, which may come again, to `stop`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, resources: Sequence[ResourceName] = (GPU,)) -> None:
+        """`resources`: those whose plugins are called and whose lists are read."""
+        self.resources = tuple(resources)
         self.plugins_dir = directory / "device-plugins"
         self.resources_dir = directory / "pod-resources"
         for each in (self.plugins_dir, self.resources_dir):
             each.mkdir()
         self.registered: SimpleQueue[float] = SimpleQueue()
-        """When the plugin of the GPUs did (monotonic seconds)."""
+        """When a plugin of the resources did (monotonic seconds)."""
         self.lists: SimpleQueue[Came] = SimpleQueue()
-        """The lists of its devices."""
+        """The lists of all their devices, whenever one came."""
         self.looks = 0
         """How often PodResources was asked."""
         self.pods = NOTHING
         """What PodResources answers."""
         self._told: dict[bytes, bytes] = {}
         """The newest list of each resource."""
-        self._channel: grpc.Channel | None = None
+        self._channel_of: dict[str, grpc.Channel] = {}
         self._channels: list[grpc.Channel] = []
         self._servers: list[grpc.Server] = []
 
@@ -100,16 +102,14 @@ class Kubelet:
             channel.close()
         self._channels.clear()
 
-    def method(self, name: str) -> Call:
-        """A method of the plugin of the GPUs, bytes in and bytes out."""
-        assert self._channel is not None, "it has registered"
-        call = self._channel.unary_unary(f"/v1beta1.DevicePlugin/{name}")
+    def method(self, name: str, resource: ResourceName = GPU) -> Call:
+        """A method of the plugin of a resource, which has registered: bytes in and bytes out."""
+        call = self._channel_of[resource].unary_unary(f"/v1beta1.DevicePlugin/{name}")
         return lambda request: call(request, timeout=PATIENCE_SECONDS)
 
     def future(self, name: str) -> Callable[[bytes], grpc.Future]:
         """A method of the plugin of the GPUs that returns before it is answered."""
-        assert self._channel is not None, "it has registered"
-        call = self._channel.unary_unary(f"/v1beta1.DevicePlugin/{name}")
+        call = self._channel_of[GPU].unary_unary(f"/v1beta1.DevicePlugin/{name}")
         return lambda request: call.future(request, timeout=PATIENCE_SECONDS)
 
     def until(self, enough: Callable[[Came], bool], otherwise: str) -> Came:
@@ -125,9 +125,16 @@ class Kubelet:
 
     def show(self, *containers: Sequence[DeviceID]) -> None:
         """From now on PodResources shows a pod with one container for each of these sets of GPUs."""
+        self.show_parts(*({GPU: devices} for devices in containers))
+
+    def show_parts(self, *containers: Mapping[ResourceName, Sequence[DeviceID]]) -> None:
+        """The same for containers with devices of several resources."""
         pods = []
-        for number, devices in enumerate(containers):
-            held = field(2, field(1, GPU.encode()) + b"".join(field(2, device.encode()) for device in devices))
+        for number, parts in enumerate(containers):
+            held = b"".join(
+                field(2, field(1, resource.encode()) + b"".join(field(2, device.encode()) for device in devices))
+                for resource, devices in parts.items()
+            )
             container = field(3, field(1, b"main") + held)
             pods.append(field(1, field(1, f"bench-{number}".encode()) + field(2, b"default") + container))
         self.pods = b"".join(pods)
@@ -144,8 +151,8 @@ class Kubelet:
         )
         self._channels.append(channel)
         channel.unary_unary("/v1beta1.DevicePlugin/GetDevicePluginOptions")(NOTHING, timeout=PATIENCE_SECONDS)
-        if told[3].decode() == GPU:
-            self._channel = channel
+        if (resource := ResourceName(told[3].decode())) in self.resources:
+            self._channel_of[resource] = channel
             self.registered.put(time.monotonic())
         Thread(target=self._listen, args=(channel, told[3]), daemon=True).start()
         return NOTHING
@@ -156,8 +163,9 @@ class Kubelet:
         ):  # it ends with the plugin, or with us: the channel may be closed already
             for message in channel.unary_stream("/v1beta1.DevicePlugin/ListAndWatch")(NOTHING):
                 self._told[resource] = message
-                if resource.decode() == GPU:
-                    self.lists.put(Came(time.monotonic(), message))
+                if resource.decode() in self.resources:
+                    at, lists = time.monotonic(), (self._told.get(name.encode(), NOTHING) for name in self.resources)
+                    self.lists.put(Came(at, b"".join(lists)))
 
     def _allocatable(self, request: bytes) -> bytes:
         """The healthy devices of all resources."""

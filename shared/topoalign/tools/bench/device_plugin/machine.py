@@ -1,4 +1,4 @@
-"""Machines whose GPUs are shared in time, and agents on them."""
+"""Machines whose GPUs are shared in time or in units, and agents on them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,10 +6,12 @@ from contextlib import contextmanager
 import msgspec
 
 from topoalign.core.model.holdings import handed_out
-from topoalign.core.model.ids import GPU, DeviceID
+from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import MEMORY_BLOCK
 from topoalign.machines import load_machine
 from topoalign.machines.document import Machine, encode
+from topoalign.plugin_config.configuration import Units
 from topoalign.tools.bench.device_plugin.agent import Agent
 from topoalign.tools.bench.device_plugin.kubelet import Kubelet
 from topoalign.tools.bench.device_plugin.node import GPUS, MACHINE, Settings, node, scratch
@@ -18,14 +20,39 @@ SHARING = "version: v1\nsharing: {timeSlicing: {resources: [{name: %s, replicas:
 """NVIDIA's configuration file for this."""
 
 
-def with_uuids(gpus: int) -> Topology:
-    """A machine with so many GPUs, under ids as long as NVIDIA's, and no NIC."""
-    machine = load_machine(MACHINE).topology
+IN_UNITS = "version: v1\nsharing: {units: {}}\n"
+CORES, MEMORY = ResourceName(Units().cores), ResourceName(Units().memory)
+"""Computing time and memory of GPUs."""
+
+
+def with_uuids(gpus: int, name: str = MACHINE) -> Topology:
+    """A machine of the catalogue with so many GPUs, under ids as long as NVIDIA's, and no NIC."""
+    machine = load_machine(name).topology
     named = tuple(
         msgspec.structs.replace(gpu, id=DeviceID(f"GPU-{gpu.index:08x}-0000-0000-0000-000000000000"))
         for gpu in machine.gpus[:gpus]
     )
     return msgspec.structs.replace(machine, gpus=named, nics=(), links=())
+
+
+def with_blocks(gpus: int, blocks: int, name: str = MACHINE) -> Topology:
+    """The same, where each GPU has so many blocks of memory."""
+    topology = with_uuids(gpus, name)
+    sized = tuple(msgspec.structs.replace(gpu, memory=blocks * MEMORY_BLOCK) for gpu in topology.gpus)
+    return msgspec.structs.replace(topology, gpus=sized)
+
+
+@contextmanager
+def node_in_units(name: str, settings: Settings, blocks: int) -> Iterator[tuple[Kubelet, Agent, Topology]]:
+    """An agent with eight GPUs in units, each with so many blocks of memory, its kubelet, and the machine."""
+    with scratch() as folder:
+        machine, config = folder / "machine.json", folder / "config.yaml"
+        topology = with_blocks(len(GPUS), blocks)
+        machine.write_bytes(encode(Machine(name=name, topology=topology)))
+        config.write_text(IN_UNITS)
+        told = settings | {"MACHINE": str(machine), "CONFIG": str(config)}
+        with node(name, told, healthy=len(GPUS) * (100 + blocks), resources=(CORES, MEMORY)) as (kubelet, agent):
+            yield kubelet, agent, topology
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The cases, one after the other, each with an agent, a kubelet and a state of its own."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
 from statistics import median
 
@@ -10,17 +10,25 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from topoalign.cli.link import connected
 from topoalign.cli.measuring import measured, summary
-from topoalign.core.model.ids import GPU, NodeName
+from topoalign.core.model.ids import GPU, NodeName, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.files.documents import read
 from topoalign.plugin_config.file import loaded
 from topoalign.plugin_config.offers import offers
 from topoalign.runtime.nats_server import local_nats
-from topoalign.tools.bench.device_plugin import nvml, pods, shares
+from topoalign.tools.bench.device_plugin import nvml, pods, shares, units
 from topoalign.tools.bench.device_plugin.agent import Agent
 from topoalign.tools.bench.device_plugin.announced import Announced
 from topoalign.tools.bench.device_plugin.kubelet import NOTHING, Kubelet, preferred_allocation_request
-from topoalign.tools.bench.device_plugin.machine import SHARING, shared_node, with_uuids
+from topoalign.tools.bench.device_plugin.machine import (
+    CORES,
+    IN_UNITS,
+    MEMORY,
+    SHARING,
+    shared_node,
+    with_blocks,
+    with_uuids,
+)
 from topoalign.tools.bench.device_plugin.node import GPUS, MACHINE, WARM, Row, Settings, node, scratch, told
 
 SIZE = 4
@@ -53,6 +61,8 @@ def measure(calls: int, changes: int, starts: int, idle_seconds: float) -> Itera
         yield from shares.measure(settings, calls)
         for case, (gpus, replicas) in SHARES.items():
             yield listed(case, settings, shared(gpus, replicas), portal, changes)
+        yield from units.measure(settings, calls)
+        yield listed("list-10624", settings, in_units(16, 564), portal, changes, (CORES, MEMORY))
         yield from start(settings, starts)
         yield reregister(settings, starts)
 
@@ -96,7 +106,14 @@ def slow_nvml(settings: Settings, calls: int) -> Row:
             return preferred(case, kubelet, calls) | {"rss_mb": agent.rss_mb}
 
 
-def listed(case: str, settings: Settings, topology: Topology, portal: BlockingPortal, changes: int) -> Row:
+def listed(
+    case: str,
+    settings: Settings,
+    topology: Topology,
+    portal: BlockingPortal,
+    changes: int,
+    resources: Sequence[ResourceName] = (GPU,),
+) -> Row:
     """The cases `list-…`: one change of a GPU's health per measurement."""
     name = NodeName(case)
     devices = sum(len(offer.devices) * offer.replicas for offer in topology.offered)
@@ -105,7 +122,7 @@ def listed(case: str, settings: Settings, topology: Topology, portal: BlockingPo
         announced = Announced(bus, name, topology)
         with (
             portal.wrap_async_context_manager(announced.serve()),
-            node(case, settings, "allocator", healthy=None) as (kubelet, agent),
+            node(case, settings, "allocator", healthy=None, resources=resources) as (kubelet, agent),
         ):
             portal.call(announced.asked.wait)
             agent.longest_block_ms()
@@ -157,6 +174,15 @@ def idle(agent: Agent, seconds: float) -> Row:
 
 def shared(gpus: int, shares: int) -> Topology:
     """A machine with so many GPUs, shared so many ways by NVIDIA's configuration file."""
-    topology = with_uuids(gpus)
-    configuration = loaded(read((SHARING % (GPU, shares)).encode(), "bench"), {}).configuration
+    return offered(with_uuids(gpus), SHARING % (GPU, shares))
+
+
+def in_units(gpus: int, blocks: int) -> Topology:
+    """A machine with so many GPUs in units, each with so many blocks of memory."""
+    return offered(with_blocks(gpus, blocks, "dgx2"), IN_UNITS)
+
+
+def offered(topology: Topology, config: str) -> Topology:
+    """The machine as it is offered by a configuration file."""
+    configuration = loaded(read(config.encode(), "bench"), {}).configuration
     return msgspec.structs.replace(topology, offers=offers(topology, configuration).offers)

@@ -1,11 +1,11 @@
 """An agent and its kubelet, in a folder of their own, for as long as a case takes."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.tools.bench.device_plugin.agent import Agent, running
 from topoalign.tools.bench.device_plugin.kubelet import Came, Kubelet
 
@@ -31,10 +31,11 @@ def node(
     *,
     healthy: int | None = len(GPUS),
     environment: Settings | None = None,
+    resources: Sequence[ResourceName] = (GPU,),
 ) -> Iterator[tuple[Kubelet, Agent]]:
-    """An agent and its kubelet. `healthy`: waits until so many GPUs are listed; None: not at all."""
+    """An agent and its kubelet. `healthy`: waits until so many devices of the `resources` are listed; None: not at all."""
     with scratch() as folder:
-        kubelet = Kubelet(folder)
+        kubelet = Kubelet(folder, resources)
         own = {"NODE": name, "STATE_DIR": str(folder / "state"), "KUBELET_DIR": str(kubelet.plugins_dir)}
         kubelet.start()
         try:
