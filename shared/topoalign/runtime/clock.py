@@ -12,6 +12,9 @@ from topoalign.core.ports import Clock
 TURNS = 30
 """Of the event loop: more than one task needs that wakes another, which wakes a third, on a bus in memory."""
 
+LOOK_SECONDS = 0.001
+"""Real time in which a look whether all other tasks wait is over."""
+
 
 class SystemClock:
     """The clock of this machine."""
@@ -71,13 +74,12 @@ async def all_tasks_blocked() -> None:
     Waits until every other task waits for something, as anyio's `wait_all_tasks_blocked` does.
 
     Alone, that sleeps for a tenth of a second whenever it finds a task that does not wait yet. After `TURNS` of the event
-    loop there is most often none left. It is tried again after half of that time: a task that wakes every tenth of a second
-    could be awake at each look.
+    loop there is most often none left. If there is, what it needs is more turns, and no time: they follow at once.
     """
     while True:
         for _ in range(TURNS):
             await anyio.lowlevel.checkpoint()
-        with anyio.move_on_after(0.05):
+        with anyio.move_on_after(LOOK_SECONDS):
             await anyio.wait_all_tasks_blocked()
             return
 
