@@ -44,7 +44,7 @@ NOTHING: Mapping[str, ForeignPod] = {}
 log = structlog.get_logger("topoalign.registry.foreign")
 
 
-class ForeignNode(msgspec.Struct, frozen=True, kw_only=True):
+class HamiNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node with HAMi's register annotation."""
 
     cards: tuple[RegisteredCard, ...]
@@ -77,7 +77,7 @@ class ForeignNodes:
         self.behind: Callable[[], str | None] = lambda: "no nodes of Kubernetes are watched"
         """Why not all that the API server has is known here."""
         self._clock, self._answering = clock, answering
-        self._nodes: dict[NodeName, ForeignNode] = {}
+        self._nodes: dict[NodeName, HamiNode] = {}
         self._pods: dict[NodeName, dict[str, ForeignPod]] = {}
         """Node -> UID -> pod that is bound to it and has not ended, with what HAMi gave it."""
         self._node_of: dict[str, NodeName] = {}
@@ -143,7 +143,7 @@ class ForeignNodes:
             cards, finding = (), error.finding
             if before is None or not before.finding:
                 log.warning("HAMi's cards of a node cannot be read", node=clean(node.name), finding=finding)
-        self._nodes[node.name] = ForeignNode(
+        self._nodes[node.name] = HamiNode(
             cards=cards,
             finding=finding,
             handshake=hami.handshake and hami.handshake[:LONGEST_HANDSHAKE],

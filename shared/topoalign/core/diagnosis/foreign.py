@@ -11,7 +11,7 @@ CONTESTED_NODE = "ContestedNode"
 """HAMi and topoalign both give out the GPUs of the node."""
 
 
-class HamiRunsNode(NoFit):
+class ForeignNode(NoFit):
     """HAMi gives out the GPUs of a node, and no allocator of topoalign answers for it."""
 
     code = FOREIGN_NODE
@@ -23,7 +23,7 @@ class HamiRunsNode(NoFit):
         )
 
 
-class HamiContestsNode(NoFit):
+class ContestedNode(NoFit):
     """HAMi gives out the GPUs of a node, and an allocator of topoalign answers for it."""
 
     code = CONTESTED_NODE
@@ -35,9 +35,9 @@ class HamiContestsNode(NoFit):
         )
 
 
-REASONS: dict[str, type[HamiRunsNode] | type[HamiContestsNode]] = {
-    FOREIGN_NODE: HamiRunsNode,
-    CONTESTED_NODE: HamiContestsNode,
+REASONS: dict[str, type[ForeignNode] | type[ContestedNode]] = {
+    FOREIGN_NODE: ForeignNode,
+    CONTESTED_NODE: ContestedNode,
 }
 """Code -> its error."""
 

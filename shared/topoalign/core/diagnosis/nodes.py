@@ -22,7 +22,7 @@ from topoalign.core.admission.prediction import KubeletUnknown, prediction_basis
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.rules import check_rules
 from topoalign.core.demand.validate import validate_pod
-from topoalign.core.diagnosis.foreign import REASONS, HamiRunsNode
+from topoalign.core.diagnosis.foreign import REASONS, ForeignNode
 from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord, state_of
 from topoalign.core.hints.preconditions import UnknownResource
 from topoalign.core.model.allocations import Allocation
@@ -139,12 +139,12 @@ class Nodes:
 
     def _node(self, record: NodeRecord, now: float) -> Node:
         """
-        Raises HamiRunsNode, HamiContestsNode, NodeNotWhole, NodeStale, KubeletUnknown, and InvalidField for numbers that no
+        Raises ForeignNode, ContestedNode, NodeNotWhole, NodeStale, KubeletUnknown, and InvalidField for numbers that no
         machine has, and rules by which no kubelet starts.
         """
         known = {"hardware": record.topology, "health": record.health, "allocations": record.allocations}
         if record.foreign:
-            raise REASONS.get(record.foreign, HamiRunsNode)
+            raise REASONS.get(record.foreign, ForeignNode)
         missing = [name for name, fact in known.items() if fact is None]
         state = state_of(record)
         if missing or record.topology is None:
