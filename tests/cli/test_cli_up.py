@@ -159,7 +159,7 @@ def test_ctrl_c_ends_it_in_order_and_nothing_is_left(up: "subprocess.Popen[str]"
     """Last of the file: it ends what the others use."""
     up.send_signal(signal.SIGINT)
 
-    assert 0 == up.wait(10)
+    assert 0 == up.wait(60)
     assert [] == [path for path in runtime_dir.rglob("*") if path.is_file()]
 
 

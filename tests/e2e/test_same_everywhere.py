@@ -1,6 +1,6 @@
 """The same services, the same decisions: on a memory bus in one process, and on NATS in four."""
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import anyio
@@ -56,13 +56,13 @@ def shown(decision: object) -> object:
 
 
 async def held(url: str, pods: int) -> list[object]:
-    """What the registry says is allocated, once it has heard of so many."""
+    """What the registry says is allocated, once it listens and has heard of so many."""
     async with httpx.AsyncClient(base_url=url) as http:
         while True:
-            answer = (await http.get("/v1/allocations")).json()
-            items: list[dict[str, object]] = answer["items"]
-            if len(items) == pods:
-                return [{key: item[key] for key in ("owner", "devices", "cpus", "affinity")} for item in items]
+            with suppress(httpx.ConnectError):
+                items: list[dict[str, object]] = (await http.get("/v1/allocations")).json()["items"]
+                if len(items) == pods:
+                    return [{key: item[key] for key in ("owner", "devices", "cpus", "affinity")} for item in items]
 
 
 async def test_one_process_in_memory_and_four_processes_on_nats_allocate_alike(tmp_path: Path) -> None:
