@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import os
+import signal
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,11 @@ VECTORS = Path(os.environ.get("TOPOALIGN_VECTORS") or Path(__file__).parents[2] 
 settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 """No example is timed: how fast things are is for `topoalign bench`, and other work on the machine is no defect."""
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # so it is in the background of a shell, and so would be every program that a test starts and ends by Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
