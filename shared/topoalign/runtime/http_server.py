@@ -10,12 +10,13 @@ import logging
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import anyio
 import uvicorn
 from anyio.abc import TaskStatus
 from starlette.applications import Starlette
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.runtime.connections import Connection, backlog
@@ -84,7 +85,12 @@ class Server(uvicorn.Server):
             while open_now:  # noqa: ASYNC110  # nobody tells when the last one is closed
                 await asyncio.sleep(LOOK_SECONDS)
         if grace.cancelled_caught:
-            log.error("Cancel %s running task(s), timeout graceful shutdown exceeded", len(answers))
+            log.warning(
+                "%s answers took more than %s s after the end was due, and are cut off", len(answers), GRACE_SECONDS
+            )
+            for connection in list(open_now):
+                connection.transport.abort()
+            await asyncio.sleep(0)  # uvicorn is told that the connections are gone, and misses no answer then
             for answer in answers:
                 answer.cancel()
 
@@ -105,7 +111,7 @@ async def serve_application(
 ) -> None:
     """Serves on this socket until cancelled, and closes it; has started, with its URL, once it accepts connections."""
     config = uvicorn.Config(
-        application,
+        cut_off_in_silence(application),
         http=protocol,
         ws="none",
         backlog=backlog(),
@@ -125,6 +131,16 @@ async def serve_application(
             with anyio.CancelScope(shield=True):
                 await server.serve([listener])
             tasks.cancel_scope.cancel()
+
+
+def cut_off_in_silence(application: Starlette) -> ASGIApp:
+    """The application, of which an answer that is cancelled ends without the error that uvicorn would log."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(asyncio.CancelledError):
+            await application(scope, receive, send)
+
+    return answer
 
 
 async def exit_when_cancelled(server: Server) -> None:
