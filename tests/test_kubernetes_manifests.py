@@ -318,7 +318,7 @@ def test_both_configurations_of_the_scheduler_say_the_same() -> None:
 
 def test_the_unit_keeps_root_without_its_rights() -> None:
     unit = ConfigParser(strict=False, interpolation=None, delimiters=("=",))
-    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.optionxform = str  # type: ignore[assignment,method-assign]  # keeps the case of names, as configparser documents it
     unit.read(ROOT / "deploy/systemd/topoalign-node.service")
     service = unit["Service"]
 

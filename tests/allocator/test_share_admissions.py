@@ -34,7 +34,7 @@ def fail_between(it: ShareNode, chance: Random) -> None:
             raise Unavailable("the plugin has gone", "try again")
         return await prefer(resource, *question)
 
-    it.allocations.prefer = failing  # type: ignore[assignment,method-assign]
+    it.allocations.prefer = failing  # type: ignore[assignment,method-assign]  # the plugin is gone at times
 
 
 @pytest.mark.parametrize("seed", range(400 if THOROUGH else 12))

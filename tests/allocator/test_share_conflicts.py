@@ -59,7 +59,7 @@ async def test_who_has_units_of_a_lost_whole_gpu_does_not_start(monkeypatch: pyt
         assert isinstance(await it.admit("a", (100, 0)), Admission)
         await it.allocations.reconcile()
         await it.lose_checkpoint()
-        it.allocations._grants.exclusion.beside = lambda *_: []  # type: ignore[method-assign]
+        it.allocations._grants.exclusion.beside = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
 
         for name, first in (("b", 0), ("c", 20)):
             it.forced = units(0, range(first, first + 20), range(4))
@@ -144,7 +144,7 @@ async def test_who_was_given_reserved_memory_of_a_whole_gpu_starts(names: Names)
 
 async def test_a_container_that_cannot_start_keeps_nobody_from_it() -> None:
     async with share_node() as (it, _):
-        it.allocations._grants.exclusion.beside = lambda *_: []  # type: ignore[method-assign]
+        it.allocations._grants.exclusion.beside = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
         for name, share, forced in (
             ("p", (0, 4), it.units(2, 0, 4)),
             ("split", (100, 4), {**it.units(2, 100), **it.units(1, 0, 4)}),
@@ -165,11 +165,11 @@ async def test_memory_is_not_given_of_a_gpu_that_an_init_container_has_whole() -
 
         async def forced_once(resource: ResourceName, *asked: object) -> object:
             it.forced = {} if resource == MEMORY else it.forced
-            return await prefer(resource, *asked)  # type: ignore[arg-type]
+            return await prefer(resource, *asked)  # type: ignore[arg-type]  # passes on any question
 
-        it.allocations.prefer = forced_once  # type: ignore[assignment,method-assign]
+        it.allocations.prefer = forced_once  # type: ignore[assignment,method-assign]  # forces one answer
         assert isinstance(await it.admit("p", (20, 4), init=((100, 0),)), Admission)
-        it.allocations.prefer = prefer  # type: ignore[method-assign]
+        it.allocations.prefer = prefer  # type: ignore[method-assign]  # as it was
         it.forced = units(0, range(0), range(4, 8))
 
         assert refused_at_allocate(it, "q", await it.admit("q", (0, 4)))

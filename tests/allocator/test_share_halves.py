@@ -46,7 +46,7 @@ async def test_memory_of_another_gpu_than_the_computing_time_is_refused() -> Non
 async def test_a_container_with_halves_of_two_gpus_does_not_start() -> None:
     async with share_node() as (it, _):
         it.forced = {**it.units(0, 20), **it.units(1, 0, 4)}
-        it.allocations._grants.shares.check_half = lambda *_: None  # type: ignore[method-assign]
+        it.allocations._grants.shares.check_half = lambda *_: None  # type: ignore[method-assign]  # broken on purpose
 
         decision = await it.admit("p", (20, 4))
 
@@ -149,7 +149,7 @@ async def test_containers_that_start_together_share_polls() -> None:
             polls += 1
             return await listing(seconds)
 
-        it.pod_resources.listing = counted  # type: ignore[method-assign]
+        it.pod_resources.listing = counted  # type: ignore[method-assign]  # counts the calls
         units = it.kubelet.running[DEFAULT, PodName("p")].allocations[0].devices[CORES]
         async with anyio.create_task_group() as starting:
             for _ in range(50):
@@ -162,7 +162,7 @@ async def test_units_are_judged_after_they_are_offered_no_more() -> None:
     """The configuration may have changed since they were given."""
     async with share_node() as (it, tasks):
         it.forced = {**it.units(0, 20), **it.units(1, 0, 4)}
-        it.allocations._grants.shares.check_half = lambda *_: None  # type: ignore[method-assign]
+        it.allocations._grants.shares.check_half = lambda *_: None  # type: ignore[method-assign]  # broken on purpose
         await it.kubelet.admit(it.pod("p", (20, 4)), "uid-p", start=False)
         await it.start_agent(tasks, PLAIN)
 
@@ -174,7 +174,7 @@ async def test_units_are_judged_after_they_are_offered_no_more() -> None:
 async def test_a_pod_that_is_gone_does_not_count(seed: int) -> None:
     """Its entries stay in the checkpoint until the kubelet writes that."""
     async with share_node() as (it, _):
-        it.allocations._grants.exclusion.beside = lambda *_: []  # type: ignore[method-assign]
+        it.allocations._grants.exclusion.beside = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
         it.forced = it.units(1, 100, 4)
         shares = Random(seed).sample([(100, 0), (0, 4)], 2)
         for name, share in zip(("gone", "stays"), shares, strict=True):

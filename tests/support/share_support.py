@@ -109,7 +109,7 @@ class ShareNode:
         async def prefer(resource: ResourceName, *asked: Any) -> Sequence[DeviceID]:
             return self.forced[resource] if resource in self.forced else await preferred(resource, *asked)
 
-        self.allocations.prefer = prefer  # type: ignore[assignment,method-assign]
+        self.allocations.prefer = prefer  # type: ignore[assignment,method-assign]  # the answer is forced
 
     def observed(self) -> NodeReservations:
         self.reserved = self.reserved.observe(self.ledger.state, own=True)

@@ -44,7 +44,7 @@ def node(*allocations: Allocation, machine: Topology = FOUR, ailing: str = "") -
 
 
 def graph(state: NodeState, *uses: object) -> str:
-    return graph_of(state, shares_of(state, measurement(*uses)))  # type: ignore[arg-type]
+    return graph_of(state, shares_of(state, measurement(*uses)))  # type: ignore[arg-type]  # uses of any kind
 
 
 def test_the_graph_is_the_tree_with_what_is_left_of_each_card() -> None:
