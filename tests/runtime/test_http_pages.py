@@ -1,5 +1,6 @@
 """The HTTP pages of a process, as its sockets and its clients see them."""
 
+import logging
 import math
 import socket
 from collections.abc import AsyncIterator
@@ -91,6 +92,7 @@ async def test_what_is_asked_when_the_server_is_to_end_is_answered(monkeypatch: 
 async def test_an_answer_that_does_not_come_ends_with_the_grace(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING, logger="uvicorn.error")
     monkeypatch.setattr(http_server, "GRACE_SECONDS", 0)
     pages = Pages()
     async with pages.connection("/later") as connection:
