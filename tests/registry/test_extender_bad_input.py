@@ -25,6 +25,23 @@ POD: dict[str, Any] = {
 }
 NAMES = b'"NodeNames":["a","b"]'
 REFUSED = "InvalidField: the pod asks for something that cannot be meant; correct its resources and annotations"
+NAMED = {
+    "no containers": "spec.containers: there is none; a pod has at least one container",
+    "no spec": "spec: there is none; write it as a v1 Pod has it",
+    **{
+        name: f"spec.containers[0].resources.limits[nvidia.com/gpu]: {finding}; write a whole number of devices"
+        for name, finding in (
+            ("negative", "'-1' is no amount"),
+            ("half a GPU", "'1.5' is no amount"),
+            ("too large for 64 bits", "'1e30' is too large"),
+            ("no quantity", "'1e' is no amount"),
+            ("digits of another script", "'\u0661' is no amount"),
+        )
+    },
+    "300 kB of annotations": "metadata.annotations: 1 with 300001 characters; give at most 1000 with 262144 characters",
+    "10,000 containers": "spec.containers: more than 100 containers, init containers included; split the pod",
+}
+"""What the refusal of a pod that can be read says of its field."""
 DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
@@ -84,7 +101,8 @@ async def send(url: str, verb: str, body: bytes, *, method: str = "POST", kind: 
 
 @pytest.mark.parametrize("name", PODS)
 async def test_a_pod_that_cannot_be_meant_is_refused_for_good(name: str) -> None:
-    """Refused on each node by filter, without scores by prioritize, and nobody is evicted for it."""
+    """Refused on each node by filter, with the field, without scores by prioritize, and nobody is evicted for it."""
+    text = f"InvalidField: {NAMED[name]}" if name in NAMED else REFUSED
     scheduling, pod = RecordedScheduling(), b'{"Pod":' + PODS[name] + b","
     victims = b'"NodeNameToMetaVictims":{"a":{"Pods":[{"UID":"v"}]}}}'
 
@@ -93,7 +111,7 @@ async def test_a_pod_that_cannot_be_meant_is_refused_for_good(name: str) -> None
         scores = await send(url, "prioritize", pod + NAMES + b"}")
         helped = await send(url, "preempt", pod + victims)
 
-    assert (200, {"a": REFUSED, "b": REFUSED}) == (refused[0], refused[1]["FailedAndUnresolvableNodes"])
+    assert (200, {"a": text, "b": text}) == (refused[0], refused[1]["FailedAndUnresolvableNodes"])
     assert ([], {}, "") == tuple(refused[1][key] for key in ("NodeNames", "FailedNodes", "Error"))
     assert (200, [{"Host": "a", "Score": 0}, {"Host": "b", "Score": 0}]) == scores
     assert (200, {"NodeNameToMetaVictims": {}}) == helped

@@ -12,6 +12,7 @@ from topoalign.cli.link import Link, on_node
 from topoalign.core.model.decisions import Explained
 from topoalign.core.model.errors import clean
 from topoalign.core.model.requests import ExplainRequest, PodRequest
+from topoalign.core.sharing.pod_checks import check_pod
 
 FILE = click.Path(path_type=Path)
 
@@ -78,11 +79,16 @@ def what_if(
 
 
 def pod_in(file: Path, **asked: Any) -> tuple[PodRequest, Changes]:
-    """The pod of a manifest, and the rules that are to differ. Raises UsageError if a pod is described twice."""
+    """
+    The pod of a manifest, and the rules that are to differ. Raises UsageError if a pod is described twice, and InvalidField
+    for what an API server with our webhook would not take.
+    """
     rules = rules_alone(asked, "--pod-file")
     from topoalign.kubelet.files import manifest  # brings in YAML
 
-    return manifest.load_pod(file), rules
+    pod = manifest.load_pod(file)
+    check_pod(pod, compat="koordinator" if rules.get("compat") else "")
+    return pod, rules
 
 
 def rules_alone(asked: dict[str, Any], instead: str) -> Changes:

@@ -8,6 +8,8 @@ A share is of one GPU, so both are. From 100 on computing time is that of whole 
     200 of computing time                 two GPUs, with all of their memory
     20 of computing time                  refused: how much memory of the GPU is meant?
     150 of computing time, 16 blocks      refused: of one GPU there are 100, and of several only all
+
+What is written as 0 is refused (`core.sharing.pod_checks`), although a kubelet would give nothing and start the container.
 """
 
 from collections.abc import Mapping
@@ -16,7 +18,7 @@ from typing import NamedTuple
 from topoalign.core.demand.quantities import Quantities
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.holdings import UnitKind
-from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES
 from topoalign.core.model.topology.views import made_once
@@ -79,11 +81,36 @@ class UnitFields(NamedTuple):
     memory: str = "memory"
 
 
-def fields_of(topology: Topology) -> UnitFields:
-    """The limits of a container by which units are asked for on this machine."""
-    named = {unit: f"limits[{resource}]" for resource, unit in resources_in_units(topology).items()}
-    plain = UnitFields()
-    return UnitFields(cores=named.get("cores", plain.cores), memory=named.get("memory", plain.memory))
+class UnitResources(NamedTuple):
+    """By which names a machine offers GPUs in units, how large they are, and how else its GPUs are asked for."""
+
+    units: tuple[tuple[ResourceName, UnitKind], ...]
+    """In the order of the names."""
+    most: int
+    """Blocks of memory of the largest of its GPUs that are in units."""
+    others: tuple[ResourceName, ...]
+    """Resources of GPUs that are whole, MIG instances or shared in another way, `nvidia.com/gpu` always. Ascending."""
+
+    def fields(self, path: str) -> UnitFields:
+        """The limits by which the container at this path, such as `spec.containers[0]`, asks for units."""
+        named = {unit: f"{path}.resources.limits[{resource}]" for resource, unit in self.units}
+        plain = UnitFields()
+        return UnitFields(cores=named.get("cores", plain.cores), memory=named.get("memory", plain.memory))
+
+
+@made_once
+def unit_resources(topology: Topology) -> UnitResources | None:
+    """What the machine offers in units; None: nothing."""
+    in_units = resources_in_units(topology)
+    if not in_units:
+        return None
+    others = {
+        offer.resource
+        for offer in topology.offered
+        if offer.unit is None and any(topology.card_of(base) in topology.gpu_by_id for base in offer.devices)
+    }
+    most = max((offer.replicas for offer in topology.offered if offer.unit == "memory"), default=0)
+    return UnitResources(tuple(sorted(in_units.items())), most, tuple(sorted({*others, GPU} - in_units.keys())))
 
 
 def check_share(share: Share, fields: UnitFields) -> None:

@@ -8,7 +8,6 @@ itself would not run with these rules, the pod is refused and the reason says wh
 from collections.abc import Collection
 
 from topoalign.core.demand.pod_demand import ContainerDemand, PodDemand
-from topoalign.core.demand.units import check_share, fields_of, share_of
 from topoalign.core.deviceshare.demand import RESOURCES, check_whole
 from topoalign.core.hints.cpu_rules import check_cpu_manager_starts
 from topoalign.core.hints.memory_rules import check_hugepages_known, check_memory_manager_starts
@@ -110,8 +109,6 @@ def check_decidable(state: NodeState, demand: PodDemand) -> None:
             check_resources_known(topology, container, RESOURCES if demand.jointly else ())
         if demand.manages_memory:
             check_memory_known(topology, container)
-        if (share := share_of(topology, container.devices)) is not None:
-            check_share(share, fields_of(topology))
     check_hugepages_known(topology, demand)
 
 

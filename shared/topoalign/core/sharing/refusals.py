@@ -55,15 +55,15 @@ class ShareDoesNotFit(NoFit):
 
 
 class MemoryAboveCard(ShareDoesNotFit):
-    """Raised for more memory than a card has, even if nobody held anything of it."""
+    """Raised for more memory than a card has, even if nobody held anything of it. `unit`: what both are counted in."""
 
     code = "MemoryAboveCard"
 
-    def __init__(self, fields: ShareFields, asked: int, largest: int) -> None:
+    def __init__(self, fields: ShareFields, asked: int, largest: int, unit: str = "bytes") -> None:
         self.asked, self.largest = asked, largest
         super().__init__(
             fields.memory,
-            f"{asked} bytes are asked for of one card, and a card has {largest}",
+            f"{asked} {unit} are asked for of one card, and a card has {largest}",
             "ask for less memory, for memory of several cards, or choose a node with larger cards",
         )
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from topoalign.core.demand.field_paths import in_manifest
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.ids import CPU, MEMORY, ContainerName, Namespace, PodName, ResourceName, is_hugepages
@@ -83,15 +84,17 @@ def request_of(pod: Pod) -> PodRequest:
         raise InvalidField("spec.containers", "there is none", "a pod has at least one container")
     if spec.resources is not None and (spec.resources.requests or spec.resources.limits):
         raise InvalidField("spec.resources", "resources of a whole pod", "give them to its containers")
-    return validate_pod(
-        PodRequest(
-            namespace=Namespace(metadata.namespace or "default"),
-            name=PodName(metadata.name or (metadata.generate_name or "").rstrip("-") or "pod"),
-            annotations={key: value or "" for key, value in (metadata.annotations or {}).items()},
-            init_containers=requests_of("initContainers", spec.init_containers or []),
-            containers=requests_of("containers", spec.containers),
-        )
+    request = PodRequest(
+        namespace=Namespace(metadata.namespace or "default"),
+        name=PodName(metadata.name or (metadata.generate_name or "").rstrip("-") or "pod"),
+        annotations={key: value or "" for key, value in (metadata.annotations or {}).items()},
+        init_containers=requests_of("initContainers", spec.init_containers or []),
+        containers=requests_of("containers", spec.containers),
     )
+    try:
+        return validate_pod(request)
+    except InvalidField as error:
+        raise in_manifest(error) from error
 
 
 def kubelet_request_of(pod: Pod) -> PodRequest:

@@ -23,13 +23,13 @@ import msgspec
 import structlog
 
 from topoalign.core.admission.gang_plan import Candidate, Member, Plan, fabric_of, groups, key_of, plan_gang
+from topoalign.core.demand.gangs import Gang, gang_of
 from topoalign.core.model.errors import BusConflict, InvalidField, NoFit, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
 from topoalign.registry.ports import SeenPod
-from topoalign.registry.scheduling.gangs import Gang, gang_of
 from topoalign.registry.scheduling.holds import holds_something
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.reservations import Change, Reservations

@@ -126,6 +126,7 @@ class Scheduling:
                 self.scheduler,
                 self.offers,
                 lambda: watch.version if watch is not None else None,
+                check=self.scheduler.checks.check,
                 task_status=task_status,
             )
 
@@ -137,7 +138,7 @@ class Scheduling:
 
     def offers(self, resource: ResourceName) -> bool:
         """Whether some node offers this resource, or did."""
-        return resource in self.view.resources
+        return resource in self.view.offers.names
 
     def _hold(self, node: NodeName) -> None:
         """The view holds what is reserved on a node now."""

@@ -117,7 +117,7 @@ class Verdicts:
         self._pods: OrderedDict[str, tuple[PodRequest, Request]] = OrderedDict()
         """UID -> the pod as it came, and its request."""
         self._requests: OrderedDict[object, Request] = OrderedDict()
-        self._resources = view.resources
+        self._resources = view.offers.names
         self.refusals = [NodeRefusal(code="")]
         """By number; 0 stands for none."""
         self._numbers: dict[NodeRefusal, int] = {}
@@ -169,8 +169,8 @@ class Verdicts:
 
     def _note_resources(self) -> None:
         """What was passed over as nobody's may be a device now."""
-        if self._resources != self._view.resources:
-            self._resources = self._view.resources
+        if self._resources != self._view.offers.names:
+            self._resources = self._view.offers.names
             for each in self._requests.values():
                 each.reset()
 
@@ -240,7 +240,7 @@ def unlisted(demand: PodDemand, kind: Kind, view: ClusterView) -> str:
     missing = demand.device_names - kind.topology.devices.keys()
     if kind.registered is not None and missing & kind.registered:
         return DEVICES_UNKNOWN
-    return UnknownResource.code if missing & (view.resources | {GPU, NIC}) else ""
+    return UnknownResource.code if missing & (view.offers.names | {GPU, NIC}) else ""
 
 
 def nameless(pod: PodRequest) -> PodRequest:

@@ -24,7 +24,7 @@ from topoalign.core.admission.kinds import Kind, kind_key
 from topoalign.core.admission.prediction import PredictionBasis, prediction_basis
 from topoalign.core.demand.rules import check_rules
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable
-from topoalign.core.model.ids import NodeName, ResourceName
+from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
 from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scorer, Scoring, scorer_of
@@ -33,6 +33,7 @@ from topoalign.registry.cluster import Cluster, bare
 from topoalign.registry.scheduling.holds import Hold, NodeHolds
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.nodes import NodeView, side_by_side
+from topoalign.registry.scheduling.offered import OfferedResources
 from topoalign.registry.scheduling.standing import KUBELET_UNKNOWN, obstacle
 from topoalign.runtime.turns import Turns
 
@@ -61,8 +62,7 @@ class ClusterView:
         """Rises with each change of a node."""
         self.nodes: dict[NodeName, NodeView] = {}
         self.places: dict[NodeName, int] = {}
-        self.resources: frozenset[ResourceName] = frozenset()
-        """All that some node of the cluster offers, or did."""
+        self.offers = OfferedResources()
         self.offered: Callable[[NodeName], None] = lambda node: None
         """Called when a node is offered that was not, or has more free than before."""
         self.foreign: Callable[[NodeName], str] = lambda node: ""
@@ -286,7 +286,7 @@ class ClusterView:
         view.shape = member.state.hardware.shape
         with suppress(NoFit):
             view.left = self.scorer.left(basis.state, basis.rules)
-        self.resources |= basis.state.hardware.offers_of.keys()
+        self.offers.note(basis.state.hardware)
 
     def _drop(self, node: NodeName) -> None:
         view = self.nodes.pop(node, None)

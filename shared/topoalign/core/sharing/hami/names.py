@@ -16,6 +16,18 @@ NUMA_BIND = "nvidia.com/numa-bind"
 GPU_POLICY = "hami.io/gpu-scheduler-policy"
 NODE_POLICY = "hami.io/node-scheduler-policy"
 SCORING_WEIGHTS = "hami.io/device-scoring-weights"
+OF_PODS = (
+    USE_TYPE,
+    NO_USE_TYPE,
+    USE_UUID,
+    NO_USE_UUID,
+    VGPU_MODE,
+    NUMA_BIND,
+    GPU_POLICY,
+    NODE_POLICY,
+    SCORING_WEIGHTS,
+)
+"""What the annotations of a pod say of its cards."""
 
 CORDON = "hami.io/device-cordon"
 REGISTER = "hami.io/node-nvidia-register"

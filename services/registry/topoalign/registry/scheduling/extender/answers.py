@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import field
 
+from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.scheduling.extender.arguments import Asked, MetaPod, MetaVictims
-from topoalign.registry.scheduling.extender.refusals import text_of, text_of_error
-from topoalign.registry.scheduling.model import Filtered, NodeRefusal, Victims
+from topoalign.registry.scheduling.extender.refusals import text_of, text_of_error, text_of_pod
+from topoalign.registry.scheduling.model import Filtered, Victims
 
 VICTIMS_COUNT_FROM = (1, 38)
 """
@@ -25,8 +26,6 @@ in a new way at each try, which wakes the pod: 775 calls in 10 s.
 
 RENDERED_KEPT = 16
 """Answers of which the bytes are kept: of 1,000 nodes one has 0.1 MB."""
-
-INVALID = NodeRefusal(code="InvalidField")
 
 
 class NodeList(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,9 +96,15 @@ class RenderedRefusals:
         return answer
 
 
-def refuse_all(asked: Asked, kubernetes: tuple[int, int]) -> bytes:
-    """The answer to filter about a pod that cannot be meant: no node takes it, and trying again is no help."""
-    return filter_answer(asked, Filtered(passed=[], refused=dict.fromkeys(asked.nodes, INVALID)), kubernetes)
+def refuse_all(asked: Asked, error: TopoalignError) -> bytes:
+    """
+    The answer to filter about a pod that cannot be meant: no node takes it, and trying again is no help. Its text names the
+    field: it is that of one pod, and the same for as long as the pod is.
+    """
+    texts = dict.fromkeys(asked.nodes, text_of_pod(error))
+    if asked.whole is None:
+        return encoded(FilterAnswer(node_names=[], unresolvable=texts))
+    return encoded(FilterAnswer(nodes=NodeList(items=[]), unresolvable=texts))
 
 
 def filter_failed(code: str) -> bytes:

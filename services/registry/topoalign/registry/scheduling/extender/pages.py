@@ -4,7 +4,7 @@ The HTTP application that kube-scheduler calls: `POST /scheduler/{filter,priorit
 An error costs the scheduler more than a refusal: it repeats an erroneous filter with growing pauses, whatever changes in
 the cluster. So each call has the answer that does least harm:
 
-    a pod that cannot be meant    filter refuses it on every node, prioritize scores 0, preempt names no node
+    a pod that cannot be meant    filter refuses it on every node, in words of its own, prioritize scores 0, preempt none
     what passes by itself         filter and bind answer with `Error`, prioritize and preempt as above
     a body that is no call        400, 408, 413 or 415 with {"code", "finding", "remedy"}: it is not from a kube-scheduler
 
@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from topoalign.core.model.errors import InvalidField, TopoalignError, clean, quoted
+from topoalign.core.model.errors import InvalidField, NoFit, TopoalignError, clean, quoted
 from topoalign.registry.api import broken, error, failed
 from topoalign.registry.scheduling.extender import answers
 from topoalign.registry.scheduling.extender.arguments import read_arguments, read_bind, read_pod, read_preempt
@@ -95,8 +95,8 @@ class Extender:
             pod = read_pod(asked.pod)
             await self._scheduling.prepare(pod)
             filtered = self._scheduling.filter(pod, asked.nodes, asked.labels)
-        except InvalidField:
-            return answers.refuse_all(asked, self._kubernetes())
+        except (InvalidField, NoFit) as error:
+            return answers.refuse_all(asked, error)
         except TopoalignError as failure:
             log.warning("filter failed", code=failure.code, finding=failure.finding)
             return answers.filter_failed(failure.code)

@@ -3,15 +3,23 @@ The text of each refusal, as it stands in a pod's events and in its condition Po
 
 kube-scheduler groups nodes by the text, joins the groups by commas, and writes the result to the pod. The write wakes the
 pod again, so a text that differs from one call to the next makes a loop of calls: 2,143 in 25 s for one pod. Hence each
-code has one text, `Code: finding; remedy`, without numbers, names, times and commas. `topoalign why` tells the details.
+code has one text, `Code: finding; remedy`, without numbers, names, times and commas. `topoalign why` tells the details. A
+pod that cannot be meant on any node has one of its own, which names the field (`text_of_pod`).
 """
 
 from collections.abc import Mapping
+
+from topoalign.core.model.errors import InvalidField, TopoalignError, clean
 
 OTHER = "would refuse the pod; ask topoalign why"
 """Said after a code that this version does not know, as a newer node may give."""
 UNANSWERED = "no answer at present; wait or look at the log of the registry"
 """Said after the code of an error, which passes by itself."""
+
+LONGEST = 400
+"""Characters of a finding and of a remedy: a condition of a pod holds the text, and an Event is cut at 1,024 bytes."""
+
+FIELDS = ("spec", "metadata")
 
 FINDINGS: Mapping[str, str] = {
     # amounts
@@ -91,6 +99,17 @@ BY_CODE: Mapping[str, str] = {code: f"{code}: {finding}" for code, finding in FI
 def text_of(code: str) -> str:
     """The text of a refusal with this code: always the same."""
     return BY_CODE.get(code) or f"{code}: {OTHER}"
+
+
+def text_of_pod(error: TopoalignError) -> str:
+    """
+    The text about a pod that cannot be meant on any node: in the words of the error, where these name a field of the pod.
+    One that cannot be read as a whole has the text of the code: what is found then, a number of bytes, say, depends on the
+    text itself, which the pod carries back in its condition.
+    """
+    if isinstance(error, InvalidField) and not error.field.startswith(FIELDS):
+        return text_of(error.code)
+    return f"{error.code}: {clean(error.finding, LONGEST)}; {clean(error.remedy, LONGEST)}"
 
 
 def text_of_error(code: str) -> str:

@@ -11,10 +11,12 @@ import msgspec
 import structlog
 from starlette.routing import BaseRoute
 
-from topoalign.core.model.errors import BadRequest, Undecodable, clean
+from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, Undecodable, clean
+from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.registry.scheduling.extender.pages import BODY_SECONDS, Call, call_route
 from topoalign.registry.scheduling.webhook.rules import (
     Change,
+    Check,
     Forbidden,
     Offered,
     Pod,
@@ -91,10 +93,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Webhook:
-    """Judges pods; `scheduler`: the name of ours, empty where none is demanded."""
+    """Judges pods; `scheduler`: the name of ours, empty where none is demanded; `check`: as of `changes_to`."""
 
-    def __init__(self, scheduler: str, offered: Offered, *, seconds: float = BODY_SECONDS) -> None:
-        self._scheduler, self._offered, self._seconds = scheduler, offered, seconds
+    def __init__(
+        self, scheduler: str, offered: Offered, check: Check = check_pod, *, seconds: float = BODY_SECONDS
+    ) -> None:
+        self._scheduler, self._offered, self._check, self._seconds = scheduler, offered, check, seconds
 
     def routes(self) -> list[BaseRoute]:
         """`/webhook` for the mutating configuration, `/webhook/validate` for the validating one, which takes no changes."""
@@ -120,7 +124,7 @@ class Webhook:
                 change = changes[0]
                 where = change.path[1:].replace("/", ".")
                 raise Forbidden(where, f"is not {clean(change.value)}", "leave it to the mutating webhook")
-        except BadRequest as error:
+        except (BadRequest, NoFit) as error:
             log.info("pod denied", namespace=asked.namespace, code=error.code, finding=error.finding)
             return denied(asked.uid, error)
         return allowed(asked.uid, changes)
@@ -133,7 +137,7 @@ class Webhook:
             check_annotations(annotations_of(asked.object), annotations_of(asked.old_object))
             return []
         groups = frozenset(asked.user_info.groups or ())
-        return changes_to(asked.object, asked.namespace, groups, self._scheduler, self._offered)
+        return changes_to(asked.object, asked.namespace, groups, self._scheduler, self._offered, self._check)
 
 
 def read_review(body: bytes) -> Request:
@@ -155,7 +159,7 @@ def allowed(uid: str, changes: list[Change]) -> bytes:
     return encoded(Response(uid=uid, allowed=True, patch=patch, patch_type="JSONPatch"))
 
 
-def denied(uid: str, error: BadRequest) -> bytes:
+def denied(uid: str, error: TopoalignError) -> bytes:
     """The answer that the pod may not be."""
     code, reason = (403, "Forbidden") if isinstance(error, Forbidden) else (422, "Invalid")
     message = f"topoalign: {clean(error.finding, 1000)}; {clean(error.remedy, 1000)}"

@@ -9,18 +9,17 @@ A pod without a scheduler's name gets ours, where one is set. No label or annota
 may write these. Namespaces are exempted in the webhook's configuration.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.demand.gangs import path
 from topoalign.core.deviceshare.demand import OWN_DOMAIN
-from topoalign.core.model.errors import BadRequest, InvalidField, clean, quoted
-from topoalign.core.model.ids import GPU, NIC, ResourceName
-from topoalign.core.model.requests import GANG, GANG_SIZE, AdmissionRules, Mode
+from topoalign.core.model.errors import BadRequest, clean, quoted
+from topoalign.core.model.ids import GPU, NIC, Namespace, ResourceName
+from topoalign.core.model.requests import GANG, GANG_SIZE, PodRequest
+from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.kubelet.files import manifest
-from topoalign.registry.scheduling.gangs import gang_of, path
 
 OF_USERS = frozenset({GANG, GANG_SIZE})
 """The annotations in our domain that users write."""
@@ -30,11 +29,10 @@ MIRROR = "kubernetes.io/config.mirror"
 NODES = "system:nodes"
 """The group of kubelets."""
 
-AMOUNT = re.compile(r"^pod\.(\w+\[\d+\])\.(requests|limits)")
-"""The path of an amount in a PodRequest; a Pod has it in `resources`."""
-
 Offered = Callable[[ResourceName], bool]
 """Whether some node offers this resource."""
+Check = Callable[[PodRequest], None]
+"""Raises an error for a pod that the cluster does not take."""
 
 
 class Forbidden(BadRequest):
@@ -82,11 +80,19 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     value: str
 
 
-def changes_to(pod: Pod, namespace: str, groups: frozenset[str], scheduler: str, offered: Offered) -> list[Change]:
+def changes_to(
+    pod: Pod,
+    namespace: str,
+    groups: frozenset[str],
+    scheduler: str,
+    offered: Offered,
+    check: Check = check_pod,
+) -> list[Change]:
     """
-    What is filled in of a new pod. `groups`: those of who creates it; `scheduler`: the name of ours, or empty.
+    What is filled in of a new pod. `groups`: those of who creates it; `scheduler`: the name of ours, or empty; `check`:
+    what the cluster says to what it asks for.
 
-    Raises Forbidden and InvalidField for what is denied.
+    Raises Forbidden, InvalidField and what `check` raises for what is denied.
     """
     check_annotations(annotations_of(pod), {})
     if pod.spec is None or not any(is_ours(name, offered) for name in resources_of(pod.spec)):
@@ -95,7 +101,7 @@ def changes_to(pod: Pod, namespace: str, groups: frozenset[str], scheduler: str,
     if kubelet_shows_it:
         return []
     check_placement(pod.spec)
-    check_request(pod, namespace)
+    check(request_of(pod, namespace))
     if not scheduler or pod.spec.scheduler_name == scheduler:
         return []
     if pod.spec.scheduler_name in (None, "", DEFAULT_SCHEDULER):
@@ -126,17 +132,10 @@ def check_placement(spec: Spec) -> None:
                 )
 
 
-def check_request(pod: Pod, namespace: str) -> None:
-    """Raises InvalidField for resources and annotations that cannot be meant on any node."""
+def request_of(pod: Pod, namespace: str) -> PodRequest:
+    """What the pod asks for. Raises InvalidField for amounts that cannot be read."""
     request = manifest.kubelet_request_of(pod)
-    request = msgspec.structs.replace(request, namespace=namespace or request.namespace)
-    gang_of(request)
-    try:
-        for mode in Mode:
-            read_pod(request, AdmissionRules(mode=mode))
-    except InvalidField as error:
-        field = AMOUNT.sub(r"spec.\1.resources.\2", error.field).replace("pod.annotations", "metadata.annotations")
-        raise InvalidField(field, error.finding.removeprefix(f"{error.field}: "), error.remedy) from error
+    return msgspec.structs.replace(request, namespace=Namespace(namespace) if namespace else request.namespace)
 
 
 def is_ours(resource: ResourceName, offered: Offered) -> bool:

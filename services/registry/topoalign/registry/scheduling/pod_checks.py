@@ -1,0 +1,44 @@
+"""Whether a pod can be meant in this cluster: what the webhook denies, and the filter refuses on all nodes alike."""
+
+from collections import OrderedDict
+
+from topoalign.core.model.errors import InvalidField, NoFit
+from topoalign.core.model.requests import PodRequest
+from topoalign.core.sharing.pod_checks import check_pod
+from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.offered import OfferedResources
+
+PODS_KEPT = 4_096
+"""Pods of which the answer is kept: those that wait are asked about again and again."""
+
+
+class PodChecks:
+    """Judges pods by what the nodes offer."""
+
+    def __init__(self, offers: OfferedResources) -> None:
+        self._offers = offers
+        self._known: OrderedDict[str, tuple[PodRequest, object, InvalidField | NoFit | None]] = OrderedDict()
+        """UID -> the pod as it came, the units that were offered then, and why it cannot be meant."""
+
+    def check(self, request: PodRequest) -> None:
+        """Raises InvalidField, InvalidShare and MemoryAboveCard as `check_pod` of the core does."""
+        check_pod(request, self._offers.units)
+
+    def check_waiting(self, pod: PodToSchedule) -> None:
+        """The same of a pod that may come again."""
+        known, units = self._known.get(pod.uid), self._offers.units
+        if known is None or known[0] is not pod.request or known[1] is not units:
+            known = pod.request, units, self._error(pod.request)
+            self._known[pod.uid] = known
+            if len(self._known) > PODS_KEPT:
+                self._known.popitem(last=False)
+        self._known.move_to_end(pod.uid)
+        if known[2] is not None:
+            raise known[2].with_traceback(None)
+
+    def _error(self, request: PodRequest) -> InvalidField | NoFit | None:
+        try:
+            self.check(request)
+        except (InvalidField, NoFit) as error:
+            return error
+        return None

@@ -1,0 +1,30 @@
+"""Paths of fields as the manifest of a pod has them: what a `PodRequest` calls `pod.containers[0].limits`."""
+
+import re
+
+from topoalign.core.model.errors import InvalidField
+
+AMOUNT = re.compile(r"pod\.(\w+\[\d+\])\.(requests|limits)(?=\[|$)")
+"""Of a container; a Pod has it in `resources`."""
+PARTS = {
+    "pod.initContainers": "spec.initContainers",
+    "pod.containers": "spec.containers",
+    "pod.annotations": "metadata.annotations",
+    "pod.namespace": "metadata.namespace",
+    "pod.name": "metadata.name",
+}
+"""How a path begins in a PodRequest -> in a Pod; the first that fits."""
+
+
+def path_in_manifest(field: str) -> str:
+    """The path in a Pod; one that is of no PodRequest stays as it is."""
+    field = AMOUNT.sub(r"spec.\1.resources.\2", field, count=1)
+    for begin, instead in PARTS.items():
+        if field.startswith(begin):
+            return instead + field.removeprefix(begin)
+    return field
+
+
+def in_manifest(error: InvalidField) -> InvalidField:
+    """The same error with the path of the manifest."""
+    return InvalidField(path_in_manifest(error.field), error.finding.removeprefix(f"{error.field}: "), error.remedy)

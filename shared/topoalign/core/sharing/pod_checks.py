@@ -1,0 +1,119 @@
+"""
+What of a pod cannot be meant, whatever node it comes to: one answer for the webhook, the scheduler's filter and `what-if`.
+
+`check_pod` reads amounts and annotations as every mode does, and looks at what is asked for in units of GPUs. A node has
+this judged by what it offers itself (`check_asked`); for a cluster a pod is refused if each way in which some node offers
+these units refuses it. The field is named as the pod's manifest has it:
+
+    spec.containers[1].resources.limits[tencent.com/vcuda-core]: 150 units of computing time, of which a GPU has 100
+
+Refused are, in units: amounts of 0, parts of several GPUs, computing time without memory, more memory than a GPU has, units
+beside GPUs that are asked for in another way, and annotations of HAMi and Gaia, which have no effect on units.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Literal
+
+from topoalign.core.demand.field_paths import in_manifest
+from topoalign.core.demand.gangs import gang_of, path
+from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.demand.units import InvalidShare, Share, UnitResources, check_share
+from topoalign.core.model.errors import InvalidField, NoFit
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest
+from topoalign.core.sharing.hami import names
+from topoalign.core.sharing.hami.scores import read_weights
+from topoalign.core.sharing.refusals import MemoryAboveCard, ShareFields
+
+CORE_LIMIT = "tencent.com/vcuda-core-limit"
+"""Gaia's: up to how much computing time the containers of a pod may use while nobody else does."""
+WITHOUT_EFFECT = (*names.OF_PODS, CORE_LIMIT)
+"""Annotations that choose cards or limits elsewhere."""
+
+
+def check_pod(
+    pod: PodRequest, offered: Collection[UnitResources] = (), compat: Literal["", "koordinator"] = ""
+) -> None:
+    """
+    Raises InvalidField for what no node would take, and InvalidShare and MemoryAboveCard where none of the ways in which
+    units are `offered` could serve what is asked for in units.
+    """
+    try:
+        gang_of(pod)
+        for mode in Mode:
+            read_pod(pod, AdmissionRules(mode=mode, compat=compat))
+    except InvalidField as error:
+        raise in_manifest(error) from error
+    refusal: NoFit | None = None
+    for each in sorted(offered, key=lambda each: (-each.most, each)):
+        if not asks_for(pod, each):
+            continue
+        try:
+            check_asked(pod, each)
+        except NoFit as error:
+            refusal = refusal or error
+        else:
+            return
+    if refusal is not None:
+        raise refusal
+
+
+def check_asked(pod: PodRequest, offered: UnitResources) -> None:
+    """Raises InvalidShare and MemoryAboveCard for what is asked for in units that are offered so. `pod`: valid."""
+    if not asks_for(pod, offered):
+        return
+    for where, container in containers_of(pod):
+        check_container(where, container.limits, offered)
+    check_annotations(pod.annotations)
+
+
+def asks_for(pod: PodRequest, offered: UnitResources) -> bool:
+    """Whether a container names one of these units, if only with 0."""
+    units = dict(offered.units)
+    return any(not units.keys().isdisjoint(each.limits) for _, each in containers_of(pod))
+
+
+def containers_of(pod: PodRequest) -> Iterator[tuple[str, ContainerRequest]]:
+    """The pod's containers with their paths in its manifest."""
+    for group, containers in (("initContainers", pod.init_containers), ("containers", pod.containers)):
+        for position, container in enumerate(containers):
+            yield f"spec.{group}[{position}]", container
+
+
+def check_container(where: str, limits: Mapping[ResourceName, int], offered: UnitResources) -> None:
+    """The same for one container, at the path `where`."""
+    amounts = {"cores": 0, "memory": 0}
+    units = {name: unit for name, unit in offered.units if name in limits}
+    if not units:
+        return
+    for name, unit in units.items():
+        if not limits[name]:
+            raise InvalidShare(f"{where}.resources.limits[{name}]: 0 units", "leave it out, or ask for 1 or more")
+        amounts[unit] += limits[name]
+    for name in offered.others:
+        if limits.get(name):
+            raise InvalidShare(
+                f"{where}.resources.limits[{name}]: GPUs in two ways, for {' and '.join(units)} are asked for as well",
+                "ask for a share of a GPU or for whole devices, each in a container of its own",
+            )
+    share, fields = Share(amounts["cores"], amounts["memory"]), offered.fields(where)
+    check_share(share, fields)
+    of_each = -(-share.blocks // share.gpus)
+    if of_each > offered.most:
+        raise MemoryAboveCard(ShareFields(memory=fields.memory), of_each, offered.most, "blocks of memory")
+
+
+def check_annotations(annotations: Mapping[str, str]) -> None:
+    """Raises InvalidShare for annotations that have no effect on units, and first for one that cannot be meant at all."""
+    if (weights := annotations.get(names.SCORING_WEIGHTS)) is not None:
+        try:
+            read_weights(weights)
+        except InvalidField as error:
+            finding = error.finding.removeprefix(f"{error.field}: ")
+            raise InvalidShare(f"{path(names.SCORING_WEIGHTS)}: {finding}", error.remedy) from error
+    for key in WITHOUT_EFFECT:
+        if key in annotations:
+            raise InvalidShare(
+                f"{path(key)}: has no effect on units of GPUs, which go where least is left",
+                "leave it out; nodeSelector and affinity choose the nodes",
+            )

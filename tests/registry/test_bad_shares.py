@@ -1,0 +1,207 @@
+"""Shares that cannot be meant are refused in the same words by webhook, filter and what-if, with the field and a remedy."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from cluster_support import TIME
+from decision_support import machine
+from scheduling_support import go_json, serving
+from unit_support import CORES, DGX, MEMORY, in_units
+from view_support import OneNode, Says, tell_all
+
+from topoalign.cli.explain import pod_in
+from topoalign.core.admission.prediction import predict
+from topoalign.core.model.decisions import Refusal
+from topoalign.core.model.errors import TopoalignError
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.requests import AdmissionRules, Mode, Policy
+from topoalign.registry.scheduling.webhook.reviews import Webhook
+
+pytestmark = pytest.mark.anyio
+
+RULES = AdmissionRules(mode=Mode.KUBELET, policy=Policy.NONE)
+MOST = 160
+"""Blocks of 256 MiB of a GPU of the DGX A100 with 40 GB."""
+SECOND = "spec.containers[1].resources.limits"
+WEIGHTS, TYPES, UUIDS = "hami.io/device-scoring-weights", "nvidia.com/use-gputype", "nvidia.com/use-gpuuuid"
+NO_EFFECT = "has no effect on units of GPUs, which go where least is left"
+CHOOSE = "leave it out; nodeSelector and affinity choose the nodes"
+
+Limits = dict[str, str]
+
+
+def units(cores: str | None = None, blocks: str | None = None) -> Limits:
+    return {str(name): amount for name, amount in ((CORES, cores), (MEMORY, blocks)) if amount is not None}
+
+
+def pod(limits: Limits, annotations: dict[str, str], group: str = "containers") -> dict[str, Any]:
+    """A pod of which the second container, or the first init container, asks for this."""
+    asking = {"name": "asks", "resources": {"limits": limits}}
+    spec: dict[str, Any] = {"containers": [{"name": "main"}, asking]}
+    if group == "initContainers":
+        spec = {"initContainers": [asking], "containers": [{"name": "main"}]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "p", "namespace": "team", "uid": "u", "annotations": annotations},
+        "spec": spec,
+    }
+
+
+GOOD = units("20", "16")
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no cores": (pod(units("0"), {}), f"{SECOND}[{CORES}]: 0 units; leave it out, or ask for 1 or more"),
+    "no cores beside memory": (
+        pod(units("0", "16"), {}),
+        f"{SECOND}[{CORES}]: 0 units; leave it out, or ask for 1 or more",
+    ),
+    "memory of 0": (pod(units("20", "0"), {}), f"{SECOND}[{MEMORY}]: 0 units; leave it out, or ask for 1 or more"),
+    "no memory": (
+        pod(units("20"), {}),
+        f"{SECOND}[{MEMORY}]: no memory of the GPU beside 20 units of its computing time; "
+        "say how many blocks of memory are needed, or ask for the whole GPU",
+    ),
+    "below 0": (
+        pod(units("-1", "16"), {}),
+        f"{SECOND}[{CORES}]: '-1' is no amount; write a whole number of devices",
+    ),
+    "with a unit": (
+        pod(units("20", "1.5"), {}),
+        f"{SECOND}[{MEMORY}]: '1.5' is no amount; write a whole number of devices",
+    ),
+    **{
+        f"{cores} cores": (
+            pod(units(cores, "16"), {}),
+            f"{SECOND}[{CORES}]: {cores} units of computing time, of which a GPU has 100; "
+            "ask for at most 100, or for a multiple of 100 to get whole GPUs",
+        )
+        for cores in ("101", "150")
+    },
+    "memory above a card": (
+        pod(units("20", f"{MOST + 1}"), {}),
+        f"{SECOND}[{MEMORY}]: {MOST + 1} blocks of memory are asked for of one card, and a card has {MOST}; "
+        "ask for less memory, for memory of several cards, or choose a node with larger cards",
+    ),
+    "memory above two whole cards": (
+        pod(units("200", f"{2 * MOST + 1}"), {}, "initContainers"),
+        f"spec.initContainers[0].resources.limits[{MEMORY}]: {MOST + 1} blocks of memory are asked for of one card, and a "
+        f"card has {MOST}; ask for less memory, for memory of several cards, or choose a node with larger cards",
+    ),
+    "both kinds": (
+        pod({**GOOD, "nvidia.com/gpu": "1"}, {}),
+        f"{SECOND}[nvidia.com/gpu]: GPUs in two ways, for {CORES} and {MEMORY} are asked for as well; "
+        "ask for a share of a GPU or for whole devices, each in a container of its own",
+    ),
+    "weights": (
+        pod(GOOD, {WEIGHTS: "slot=-1"}),
+        f"metadata.annotations[{WEIGHTS}]: not weights of slots, cores and memory; "
+        "write all three as integers, one of them above 0: slot=1,core=1,memory=3",
+    ),
+    "weights that are none of ours": (
+        pod(GOOD, {WEIGHTS: "slot=1,core=1,memory=3"}),
+        f"metadata.annotations[{WEIGHTS}]: {NO_EFFECT}; {CHOOSE}",
+    ),
+    "a model": (pod(GOOD, {TYPES: "A1000000"}), f"metadata.annotations[{TYPES}]: {NO_EFFECT}; {CHOOSE}"),
+    "a uuid": (pod(GOOD, {UUIDS: "GPU-nobody"}), f"metadata.annotations[{UUIDS}]: {NO_EFFECT}; {CHOOSE}"),
+    "a word": (
+        pod(GOOD, {"topoalign.io/gang": "g", "topoalign.io/gang-size": "some"}),
+        "metadata.annotations[topoalign.io/gang-size]: 'some' is not a number of pods; "
+        "write how many pods the gang has, 1 to 9999",
+    ),
+    "an unknown key": (
+        pod(GOOD, {"scheduling.koordinator.sh/device-alocate-hint": "{}"}),
+        "metadata.annotations[scheduling.koordinator.sh/device-alocate-hint]: is not known; use one of "
+        "'scheduling.koordinator.sh/device-joint-allocate', 'scheduling.koordinator.sh/device-allocate-hint', "
+        "'scheduling.koordinator.sh/gpu-partition-spec', or leave it out",
+    ),
+}
+
+
+def cluster() -> OneNode:
+    """A node with GPUs in units, and one with whole GPUs alone."""
+    found = OneNode(RULES, in_units(DGX))
+    found.tell(found.says.all())
+    tell_all(found.cluster, Says("whole", machine(), RULES).all())
+    found.view.renew()
+    return found
+
+
+def what_if(node: OneNode, given: dict[str, Any], directory: Path) -> str:
+    """What the command says of the pod in a file, asking the node; empty: it fits."""
+    file = directory / "pod.json"
+    file.write_bytes(msgspec.json.encode(given))
+    try:
+        asked, _ = pod_in(file, **dict.fromkeys(("gpus", "cpus", "memory", "nics", "annotations", "pod")))
+        decision = predict(node.says.state, asked, TIME)
+    except TopoalignError as error:
+        return f"{error.finding}; {error.remedy}"
+    return f"{decision.finding}; {decision.remedy}" if isinstance(decision, Refusal) else ""
+
+
+async def said(http: httpx.AsyncClient, given: dict[str, Any], path: str) -> str:
+    """What the webhook says; empty: it lets the pod pass."""
+    resource = {"group": "", "version": "v1", "resource": "pods"}
+    request = {"uid": "r", "operation": "CREATE", "namespace": "team", "resource": resource, "object": given}
+    review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    answer = (await http.post(path, content=go_json(review), headers={"content-type": "application/json"})).json()
+    status = answer["response"].get("status", {})
+
+    assert answer["response"]["allowed"] or ("Invalid", 422) == (status["reason"], status["code"])
+    return str(status.get("message", "")).removeprefix("topoalign: ")
+
+
+async def filtered(http: httpx.AsyncClient, given: dict[str, Any]) -> set[str]:
+    """What the filter says of each node, without the code; empty: it lets the pod pass there."""
+    asked = {"Pod": given, "NodeNames": ["node-1", "whole"]}
+    call = await http.post("/scheduler/filter", content=go_json(asked), headers={"content-type": "application/json"})
+    answer = call.json()
+    assert "" == answer["Error"] and {} == answer["FailedNodes"]
+    texts = answer["FailedAndUnresolvableNodes"]
+    return {texts.get(node, "").partition(": ")[2] for node in ("node-1", "whole")}
+
+
+async def test_three_entries_refuse_in_the_same_words(tmp_path: Path) -> None:
+    """By one function; on a node that offers nothing in units, too, as no other one takes the pod."""
+    node = cluster()
+    webhook = Webhook("", lambda resource: resource in node.view.offers.names, node.scheduler.checks.check)
+    async with (
+        serving(node.scheduler, more=webhook.routes()) as url,
+        httpx.AsyncClient(base_url=url, timeout=60) as http,
+    ):
+        for name, (given, text) in BAD.items():
+            for path in ("/webhook", "/webhook/validate"):
+                assert text == await said(http, given, path), name
+            for _ in range(2):
+                assert {text} == await filtered(http, given), name
+            assert text == what_if(node, given, tmp_path), name
+        assert "" == await said(http, pod(GOOD, {}), "/webhook")
+        assert {"", "a resource that the node does not offer; correct the name or label the nodes"} == (
+            await filtered(http, pod(GOOD, {}))
+        )
+        assert "" == what_if(node, pod(GOOD, {}), tmp_path)
+
+
+async def test_what_one_kind_of_node_can_serve_is_let_pass() -> None:
+    """Memory above the cards of one node, and not above those of another; and words for other ways to ask for GPUs."""
+    node = cluster()
+    large = msgspec.structs.replace(
+        DGX, gpus=tuple(msgspec.structs.replace(gpu, memory=2 * (gpu.memory or 0)) for gpu in DGX.gpus)
+    )
+    other = (ResourceName("example.com/time"), ResourceName("example.com/bytes"))
+    tell_all(node.cluster, Says("large", in_units(large), RULES).all())
+    tell_all(node.cluster, Says("other", in_units(DGX, 8, *other), RULES).all())
+    node.view.renew()
+    webhook = Webhook("", lambda resource: resource in node.view.offers.names, node.scheduler.checks.check)
+    above, gpus = pod(units("20", f"{MOST + 1}"), {}), pod({"nvidia.com/gpu": "1"}, {WEIGHTS: "slot=-1"})
+    async with serving(node.scheduler, more=webhook.routes()) as url, httpx.AsyncClient(base_url=url) as http:
+        assert "" == await said(http, above, "/webhook")
+        assert {
+            "more memory than a card has; ask for less",
+            "a resource that the node does not offer; correct the name or label the nodes",
+        } == await filtered(http, above)
+        assert "" == await said(http, gpus, "/webhook")
+        assert "150 units" in await said(http, pod({str(other[0]): "150"}, {}), "/webhook")
+        assert f"and a card has {2 * MOST}" in await said(http, pod(units("20", f"{2 * MOST + 1}"), {}), "/webhook")
