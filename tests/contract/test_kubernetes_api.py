@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from api_server_support import POD, Followed, shown_pod
 
-from topoalign.core.model.ids import GPU, NodeName
+from topoalign.core.model.ids import GPU, NodeName, ResourceName
 from topoalign.core.sharing.hami.foreign import NodeAnnotations
 from topoalign.registry.kubernetes.client import connect_kubernetes
 from topoalign.registry.kubernetes.memory import MemoryKubernetes
@@ -15,9 +15,11 @@ from topoalign.registry.ports import (
     ApiNotFound,
     GoneNode,
     GonePod,
+    GoneQuota,
     KubernetesApi,
     Report,
     SeenNode,
+    SeenQuota,
     Synced,
 )
 from topoalign.registry.scheduling.node_filters import (
@@ -99,6 +101,25 @@ async def test_nodes_are_seen_with_labels_and_their_deletion(api: KubernetesApi,
     assert [SeenNode(name=NODE, uid=uid, labels=begin[0].labels), Synced()] == begin
     assert ("a", "b") == (begin[0].labels["zone"], changed.labels["zone"])
     assert GoneNode(name=NODE) == gone
+
+
+async def test_quotas_are_seen_with_their_limits_of_devices(api: KubernetesApi, cluster: FakeCluster) -> None:
+    """And nothing else of them: Kubernetes counts requests, CPUs and memory itself."""
+    hard = {"limits.nvidia.com/gpumem": "10k", "requests.nvidia.com/gpu": "4", "limits.cpu": "8", "pods": 10}
+    uid = cluster.quotas.create(("ml", "gpus"), {"spec": {"hard": hard}})["metadata"]["uid"]
+    async with Followed(api.quotas()) as quotas:
+        begin = await quotas.next(2)
+        cluster.quotas.merge(
+            ("ml", "gpus"), {"spec": {"hard": {"limits.nvidia.com/gpumem": "0"}, "scopes": ["BestEffort"]}}
+        )
+        changed = await quotas.one()
+        cluster.quotas.remove(("ml", "gpus"))
+        gone = await quotas.one()
+
+    seen = SeenQuota(namespace="ml", name="gpus", uid=uid, limits={ResourceName("nvidia.com/gpumem"): 10_000})
+    assert [seen, Synced()] == begin
+    assert ({"nvidia.com/gpumem": 0}, True) == (changed.limits, changed.scoped)
+    assert GoneQuota(uid=uid) == gone
 
 
 async def test_what_hami_says_of_a_node_is_seen(api: KubernetesApi, cluster: FakeCluster) -> None:

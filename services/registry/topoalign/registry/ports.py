@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from topoalign.core.model.errors import NoFit, TopoalignError, Unavailable, clean
-from topoalign.core.model.ids import NodeName
+from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.sharing.hami.foreign import NodeAnnotations
 from topoalign.kubelet.files.manifest import kubelet_request_of
 from topoalign.registry.scheduling.model import PodToSchedule
@@ -123,6 +123,24 @@ class GoneNode(msgspec.Struct, frozen=True, kw_only=True):
     name: NodeName
 
 
+class SeenQuota(msgspec.Struct, frozen=True, kw_only=True):
+    """A ResourceQuota as the API server shows it, as far as the registry looks at it."""
+
+    namespace: str
+    name: str
+    uid: str
+    limits: Mapping[ResourceName, int]
+    """Extended resource -> its `limits.<resource>` of `spec.hard`, which Kubernetes itself does not count."""
+    scoped: bool = False
+    """Whether it is about some pods of its namespace only."""
+
+
+class GoneQuota(msgspec.Struct, frozen=True, kw_only=True):
+    """A ResourceQuota that the API server no longer has."""
+
+    uid: str
+
+
 class Synced(msgspec.Struct, frozen=True):
     """All that the API server had when the watch began, or began anew, has been handed on."""
 
@@ -158,6 +176,9 @@ class KubernetesApi(Protocol):
 
     def nodes(self) -> AsyncGenerator[SeenNode | GoneNode | Synced, None]:
         """Follows all nodes of the cluster, as `pods` does."""
+
+    def quotas(self) -> AsyncGenerator[SeenQuota | GoneQuota | Synced, None]:
+        """Follows all ResourceQuotas of the cluster, as `pods` does."""
 
     @property
     def trouble(self) -> str | None:

@@ -21,6 +21,7 @@ class FakeCluster:
         self.versions = Versions()
         self.pods = Objects("Pod", "v1", "pods", self.versions)
         self.nodes = Objects("Node", "v1", "nodes", self.versions)
+        self.quotas = Objects("ResourceQuota", "v1", "resourcequotas", self.versions)
         self.events = Objects("Event", "v1", "events", self.versions)
         self.topologies = Objects(
             "NodeResourceTopology",
@@ -89,6 +90,7 @@ class FakeCluster:
         kinds = {
             "pods": self.pods,
             "nodes": self.nodes,
+            "resourcequotas": self.quotas,
             "events": self.events,
             "noderesourcetopologies": self.topologies,
         }

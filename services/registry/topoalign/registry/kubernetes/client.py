@@ -22,7 +22,17 @@ from topoalign.registry.kubernetes import objects
 from topoalign.registry.kubernetes.credentials import Credentials
 from topoalign.registry.kubernetes.requests import CALL_SECONDS, Requests
 from topoalign.registry.kubernetes.watching import SILENT_SECONDS, Kind, Watch
-from topoalign.registry.ports import ApiNotFound, GoneNode, GonePod, Report, SeenNode, SeenPod, Synced
+from topoalign.registry.ports import (
+    ApiNotFound,
+    GoneNode,
+    GonePod,
+    GoneQuota,
+    Report,
+    SeenNode,
+    SeenPod,
+    SeenQuota,
+    Synced,
+)
 
 IN_CLUSTER = "in-cluster"
 MERGE_PATCH = "application/merge-patch+json"
@@ -44,11 +54,13 @@ class HttpKubernetes:
         self._requests, self._clock, self._instance = requests, clock, instance
         self._pods = Watch(self._requests, clock, Kind("/api/v1/pods", objects.read_pod), silent_seconds)
         self._nodes = Watch(self._requests, clock, Kind("/api/v1/nodes", objects.read_node), silent_seconds)
+        quotas = Kind("/api/v1/resourcequotas", objects.read_quota)
+        self._quotas = Watch(self._requests, clock, quotas, silent_seconds)
 
     @property
     def trouble(self) -> str | None:
         """As the port says."""
-        return self._pods.trouble or self._nodes.trouble
+        return self._pods.trouble or self._nodes.trouble or self._quotas.trouble
 
     def pods(self) -> AsyncGenerator[SeenPod | GonePod | Synced, None]:
         """As the port says; one follower at a time."""
@@ -57,6 +69,10 @@ class HttpKubernetes:
     def nodes(self) -> AsyncGenerator[SeenNode | GoneNode | Synced, None]:
         """As the port says; one follower at a time."""
         return self._nodes.follow()
+
+    def quotas(self) -> AsyncGenerator[SeenQuota | GoneQuota | Synced, None]:
+        """As the port says; one follower at a time."""
+        return self._quotas.follow()
 
     async def pod(self, namespace: str, name: str) -> SeenPod | None:
         """As the port says."""

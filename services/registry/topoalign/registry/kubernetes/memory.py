@@ -11,9 +11,11 @@ from topoalign.registry.kubernetes import objects
 from topoalign.registry.ports import (
     GoneNode,
     GonePod,
+    GoneQuota,
     Report,
     SeenNode,
     SeenPod,
+    SeenQuota,
     Synced,
 )
 from topoalign.testing.fake_api_server.cluster import FakeCluster
@@ -41,6 +43,10 @@ class MemoryKubernetes:
     def nodes(self) -> AsyncGenerator[SeenNode | GoneNode | Synced, None]:
         """As the port says."""
         return followed(self._cluster.nodes, node_of, gone_node)
+
+    def quotas(self) -> AsyncGenerator[SeenQuota | GoneQuota | Synced, None]:
+        """As the port says."""
+        return followed(self._cluster.quotas, quota_of, gone_quota)
 
     async def pod(self, namespace: str, name: str) -> SeenPod | None:
         """As the port says."""
@@ -119,6 +125,16 @@ def pod_of(shown: Object) -> SeenPod:
 def node_of(shown: Object) -> SeenNode:
     """The node as the registry looks at it."""
     return objects.seen_node(msgspec.convert(shown, objects.ShownNode))
+
+
+def quota_of(shown: Object) -> SeenQuota:
+    """The quota as the registry looks at it."""
+    return objects.seen_quota(msgspec.convert(shown, objects.ShownQuota))
+
+
+def gone_quota(shown: Object) -> GoneQuota:
+    """The quota, which is gone."""
+    return GoneQuota(uid=shown["metadata"]["uid"])
 
 
 def gone_pod(shown: Object) -> GonePod:

@@ -1,5 +1,5 @@
 """
-Reads pods and nodes as the API server shows them, and only the fields that are looked at.
+Reads pods, nodes and quotas as the API server shows them, and only the fields that are looked at.
 
 A field that is missing or null has its default. An object that does not have the form of its kind is Undecodable; an API
 server shows none, so whoever watches skips it.
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from topoalign.core.model.errors import TopoalignError, Undecodable, clean
-from topoalign.core.model.ids import GPU, NodeName
+from topoalign.core.model.ids import GPU, NodeName, ResourceName
 from topoalign.core.sharing.hami.foreign import NodeAnnotations
 from topoalign.kubelet.files import manifest
 from topoalign.kubelet.files.quantities import whole
@@ -22,9 +22,11 @@ from topoalign.registry.ports import (
     ApiUnavailable,
     GoneNode,
     GonePod,
+    GoneQuota,
     Report,
     SeenNode,
     SeenPod,
+    SeenQuota,
 )
 from topoalign.registry.scheduling import node_filters
 
@@ -32,6 +34,8 @@ T = TypeVar("T")
 
 WOKEN = "topoalign.io/woken"
 """Annotation of a node by which waiting pods are woken."""
+LIMITS = "limits."
+"""How the keys of a quota begin that are about limits."""
 REPORTER = "topoalign"
 MOST_NOTE_BYTES = 1024
 """An API server takes no longer notes."""
@@ -109,6 +113,29 @@ class ShownNode(msgspec.Struct, frozen=True):
     status: NodeStatus | None = None
 
 
+class QuotaMetadata(msgspec.Struct, frozen=True):
+    """The fields of a quota's `metadata` that are looked at."""
+
+    name: str
+    namespace: str
+    uid: str = ""
+
+
+class QuotaSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """The fields of a quota's `spec` that are looked at."""
+
+    hard: dict[str, str | int | float] | None = None
+    scopes: list[str] | None = None
+    scope_selector: dict[str, Any] | None = None
+
+
+class ShownQuota(msgspec.Struct, frozen=True):
+    """A v1 ResourceQuota."""
+
+    metadata: QuotaMetadata
+    spec: QuotaSpec | None = None
+
+
 class ListMetadata(msgspec.Struct, frozen=True, rename="camel"):
     """The fields of a list's, or an object's, `metadata` that following needs."""
 
@@ -161,6 +188,23 @@ def seen_node(shown: ShownNode) -> SeenNode:
     )
 
 
+def seen_quota(shown: ShownQuota) -> SeenQuota:
+    """The quota as the registry looks at it. An amount that is none is no limit; an API server shows none."""
+    metadata, spec = shown.metadata, shown.spec or QuotaSpec()
+    limits = {
+        ResourceName(name.removeprefix(LIMITS)): amount
+        for name, said in (spec.hard or {}).items()
+        if name.startswith(LIMITS) and "/" in name and (amount := whole(str(said))) is not None
+    }
+    return SeenQuota(
+        namespace=metadata.namespace,
+        name=metadata.name,
+        uid=metadata.uid,
+        limits=limits,
+        scoped=bool(spec.scopes or spec.scope_selector),
+    )
+
+
 def gone_pod(pod: SeenPod) -> GonePod:
     """What the pod is when it is gone."""
     return GonePod(namespace=pod.namespace, name=pod.name, uid=pod.uid)
@@ -176,6 +220,12 @@ def read_node(raw: bytes | msgspec.Raw) -> tuple[SeenNode, GoneNode]:
     """A node, and what it is when it is gone. Raises Undecodable."""
     node = seen_node(decoded(raw, ShownNode))
     return node, GoneNode(name=node.name)
+
+
+def read_quota(raw: bytes | msgspec.Raw) -> tuple[SeenQuota, GoneQuota]:
+    """A quota, and what it is when it is gone. Raises Undecodable."""
+    quota = seen_quota(decoded(raw, ShownQuota))
+    return quota, GoneQuota(uid=quota.uid)
 
 
 def version_of(raw: msgspec.Raw) -> str:

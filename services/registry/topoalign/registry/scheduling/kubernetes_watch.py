@@ -21,11 +21,21 @@ from topoalign.core.model.errors import InvalidField, TopoalignError, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
 from topoalign.registry.foreign import ForeignNodes
-from topoalign.registry.ports import GoneNode, GonePod, KubernetesApi, SeenNode, SeenPod, Synced
+from topoalign.registry.ports import (
+    GoneNode,
+    GonePod,
+    GoneQuota,
+    KubernetesApi,
+    SeenNode,
+    SeenPod,
+    SeenQuota,
+    Synced,
+)
 from topoalign.registry.scheduling.gang_reservations import Gangs
 from topoalign.registry.scheduling.holds import holds_something
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.node_filters import NodeTraits, allows
+from topoalign.registry.scheduling.quotas import Quotas
 from topoalign.registry.scheduling.refused_pods import Cancelling, RefusedPods, was_refused
 from topoalign.registry.scheduling.reports import Reports
 from topoalign.registry.scheduling.shown_pods import ShownPods
@@ -52,9 +62,10 @@ class KubernetesWatch:
         gangs: Gangs | None = None,
         foreign: ForeignNodes | None = None,
         *,
+        quotas: Quotas | None = None,
         delete_refused: bool,
     ) -> None:
-        """`gangs`, `foreign`: are told what is shown as well. `delete_refused`: as `RegistrySettings`."""
+        """`gangs`, `foreign`, `quotas`: are told what is shown as well. `delete_refused`: as `RegistrySettings`."""
         self.reports = Reports(api, clock)
         self.refused = RefusedPods(api, clock, reservations, self.reports.tell, delete=delete_refused)
         self.wake_ups = WakeUps(api, clock, waiting=lambda: bool(self.pods.waiting), nodes=lambda: self.nodes)
@@ -64,6 +75,7 @@ class KubernetesWatch:
         """Of the API server. None: not known yet."""
         self._api, self._clock, self._view, self._reservations = api, clock, view, reservations
         self._gangs, self._foreign = gangs, foreign or ForeignNodes(clock)
+        self._quotas = quotas or Quotas(view.offers, lambda uid: False)
         self.pods = ShownPods()
         self._ended: set[str] = set()
         """UIDs of finished pods that are still there."""
@@ -94,6 +106,7 @@ class KubernetesWatch:
             for each in (
                 self._follow_pods,
                 self._follow_nodes,
+                self._follow_quotas,
                 self._cancel_all,
                 self._end_left_over,
                 self._ask_version,
@@ -133,6 +146,20 @@ class KubernetesWatch:
                     case Synced():
                         self._synced.add("nodes")
 
+    async def _follow_quotas(self) -> None:
+        async with aclosing(self._api.quotas()) as told:
+            async for each in told:
+                news = False
+                match each:
+                    case SeenQuota():
+                        news = self._quotas.see(each)
+                    case GoneQuota():
+                        news = self._quotas.lose(each.uid)
+                    case Synced():
+                        self._quotas.listed = True
+                if news and self._quotas.listed:  # no plugin of the scheduler looks at quotas
+                    self.wake_ups.ask("QuotaChanged")
+
     def _see(self, pod: SeenPod) -> None:
         self._foreign.see_pod(pod)
         if self._gangs is not None:
@@ -140,6 +167,7 @@ class KubernetesWatch:
         if pod.finished:
             self._finish(pod)
             return
+        self._quotas.see_pod(pod)
         if pod.node is None:
             if pod.uid in self.pods.waiting:
                 self.pods.wait(pod)
@@ -173,6 +201,7 @@ class KubernetesWatch:
 
     def _end(self, uid: str) -> None:
         """The pod holds nothing any more, and nothing is kept for it."""
+        self._quotas.end_pod(uid)
         node = self.pods.end(uid)
         if node is not None:
             self._view.gone(node, uid)

@@ -7,6 +7,7 @@ An Event wakes no pod and changes none. How many are written is bounded by `repo
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from topoalign.core.model.errors import TopoalignError, clean, quoted
@@ -34,14 +35,19 @@ class PodEvents:
         binder: Binder,
         reserved: Callable[[str], Mapping[NodeName, Reservation]],
         tell: Tell,
+        claim: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """`reserved`: UID of a pod -> what is reserved for it, by node."""
-        self._binder, self._reserved, self._tell = binder, reserved, tell
+        """
+        `reserved`: UID of a pod -> what is reserved for it, by node. `claim`: the pod of this UID counts against the quota
+        of its namespace while this is open; raises where there is no room for it.
+        """
+        self._binder, self._reserved, self._tell, self._claim = binder, reserved, tell, claim
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
         """As `Scheduling.bind`."""
         try:
-            await self._binder.bind(namespace, name, uid, node)
+            with self._claim(uid):
+                await self._binder.bind(namespace, name, uid, node)
         except TopoalignError as error:
             note = f"not bound to {clean(node)}: {error.code}: {error.finding}; {error.remedy}"
             self._tell(Report(namespace=namespace, name=name, uid=uid, reason="BindFailed", note=note, kind="Warning"))

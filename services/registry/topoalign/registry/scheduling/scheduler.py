@@ -22,6 +22,7 @@ from topoalign.registry.scheduling.holds import Requested, unknown_request
 from topoalign.registry.scheduling.model import Filtered, PodToSchedule, Victims
 from topoalign.registry.scheduling.orders import MOST_PENDING, Comer, all_fit, are_mistakable
 from topoalign.registry.scheduling.pod_checks import PodChecks
+from topoalign.registry.scheduling.quotas import Quotas
 from topoalign.registry.scheduling.scores import scores_of
 from topoalign.registry.scheduling.siblings import sibling
 from topoalign.registry.scheduling.standing import UNKNOWN_NODE
@@ -81,6 +82,8 @@ class Scheduler:
         """Told a pod that none of the nodes takes that were asked about, with how many refuse it for each reason."""
         self.checks = PodChecks(view.offers)
         """Refuses pods that cannot be meant, whatever is free."""
+        self.quotas: Quotas | None = None
+        """What namespaces may hold. None: the registry has no access to Kubernetes."""
         self._behind, self._verdicts = behind, Verdicts(view)
         self._asked: OrderedDict[object, Sequence[NodeName]] = OrderedDict()
         """Gang and what its pod asks for, and where -> the nodes that were asked about last: others are not for it."""
@@ -228,12 +231,17 @@ class Scheduler:
                 self._asked.popitem(last=False)
 
     def _request(self, pod: PodToSchedule) -> Request:
-        """What the pod asks for, of a cluster of which all is known that was said up to now. Raises as `PodChecks` does."""
+        """
+        What the pod asks for, of a cluster of which all is known that was said up to now. Raises as `PodChecks` and
+        `Quotas` do.
+        """
         finding = self._behind()
         if finding is not None:
             raise NotReadYet(finding)
         self.view.renew()
         self.checks.check_waiting(pod)
+        if self.quotas is not None:
+            self.quotas.check_waiting(pod)
         return self._verdicts.request(pod)
 
     def _judge_unknown(self, request: Request, node: NodeName, labels: Mapping[str, str]) -> int:

@@ -25,6 +25,7 @@ from topoalign.registry.scheduling.holds import Hold
 from topoalign.registry.scheduling.kubernetes_watch import KubernetesWatch, understood
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.pod_events import PodEvents
+from topoalign.registry.scheduling.quotas import Quotas
 from topoalign.registry.scheduling.reservations import Reservations
 from topoalign.registry.scheduling.scheduler import Scheduler
 from topoalign.registry.scheduling.server import serve_scheduler
@@ -70,6 +71,7 @@ class Scheduling:
         self.watch: KubernetesWatch | None = None
         self.binder: Binder | None = None
         self.topologies: TopologyObjects | None = None
+        self.quotas: Quotas | None = None
         self.foreign = foreign or ForeignNodes(clock, cluster.is_answering)
         if api is not None:
             self._use(api)
@@ -82,13 +84,16 @@ class Scheduling:
         self._cluster.listeners.append(foreign.observe)
         gangs = Gangs(self.reservations, clock, self.scheduler.best, self._hardware, self._candidate)
         delete = self._settings.delete_refused_pods
-        self.watch = KubernetesWatch(api, clock, self.view, self.reservations, gangs, foreign, delete_refused=delete)
+        self.quotas = self.scheduler.quotas = quotas = Quotas(self.view.offers, self._is_placed)
+        self.watch = KubernetesWatch(
+            api, clock, self.view, self.reservations, gangs, foreign, quotas=quotas, delete_refused=delete
+        )
         foreign.behind, shown = self.watch.behind, self.watch.pods
         self.view.offered = self._offered
         self.scheduler.planned, self.scheduler.allows = gangs.node_of, self.watch.allows
         self.scheduler.requested = self._requested
         self.binder = Binder(context.bus, clock, api, self.reservations, self._fits, gangs.plan, shown, foreign.refusal)
-        events = PodEvents(self.binder, self.reservations.of_pod, self.watch.reports.tell)
+        events = PodEvents(self.binder, self.reservations.of_pod, self.watch.reports.tell, quotas.claim)
         self.scheduler.binder, self.scheduler.refused = events, events.refuse
         if self._settings.publish_topologies:
             self.topologies = TopologyObjects(api, clock, self.view, self.watch.nodes.get)
@@ -126,7 +131,7 @@ class Scheduling:
                 self.scheduler,
                 self.offers,
                 lambda: watch.version if watch is not None else None,
-                check=self.scheduler.checks.check,
+                check=self.check_new,
                 task_status=task_status,
             )
 
@@ -139,6 +144,17 @@ class Scheduling:
     def offers(self, resource: ResourceName) -> bool:
         """Whether some node offers this resource, or did."""
         return resource in self.view.offers.names
+
+    def check_new(self, pod: PodRequest) -> None:
+        """Raises what the webhook denies a pod for: it cannot be meant, or its namespace may not have it."""
+        self.scheduler.checks.check(pod)
+        if self.quotas is not None:
+            self.quotas.check_new(pod)
+
+    def _is_placed(self, uid: str) -> bool:
+        """Whether the pod is bound, or something is reserved for it."""
+        is_bound = self.watch is not None and uid in self.watch.pods.bound
+        return is_bound or bool(self.reservations.of_pod(uid))
 
     def _hold(self, node: NodeName) -> None:
         """The view holds what is reserved on a node now."""

@@ -9,7 +9,7 @@ pod that cannot be meant on any node has one of its own, which names the field (
 
 from collections.abc import Mapping
 
-from topoalign.core.model.errors import InvalidField, TopoalignError, clean
+from topoalign.core.model.errors import TopoalignError, clean
 
 OTHER = "would refuse the pod; ask topoalign why"
 """Said after a code that this version does not know, as a newer node may give."""
@@ -49,6 +49,7 @@ FINDINGS: Mapping[str, str] = {
     "MemoryGroupsWouldMix": "memory would mix groups of NUMA nodes that other pods use; wait until pods end",
     "NotWholeCores": "whole cores only; ask for CPUs in multiples of the threads per core",
     "SplitCore": "a core would be split; ask for CPUs in multiples of the threads per core",
+    "OverQuota": "the quota of the namespace for parts of GPUs is used up; wait until its pods end or raise the quota",
     # what the node does not offer
     "InvalidShare": "not a share of a GPU; ask for cores with memory or for whole GPUs",
     "UnknownResource": "a resource that the node does not offer; correct the name or label the nodes",
@@ -104,10 +105,10 @@ def text_of(code: str) -> str:
 def text_of_pod(error: TopoalignError) -> str:
     """
     The text about a pod that cannot be meant on any node: in the words of the error, where these name a field of the pod.
-    One that cannot be read as a whole has the text of the code: what is found then, a number of bytes, say, depends on the
-    text itself, which the pod carries back in its condition.
+    Others have the text of the code: what is held of a quota changes, and how many bytes a pod has depends on the text
+    itself, which the pod carries back in its condition.
     """
-    if isinstance(error, InvalidField) and not error.field.startswith(FIELDS):
+    if not error.finding.startswith(FIELDS):
         return text_of(error.code)
     return f"{error.code}: {clean(error.finding, LONGEST)}; {clean(error.remedy, LONGEST)}"
 

@@ -11,8 +11,9 @@ import msgspec
 import structlog
 from starlette.routing import BaseRoute
 
-from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, Undecodable, clean
+from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, Unavailable, Undecodable, clean
 from topoalign.core.sharing.pod_checks import check_pod
+from topoalign.core.sharing.quotas import OverQuota
 from topoalign.registry.scheduling.extender.pages import BODY_SECONDS, Call, call_route
 from topoalign.registry.scheduling.webhook.rules import (
     Change,
@@ -124,7 +125,7 @@ class Webhook:
                 change = changes[0]
                 where = change.path[1:].replace("/", ".")
                 raise Forbidden(where, f"is not {clean(change.value)}", "leave it to the mutating webhook")
-        except (BadRequest, NoFit) as error:
+        except (BadRequest, NoFit, Unavailable) as error:
             log.info("pod denied", namespace=asked.namespace, code=error.code, finding=error.finding)
             return denied(asked.uid, error)
         return allowed(asked.uid, changes)
@@ -161,7 +162,9 @@ def allowed(uid: str, changes: list[Change]) -> bytes:
 
 def denied(uid: str, error: TopoalignError) -> bytes:
     """The answer that the pod may not be."""
-    code, reason = (403, "Forbidden") if isinstance(error, Forbidden) else (422, "Invalid")
+    code, reason = (403, "Forbidden") if isinstance(error, Forbidden | OverQuota) else (422, "Invalid")
+    if isinstance(error, Unavailable):
+        code, reason = 503, "ServiceUnavailable"
     message = f"topoalign: {clean(error.finding, 1000)}; {clean(error.remedy, 1000)}"
     return encoded(Response(uid=uid, allowed=False, status=Status(code=code, message=message, reason=reason)))
 

@@ -1,0 +1,79 @@
+"""
+What a ResourceQuota's `limits.<resource>` allows a namespace of the memory and computing time of GPUs.
+
+Kubernetes counts `requests.<resource>` of what a pod names, and passes `limits.<resource>` over for extended resources. HAMi
+promised it for amounts that are meant for each GPU: they count once for each GPU of the container. Units are sums already
+and count as they are. A pod holds what its containers have together, or the most that one of its init containers has:
+
+    init container   2 GPUs, 3000 of nvidia.com/gpumem    6000
+    app containers   1 GPU, 4000 and 1 GPU, 1000          5000      the pod holds 6000
+
+Amounts in hundredths of a GPU's memory depend on the GPU and are not counted. Of several quotas the lowest limit counts;
+0 allows nothing. Source: HAMi 4707fb02, QuotaManager; sidecars as in Kubernetes' own quotas.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from topoalign.core.demand.quantities import device_limits, pod_wide
+from topoalign.core.model.errors import NoFit, clean
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.requests import ContainerRequest, PodRequest
+from topoalign.core.sharing.hami.names import DEFAULT_NAMES
+
+PER_GPU: Mapping[ResourceName, ResourceName] = {
+    DEFAULT_NAMES.memory: DEFAULT_NAMES.count,
+    DEFAULT_NAMES.cores: DEFAULT_NAMES.count,
+}
+"""Amounts that are meant for each GPU -> the resource that says of how many."""
+
+Amounts = Mapping[ResourceName, int]
+
+
+class OverQuota(NoFit):
+    """Raised for a pod that asks for more of GPUs than its namespace may still hold."""
+
+    code = "OverQuota"
+
+    def __init__(self, namespace: str, resource: ResourceName, asked: int, used: int, limit: int) -> None:
+        self.namespace, self.resource = namespace, resource
+        super().__init__(
+            f"namespace {clean(namespace)}: limits.{clean(resource)} of its ResourceQuota is {limit}, "
+            f"its pods hold {used}, and this pod asks for {asked}",
+            "ask for less, wait until pods of the namespace end, or raise the ResourceQuota",
+        )
+
+
+def quota_amounts(pod: PodRequest) -> dict[ResourceName, int]:
+    """What a pod holds of each extended resource, as quotas count it, whether any quota is about that or not."""
+    return pod_wide(pod, container_amounts)
+
+
+def container_amounts(container: ContainerRequest) -> dict[ResourceName, int]:
+    """The same of one container. One that does not say of how many GPUs is of one."""
+    limits = device_limits(container)
+    return {name: amount * (limits.get(PER_GPU[name], 1) if name in PER_GPU else 1) for name, amount in limits.items()}
+
+
+def lowest_limits(quotas: Iterable[Amounts]) -> dict[ResourceName, int]:
+    """What all quotas of a namespace together allow."""
+    found: dict[ResourceName, int] = {}
+    for quota in quotas:
+        for name, limit in quota.items():
+            found[name] = min(limit, found.get(name, limit))
+    return found
+
+
+def total(amounts: Iterable[Amounts]) -> dict[ResourceName, int]:
+    """What several pods hold together."""
+    found: dict[ResourceName, int] = {}
+    for each in amounts:
+        for name, amount in each.items():
+            found[name] = found.get(name, 0) + amount
+    return found
+
+
+def check_quota(namespace: str, asked: Amounts, used: Amounts, limits: Amounts) -> None:
+    """Raises OverQuota where a pod of the namespace asks for more than is left of a limit."""
+    for name in sorted(asked.keys() & limits.keys()):
+        if asked[name] and used.get(name, 0) + asked[name] > limits[name]:
+            raise OverQuota(namespace, name, asked[name], used.get(name, 0), limits[name])

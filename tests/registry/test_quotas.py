@@ -1,0 +1,228 @@
+"""A namespace has no more parts of GPUs than its quota allows: said by the webhook, the filter and a bind."""
+
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from registry_support import World
+from scheduling_support import go_json
+from unit_support import CORES, DGX, MEMORY, in_units
+from view_support import NODE, Says
+
+from topoalign.core.model.requests import AdmissionRules, Mode, Policy
+from topoalign.core.sharing.quotas import OverQuota
+from topoalign.registry.scheduling.service import Scheduling
+from topoalign.runtime.clock import all_tasks_blocked
+
+pytestmark = pytest.mark.anyio
+
+RULES = AdmissionRules(mode=Mode.KUBELET, policy=Policy.NONE)
+LIMIT = f"limits.{CORES}"
+NO_ROOM = (
+    "OverQuota: the quota of the namespace for parts of GPUs is used up; wait until its pods end or raise the quota"
+)
+Limits = dict[str, str]
+
+
+def share(cores: int) -> Limits:
+    return {str(CORES): str(cores), str(MEMORY): "8"}
+
+
+def pod(name: str, limits: Limits) -> dict[str, Any]:
+    asks = {"name": "main", "resources": {"limits": limits, "requests": limits}}
+    return {"metadata": {"name": name, "namespace": "ml"}, "spec": {"containers": [asks]}}
+
+
+class Site:
+    """A registry with one node of GPUs in units, and its API server."""
+
+    def __init__(self, world: World, http: httpx.AsyncClient, scheduling: Scheduling) -> None:
+        self.world, self.http, self.scheduling = world, http, scheduling
+        self.cluster = world.kubernetes
+
+    async def call(self, path: str, body: object) -> Any:
+        headers = {"content-type": "application/json"}
+        answer = await self.http.post(path, content=go_json(body), headers=headers)
+        await all_tasks_blocked()
+        return answer.json()
+
+    async def created(self, limits: Limits, namespace: str = "ml") -> tuple[int, str]:
+        """Status and message of the webhook's denial; (200, "") where it lets a pod pass."""
+        resource = {"group": "", "version": "v1", "resource": "pods"}
+        request = {"uid": "r", "operation": "CREATE", "namespace": namespace, "resource": resource}
+        review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}
+        said = await self.call("/webhook", {**review, "request": {**request, "object": pod("new", limits)}})
+        status = said["response"].get("status", {"code": 200, "message": ""})
+        return status["code"], status["message"]
+
+    def add(self, name: str, limits: Limits) -> str:
+        return str(self.cluster.add_pod(pod(name, limits))["metadata"]["uid"])
+
+    async def filtered(self, name: str) -> str:
+        """What the filter says of the node; empty: it passes."""
+        shown = self.cluster.pods.get(("ml", name))
+        answer = await self.call("/scheduler/filter", {"Pod": shown, "NodeNames": [NODE]})
+        return str(answer["FailedAndUnresolvableNodes"].get(NODE, answer["Error"]))
+
+    async def bound(self, name: str) -> str:
+        """What the scheduler is answered to a bind; empty: it is bound."""
+        uid = self.cluster.pods.get(("ml", name))["metadata"]["uid"]
+        body = {"PodName": name, "PodNamespace": "ml", "PodUID": uid, "Node": NODE}
+        return str((await self.call("/scheduler/bind", body))["Error"])
+
+    def limit(self, amount: str, name: str = "gpus", **spec: object) -> None:
+        self.cluster.quotas.apply(
+            ("ml", name), {"metadata": {"namespace": "ml"}, "spec": {"hard": {LIMIT: amount}, **spec}}
+        )
+
+
+class site:  # a context manager
+    def __init__(self) -> None:
+        self.world = World()
+        self.world.says = Says(NODE, in_units(DGX), RULES)
+        self.world.kubernetes.add_node(NODE)
+
+    async def __aenter__(self) -> Site:
+        world = self.world
+        await world.say(*world.says.all())
+        self._allocator = world.allocator(world.says)
+        await self._allocator.__aenter__()
+        self._registry = world.registry()
+        scheduling, url = await self._registry.__aenter__()
+        self._http = httpx.AsyncClient(base_url=url, timeout=60)
+        await world.rounds()
+        return Site(world, self._http, scheduling)
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._http.aclose()
+        await self._registry.__aexit__(*exc)
+        await self._allocator.__aexit__(*exc)
+
+
+async def test_a_new_pod_counts_beside_all_pods_of_its_namespace() -> None:
+    """Also those that wait, until they end. Kubernetes' own counting in the quota's status is no news."""
+    async with site() as at:
+        at.limit("50")
+        at.add("one", share(30))
+        await all_tasks_blocked()
+
+        assert (200, "") == await at.created(share(20))
+        code, message = await at.created(share(21))
+        assert 403 == code
+        assert (
+            f"topoalign: namespace ml: limits.{CORES} of its ResourceQuota is 50, its pods hold 30, and this pod asks for 21"
+            == message.partition(";")[0]
+        )
+        assert (200, "") == await at.created(share(99), namespace="other")
+        at.cluster.set_status("ml", "one", phase="Succeeded")
+        await all_tasks_blocked()
+        assert (200, "") == await at.created(share(50))
+
+
+async def test_waiting_pods_count_beside_those_that_are_bound() -> None:
+    """Two that were created in the same moment do not keep one another waiting."""
+    async with site() as at:
+        at.limit("50")
+        for name in ("one", "two"):
+            at.add(name, share(30))
+        await all_tasks_blocked()
+
+        assert ["", ""] == [await at.filtered(name) for name in ("one", "two")]
+        assert "" == await at.bound("one")
+        assert NO_ROOM == await at.filtered("two")
+        assert NO_ROOM == await at.bound("two")
+        assert "" == await at.filtered("one")
+        at.limit("60")
+        await all_tasks_blocked()
+        assert "" == await at.filtered("two")
+        assert "" == await at.bound("two")
+
+
+async def test_of_two_pods_that_are_bound_at_once_one_has_room() -> None:
+    async with site() as at:
+        at.limit("50")
+        for name in ("one", "two"):
+            at.add(name, share(30))
+        await all_tasks_blocked()
+        answers: list[str] = []
+
+        async def bind(name: str) -> None:
+            uid = at.cluster.pods.get(("ml", name))["metadata"]["uid"]
+            try:
+                await at.scheduling.scheduler.bind("ml", name, uid, NODE)
+                answers.append("bound")
+            except OverQuota as error:
+                answers.append(error.code)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(bind, "one")
+            tasks.start_soon(bind, "two")
+
+        assert ["OverQuota", "bound"] == sorted(answers)
+
+
+async def test_the_lowest_limit_counts_and_scopes_do_not() -> None:
+    """A quota with scopes is about some pods of the namespace, and whether about this one is not looked at."""
+    async with site() as at:
+        at.limit("50")
+        at.limit("10", "some", scopes=["BestEffort"])
+        await all_tasks_blocked()
+        assert (200, "") == await at.created(share(50))
+        at.limit("20", "low")
+        await all_tasks_blocked()
+        assert 403 == (await at.created(share(21)))[0]
+        at.cluster.quotas.remove(("ml", "low"))
+        at.cluster.quotas.remove(("ml", "gpus"))
+        await all_tasks_blocked()
+        assert (200, "") == await at.created(share(90))
+
+
+async def test_hamis_amounts_count_for_each_gpu() -> None:
+    async with site() as at:
+        hard = {"limits.nvidia.com/gpumem": "8000"}
+        at.cluster.quotas.apply(("ml", "gpus"), {"metadata": {"namespace": "ml"}, "spec": {"hard": hard}})
+        await all_tasks_blocked()
+
+        assert (200, "") == await at.created({"nvidia.com/gpu": "2", "nvidia.com/gpumem": "4000"})
+        assert 403 == (await at.created({"nvidia.com/gpu": "2", "nvidia.com/gpumem": "4001"}))[0]
+
+
+async def test_waiting_pods_are_woken_when_a_limit_changes() -> None:
+    """And not when Kubernetes writes into the quota what it has counted itself."""
+    async with site() as at:
+        at.limit("10")
+        at.add("one", share(30))
+        await all_tasks_blocked()
+        await at.world.clock.advance(6)
+        await all_tasks_blocked()
+        before = at.scheduling.watch.wake_ups.done if at.scheduling.watch else -1
+        at.cluster.quotas.merge(("ml", "gpus"), {"status": {"used": {"pods": "1"}}})
+        await all_tasks_blocked()
+        await at.world.clock.advance(6)
+        await all_tasks_blocked()
+        assert at.scheduling.watch is not None
+        assert before == at.scheduling.watch.wake_ups.done
+        at.limit("30")
+        await all_tasks_blocked()
+        await at.world.clock.advance(6)
+        await all_tasks_blocked()
+        assert before + 1 == at.scheduling.watch.wake_ups.done
+
+
+async def test_pods_with_shares_wait_until_quotas_are_listed() -> None:
+    """Others do not: a registry without the permission serves them as before."""
+    async with site() as at:
+        assert at.scheduling.quotas is not None
+        at.scheduling.quotas.listed = False
+        at.add("one", share(30))
+        at.add("plain", {"nvidia.com/gpu": "1"})
+        await all_tasks_blocked()
+
+        assert (503, "topoalign: the ResourceQuotas of Kubernetes are not listed yet") == (
+            (answer := await at.created(share(1)))[0],
+            answer[1].partition(",")[0],
+        )
+        assert (await at.filtered("one")).startswith("QuotasUnknown: ")
+        assert not (await at.filtered("plain")).startswith("QuotasUnknown")
+        assert (200, "") == await at.created({"nvidia.com/gpu": "1"})
