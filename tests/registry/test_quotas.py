@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import anyio
 import httpx
 import pytest
 from registry_support import World
@@ -12,8 +11,13 @@ from view_support import NODE, Says
 
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.core.sharing.quotas import OverQuota
+from topoalign.registry.kubernetes.memory import pod_of
+from topoalign.registry.ports import SeenQuota
+from topoalign.registry.scheduling.offered import OfferedResources
+from topoalign.registry.scheduling.quotas import Quotas
 from topoalign.registry.scheduling.service import Scheduling
 from topoalign.runtime.clock import all_tasks_blocked
+from topoalign.testing.fake_api_server.cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
 
@@ -139,27 +143,26 @@ async def test_waiting_pods_count_beside_those_that_are_bound() -> None:
         assert "" == await at.bound("two")
 
 
-async def test_of_two_pods_that_are_bound_at_once_one_has_room() -> None:
-    async with site() as at:
-        at.limit("50")
-        for name in ("one", "two"):
-            at.add(name, share(30))
-        await all_tasks_blocked()
-        answers: list[str] = []
+async def test_a_pod_counts_while_it_is_being_bound() -> None:
+    """Before anything is reserved for it: of two pods that are bound at once one has room. A bind that fails gives it back."""
+    cluster, offers = FakeCluster(), OfferedResources()
+    offers.note(in_units(DGX))
+    quotas = Quotas(offers, lambda uid: False)
+    quotas.listed = True
+    quotas.see(SeenQuota(namespace="ml", name="gpus", uid="q", limits={CORES: 50}))
+    one, two = (pod_of(cluster.add_pod(pod(name, share(30)))) for name in ("one", "two"))
+    for each in (one, two):
+        quotas.see_pod(each)
 
-        async def bind(name: str) -> None:
-            uid = at.cluster.pods.get(("ml", name))["metadata"]["uid"]
-            try:
-                await at.scheduling.scheduler.bind("ml", name, uid, NODE)
-                answers.append("bound")
-            except OverQuota as error:
-                answers.append(error.code)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(bind, "one")
-            tasks.start_soon(bind, "two")
-
-        assert ["OverQuota", "bound"] == sorted(answers)
+    for _ in range(2):
+        with quotas.claim(one.uid):
+            quotas.check_waiting(one.to_schedule())
+            with pytest.raises(OverQuota):
+                quotas.check_waiting(two.to_schedule())
+            with pytest.raises(OverQuota), quotas.claim(two.uid):
+                pass
+        with quotas.claim(two.uid):
+            pass
 
 
 async def test_the_lowest_limit_counts_and_scopes_do_not() -> None:
