@@ -144,7 +144,7 @@ async def test_waiting_pods_count_beside_those_that_are_bound() -> None:
 
 
 async def test_a_pod_counts_while_it_is_being_bound() -> None:
-    """Before anything is reserved for it: of two pods that are bound at once one has room. A bind that fails gives it back."""
+    """Before anything is reserved for it: of two pods bound at once one has room. A failed bind gives it back."""
     cluster, offers = FakeCluster(), OfferedResources()
     offers.note(in_units(DGX))
     quotas = Quotas(offers, lambda uid: False)
