@@ -11,17 +11,14 @@ import msgspec
 import pytest
 from anyio.from_thread import start_blocking_portal
 from discovery_support import NODE, QUIET_SECONDS, discovery_with
-from unit_support import CORES, MEMORY, in_units
 
-from topoalign.cli import link, root
+from topoalign.cli import root
 from topoalign.cli.link import Standing
 from topoalign.core import wire
 from topoalign.core.model.events import (
     Allocation,
     AllocationGranted,
     AllocationsSnapshot,
-    DeviceHealth,
-    HealthState,
     Owner,
 )
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
@@ -31,7 +28,6 @@ from topoalign.discovery.device_health import HealthKeeper
 from topoalign.discovery.drivers.described import DescribedDriver
 from topoalign.discovery.record import RecordFile
 from topoalign.discovery.xids import XidRules
-from topoalign.machines import load_machine
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
@@ -148,25 +144,3 @@ def test_heal_says_by_its_exit_code_whether_all_of_them_are_in_use_again(run: An
 
     assert 0 == run("heal", "5", "7")[0]
     assert msgspec.json.decode(run("heal", "7", "--json")[1])["devices"]["GPU-7"]["state"] == "healthy"
-
-
-def test_what_is_left_of_gpus_in_units_is_listed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    topology = in_units(load_machine("dgx-a100").topology, gpus=2)
-    first = topology.gpus[0].id
-    devices = {CORES: (DeviceID(f"{first}::c7"),), MEMORY: (DeviceID(f"{first}::m0"), DeviceID(f"{first}::m1"))}
-    held = Allocation(id=AllocationID("a"), owner=OWNER, devices=devices)
-    health = {gpu.id: DeviceHealth(state=HealthState.HEALTHY) for gpu in topology.gpus}
-    monkeypatch.setattr(link, "discovered_or_read", lambda *_: Standing(NODE, topology, (held,), health))
-
-    assert 0 == root.run(["gpu", "list"])
-    out, told = capsys.readouterr()
-    assert 0 == root.run(["gpu", "list", "--json"])
-    document = json.loads(capsys.readouterr()[0])
-
-    assert "99 cores, 158 blocks" in out and "100 cores, 160 blocks" in out
-    assert "not enforced" in told
-    assert [{"cores": 99, "memory_blocks": 158}, {"cores": 100, "memory_blocks": 160}] == [
-        device["left"] for device in document["devices"] if "left" in device
-    ]

@@ -6,7 +6,21 @@ from itertools import combinations
 
 import pytest
 from defusedxml import ElementTree
-from draw_support import ALLOCATIONS, HEALTH, HOSTILE, MACHINES, MESH, allocation, cpus, drawn, gpus, names, nodes
+from draw_support import (
+    ALLOCATIONS,
+    HEALTH,
+    HOSTILE,
+    MACHINES,
+    MESH,
+    allocation,
+    check_scene,
+    cpus,
+    devices,
+    drawn,
+    gpus,
+    names,
+    nodes,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -16,7 +30,7 @@ from topoalign.cli.draw.device import key
 from topoalign.cli.draw.diagram import diagram_of
 from topoalign.cli.draw.layout import scene_of
 from topoalign.cli.draw.png import SCALE, png
-from topoalign.cli.draw.scene import Box, Line, Scene, Text, fitted, text_width, wrapped
+from topoalign.cli.draw.scene import Box, Line, Text, fitted, text_width, wrapped
 from topoalign.cli.draw.svg import svg
 from topoalign.cli.draw.text import MARKS, text
 from topoalign.core.model.events import DeviceHealth, HealthState
@@ -25,40 +39,6 @@ from topoalign.core.model.topology.links import Link
 from topoalign.core.model.topology.model import Gpu, MigDevice, Nic, PciBridge, Topology
 
 SVG = "{http://www.w3.org/2000/svg}"
-EDGE = 0.02
-"""Rounding."""
-
-
-def devices(scene: Scene) -> list[Box]:
-    return [item for item in scene.items if isinstance(item, Box) and item.role in ("gpu", "nic")]
-
-
-def extent(text: Text) -> tuple[float, float, float, float]:
-    """Left, top, right and bottom of the letters."""
-    return text.left, text.y - 0.75 * text.size, text.left + text_width(text.text, text.size, text.bold), text.y
-
-
-def overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
-    return a[0] < b[2] - EDGE and b[0] < a[2] - EDGE and a[1] < b[3] - EDGE and b[1] < a[3] - EDGE
-
-
-def check_scene(scene: Scene, topology: Topology) -> None:
-    boxes = [item for item in scene.items if isinstance(item, Box)]
-    texts = [item for item in scene.items if isinstance(item, Text) and item.text]
-    points = [point for item in scene.items if isinstance(item, Line) for point in item.points]
-    corners = [(box.x, box.y, box.right, box.bottom) for box in boxes] + [extent(text) for text in texts]
-    corners += [(x, y, x, y) for x, y in points]
-
-    assert names(topology) == sorted(box.story.split()[0] for box in devices(scene)), "each device once"
-    outside = [
-        one
-        for one in corners
-        if one[0] < -EDGE or one[1] < -EDGE or one[2] > scene.width + EDGE or one[3] > scene.height + EDGE
-    ]
-    assert [] == outside, "nothing outside the picture"
-    places = [(box.x, box.y, box.right, box.bottom) for box in devices(scene)]
-    assert [] == [pair for pair in combinations(places, 2) if overlap(*pair)], "no two devices overlap"
-    assert [] == [(a.text, b.text) for a, b in combinations(texts, 2) if overlap(extent(a), extent(b))], "nor texts"
 
 
 @pytest.mark.parametrize("name", MACHINES)

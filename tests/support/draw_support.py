@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from topoalign.cli.draw.diagram import Diagram, diagram_of
+from topoalign.cli.draw.scene import Box, Line, Scene, Text, text_width
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState, Owner
 from topoalign.core.model.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.topology.links import Link
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, PciBridge, Topology
 from topoalign.machines import catalogue
 
+EDGE = 0.02
+"""Rounding."""
 HOSTILE = "</text><script>alert(1)</script>\x1b[31m\u202e\x00\ud800\ufffe\"'&]]>" + "long" * 200
 
 
@@ -91,3 +94,35 @@ def drawn(name: str) -> Diagram:
 
 def names(topology: Topology) -> list[str]:
     return sorted([f"GPU{gpu.index}" for gpu in topology.gpus] + [f"NIC{nic.index}" for nic in topology.nics])
+
+
+def devices(scene: Scene) -> list[Box]:
+    return [item for item in scene.items if isinstance(item, Box) and item.role in ("gpu", "nic")]
+
+
+def extent(text: Text) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom of the letters."""
+    return text.left, text.y - 0.75 * text.size, text.left + text_width(text.text, text.size, text.bold), text.y
+
+
+def overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    return a[0] < b[2] - EDGE and b[0] < a[2] - EDGE and a[1] < b[3] - EDGE and b[1] < a[3] - EDGE
+
+
+def check_scene(scene: Scene, topology: Topology) -> None:
+    boxes = [item for item in scene.items if isinstance(item, Box)]
+    texts = [item for item in scene.items if isinstance(item, Text) and item.text]
+    points = [point for item in scene.items if isinstance(item, Line) for point in item.points]
+    corners = [(box.x, box.y, box.right, box.bottom) for box in boxes] + [extent(text) for text in texts]
+    corners += [(x, y, x, y) for x, y in points]
+
+    assert names(topology) == sorted(box.story.split()[0] for box in devices(scene)), "each device once"
+    outside = [
+        one
+        for one in corners
+        if one[0] < -EDGE or one[1] < -EDGE or one[2] > scene.width + EDGE or one[3] > scene.height + EDGE
+    ]
+    assert [] == outside, "nothing outside the picture"
+    places = [(box.x, box.y, box.right, box.bottom) for box in devices(scene)]
+    assert [] == [pair for pair in combinations(places, 2) if overlap(*pair)], "no two devices overlap"
+    assert [] == [(a.text, b.text) for a, b in combinations(texts, 2) if overlap(extent(a), extent(b))], "nor texts"

@@ -1,18 +1,26 @@
 """`topoalign explain` and `topoalign what-if`: the reasons of a decision, and a decision without effect."""
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from topoalign.cli import formatting, output
+from topoalign.cli import link as links
 from topoalign.cli.allocate import Changes, changes, decide, pod_request, request_options, show
 from topoalign.cli.cluster import ClusterOptions, ask, of_cluster, show_where
+from topoalign.cli.divisions import rows
 from topoalign.cli.link import Link, on_node
+from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Explained
 from topoalign.core.model.errors import clean
+from topoalign.core.model.holdings import Whole
 from topoalign.core.model.requests import ExplainRequest, PodRequest
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.pod_checks import check_pod
+from topoalign.core.state.divisions import divisions, parts_of
 
 FILE = click.Path(path_type=Path)
 
@@ -119,6 +127,7 @@ def explain(link: Link, target: str) -> None:
     for allocation in explained.allocations:
         known = explained.decision is not None or bool(allocation.cpus or allocation.memory or allocation.affinity)
         formatting.show_allocation(allocation, topology, decided=known)
+    show_cards(link, explained.allocations, topology)
     for device, health in explained.ailing.items():
         cordoned = " and cordoned" if health.cordoned else ""
         output.say(
@@ -135,3 +144,15 @@ def explain(link: Link, target: str) -> None:
         output.say("the pod holds nothing now; the latest decision was:")
         formatting.show_decision(explained.decision, topology)
     formatting.show_explanation(explained.decision.explanation, topology)
+
+
+def show_cards(link: Link, allocations: Iterable[Allocation], topology: Topology) -> None:
+    """How the GPUs are divided of which these allocations have a part: who has the others, and what is left."""
+    cards = {card for each in allocations for card, part in parts_of(each, topology) if not isinstance(part, Whole)}
+    if cards.isdisjoint(topology.gpu_by_id):
+        return
+    standing = links.discovered(link.node, link.nats_option, os.environ)
+    divided = [(gpu, each) for gpu, each in divisions(standing.state).items() if gpu in cards]
+    output.say()
+    output.say(output.heading("The GPUs that this is a part of"))
+    output.columns(("GPU", "DIVIDED", "HELD BY", "LEFT"), rows(standing.topology, divided))

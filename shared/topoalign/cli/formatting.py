@@ -1,6 +1,7 @@
 """Allocations and decisions as text for people."""
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 from topoalign.cli import output
 from topoalign.cli.quantities import binary
@@ -8,11 +9,12 @@ from topoalign.core.model.decisions import Alignment, Considered, Decision, Expl
 from topoalign.core.model.errors import clean
 from topoalign.core.model.events import Allocation, MemoryBlock, Owner
 from topoalign.core.model.hints import HintRule, Hints, TopologyHint
+from topoalign.core.model.holdings import UnitKind, base_of, unit_kind
 from topoalign.core.model.ids import MEMORY, DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.names import named_devices
+from topoalign.core.model.topology.names import NamedDevice, named, named_devices
 from topoalign.core.model.topology.queries import set_score
 
 MOST_HINTS = 8
@@ -47,14 +49,8 @@ def show_allocation(allocation: Allocation, topology: Topology, *, decided: bool
         output.say(
             f"shared      {shared} with {owner(former.owner)}, which was not seen to end: delete one of the two pods"
         )
-    devices = named_devices(topology, allocation.devices)
-    if devices:
-        functions = allocation.virtual_functions
-        rows = [
-            (d.resource, "-" if d.index is None else d.index, d.id, address, numa(d.numa_affinity))
-            for d in devices
-            for address in [f"VF {address}" for address in functions.get(d.id, ())] or [d.pci or "-"]
-        ]
+    rows = [*device_rows(allocation, topology)]
+    if rows:
         output.columns(("RESOURCE", "INDEX", "DEVICE", "PCI", "NUMA"), rows)
     gpus = gpus_of(allocation, topology)
     if len(gpus) > 1:
@@ -66,6 +62,24 @@ def show_allocation(allocation: Allocation, topology: Topology, *, decided: bool
     for block in allocation.memory:
         output.say(f"{'memory' if block.resource == MEMORY else clean(block.resource):<11} {memory(block)}")
     output.say(f"aligned to  NUMA {numa(allocation.affinity)}")
+
+
+def device_rows(allocation: Allocation, topology: Topology) -> Iterator[tuple[object, ...]]:
+    """A row for each device, function of a NIC, and kind of units of a GPU: units of a kind are equal."""
+    for resource, ids in allocation.devices.items():
+        units = Counter(base_of(device) for device in ids if unit_kind(device) is not None)
+        plain = [device for device in ids if unit_kind(device) is None]
+        for gpu, amount in units.items():
+            at = named(topology, resource, gpu)
+            yield (*places_of(at), f"{amount} units of {gpu}", at.pci or "-", numa(at.numa_affinity))
+        for at in named_devices(topology, {resource: plain}):
+            for address in [f"VF {each}" for each in allocation.virtual_functions.get(at.id, ())] or [at.pci or "-"]:
+                yield (*places_of(at), at.id, address, numa(at.numa_affinity))
+
+
+def places_of(at: NamedDevice) -> tuple[object, object]:
+    """Resource and index."""
+    return at.resource, "-" if at.index is None else at.index
 
 
 def gpus_of(allocation: Allocation, topology: Topology) -> tuple[DeviceID, ...]:
@@ -81,7 +95,7 @@ def memory(block: MemoryBlock) -> str:
 
 def brief(allocation: Allocation, topology: Topology) -> str:
     """One allocation on one line."""
-    parts = [clean(device.short) for device in named_devices(topology, allocation.devices)]
+    parts = [clean(short) for name, ids in allocation.devices.items() for short in short_names(name, ids, topology)]
     parts += [f"CPUs {allocation.cpus}"] if allocation.cpus else []
     parts += [f"{clean(block.resource)} {memory(block)}" for block in allocation.memory]
     return " ".join(parts) or "nothing exclusive"
@@ -172,4 +186,18 @@ def considered(one: Considered, topology: Topology) -> tuple[str, str, str, int,
 
 def shorts(resource: ResourceName, devices: Iterable[DeviceID], topology: Topology) -> str:
     """`GPU0 GPU1 GPU2`."""
-    return " ".join(device.short for device in named_devices(topology, {resource: devices}))
+    return " ".join(short_names(resource, devices, topology))
+
+
+def short_names(resource: ResourceName, devices: Iterable[DeviceID], topology: Topology) -> Iterator[str]:
+    """`GPU0`, `GPU1::3` and so on; of units `20 cores of GPU0`, `16 blocks of GPU0`."""
+    units: Counter[tuple[DeviceID, UnitKind]] = Counter()
+    plain: list[DeviceID] = []
+    for device in devices:
+        if (kind := unit_kind(device)) is None:
+            plain.append(device)
+        else:
+            units[base_of(device), kind] += 1
+    for (gpu, kind), amount in units.items():
+        yield f"{amount} {'cores' if kind == 'cores' else 'blocks'} of {named(topology, resource, gpu).short}"
+    yield from (device.short for device in named_devices(topology, {resource: plain}))

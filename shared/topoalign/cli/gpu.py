@@ -7,6 +7,7 @@ import click
 
 from topoalign.cli import link as links
 from topoalign.cli import output, usage
+from topoalign.cli.divisions import document, holder_text, left_text, way_text
 from topoalign.cli.effects import printing
 from topoalign.cli.errors import FAILURE
 from topoalign.cli.link import Link, Standing, on_node
@@ -14,7 +15,7 @@ from topoalign.core.model.events import DeviceHealth
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.maintenance import Word
 from topoalign.core.model.topology.model import Gpu
-from topoalign.core.state.unit_amounts import UnitsLeft
+from topoalign.core.state.divisions import Division, divisions
 
 NOT_ENFORCED = (
     "Limiter: none. Nothing limits what a container takes of a GPU in units: they are counted, and not enforced."
@@ -43,14 +44,17 @@ def gpu() -> None:
 @on_node
 def list_devices(link: Link) -> None:
     """
-    Show the status of each device, and which pods hold it. Of GPUs in units also what is left of them.
+    Show the status of each device, and which pods hold it; of GPUs that are divided also how, who has which part, and what
+    is left.
 
     \b
     Examples:
       topoalign gpu list
       topoalign gpu list --json | jq '.devices[] | select(.state != "healthy")'
+      topoalign gpu list --json | jq '.devices[] | {name, left: .division.left}'
     """
     standing = links.discovered_or_read(link.node_option, link.nats_option, os.environ)
+    divided = divisions(standing.state) if standing.announced else {}
     if link.as_json:
         rows = [
             {
@@ -58,40 +62,56 @@ def list_devices(link: Link) -> None:
                 "id": device,
                 **facts(health),
                 "held_by": held_by(standing, device),
-                **({} if left is None else {"left": {"cores": left.cores, "memory_blocks": left.blocks}}),
+                **({"division": document(divided[device])} if device in divided else {}),
             }
             for device, health in every(standing)
-            for left in [units_left(standing, device)]
         ]
         output.document({"node": standing.node, "devices": rows})
         return
-    in_units = any(offer.unit is not None for offer in standing.topology.offered)
-    output.columns(
-        ("NAME", "DEVICE", "PCI", "HEALTH", "HELD BY", *(("LEFT",) if in_units else ()), "WHY"),
-        [
-            (
-                *("-" if place is None else place for place in (at["name"], device, at["pci"])),
-                word(health),
-                "not known" if pods is None else " ".join(pods) or "-",
-                *((shown_left(units_left(standing, device)),) if in_units else ()),
-                health.reason or "-",
-            )
-            for device, health in every(standing)
-            for at, pods in [(places(standing, device), held_by(standing, device))]
-        ],
-    )
-    if in_units:
+    if all(each.is_whole for each in divided.values()):
+        output.columns(
+            ("NAME", "DEVICE", "PCI", "HEALTH", "HELD BY", "WHY"),
+            [
+                (*named_cells(standing, device), word(health), holders_cell(standing, device), health.reason or "-")
+                for device, health in every(standing)
+            ],
+        )
+    else:
+        output.columns(
+            ("NAME", "DEVICE", "PCI", "HEALTH", "DIVIDED", "HELD BY", "LEFT", "WHY"),
+            [
+                row
+                for device, health in every(standing)
+                for row in rows_of(standing, device, health, divided.get(device))
+            ],
+        )
+    if any(offer.unit is not None for offer in standing.topology.offered):
         output.note(NOT_ENFORCED)
 
 
-def units_left(standing: Standing, device: DeviceID) -> UnitsLeft | None:
-    """What is left of a GPU in units; None for other devices, and where it is not known who holds what."""
-    return standing.state.ownership.units_left.get(device) if standing.announced else None
+def rows_of(
+    standing: Standing, device: DeviceID, health: DeviceHealth, division: Division | None
+) -> Iterator[tuple[str, ...]]:
+    """The row of a device, and one more for each other holder of a GPU that is divided."""
+    cells, why = (*named_cells(standing, device), word(health)), health.reason or "-"
+    if division is None:
+        yield (*cells, "-", holders_cell(standing, device), "-", why)
+        return
+    first, *others = [holder_text(each) for each in division.held] or ["-"]
+    yield (*cells, way_text(division), first, left_text(division), why)
+    yield from (("", "", "", "", "", other, "", "") for other in others)
 
 
-def shown_left(left: UnitsLeft | None) -> str:
-    """`80 cores, 304 blocks`."""
-    return "-" if left is None else f"{left.cores} cores, {left.blocks} blocks"
+def named_cells(standing: Standing, device: DeviceID) -> tuple[str, str, str]:
+    """Name, id and PCI address of a device; a part has its id alone."""
+    at = places(standing, device)
+    return str(at["name"] or "-"), device, str(at["pci"] or "-")
+
+
+def holders_cell(standing: Standing, device: DeviceID) -> str:
+    """The pods that hold a device."""
+    pods = held_by(standing, device)
+    return "not known" if pods is None else " ".join(pods) or "-"
 
 
 def every(standing: Standing) -> Iterator[tuple[DeviceID, DeviceHealth]]:

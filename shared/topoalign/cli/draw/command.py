@@ -11,6 +11,7 @@ import click
 from topoalign.cli import options, output
 from topoalign.core.model.errors import clean
 from topoalign.core.state.device_health import UNKNOWN
+from topoalign.core.state.divisions import divisions
 
 if TYPE_CHECKING:
     from topoalign.cli.draw.diagram import Diagram
@@ -47,7 +48,7 @@ def draw(
     Draw a machine: sockets, NUMA nodes, PCIe switches, GPUs, NICs and NVLinks.
 
     Without --machine: a running node, else this machine. The picture of a running node also shows which pods hold which
-    devices, and which devices are unhealthy or cordoned.
+    devices, how GPUs are divided and what is left of them, and which devices are unhealthy or cordoned.
 
     \b
     Examples:
@@ -110,7 +111,9 @@ def of_node(node: str | None, nats: str | None) -> "Diagram":
     cards = (*standing.topology.gpu_by_id, *standing.topology.nic_by_id)
     known = {card: standing.health_of(card) for card in cards}
     health = {card: told for card, told in known.items() if told is not UNKNOWN}
-    return diagram_of(standing.node, standing.topology, standing.allocations, health)
+    divided = divisions(standing.state) if standing.announced else {}
+    parts = {gpu: each for gpu, each in divided.items() if not each.is_whole}
+    return diagram_of(standing.node, standing.topology, standing.allocations, health, parts)
 
 
 def say(diagram: "Diagram", out: Path | None, ascii_only: bool) -> None:

@@ -4,12 +4,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from topoalign.cli import formatting
+from topoalign.cli.divisions import holder_text, left_text, parts_text, way_text
 from topoalign.cli.quantities import binary
 from topoalign.core.model.errors import clean
-from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
-from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.events import Allocation, DeviceHealth, HealthState, Owner
+from topoalign.core.model.ids import AllocationID, DeviceID
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
+from topoalign.core.state.divisions import Division, Parts
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,10 @@ class Device:
     """What stands below its name: address or RDMA name, its own memory, MIG, and what is wrong with it."""
     holders: tuple[int, ...]
     """Who holds it or a part of it, by position in the legend."""
+    parts: tuple[tuple[int, str], ...]
+    """Of a GPU that is divided: who has a part of it, by position in the legend, and what: `20% 4 GiB`."""
+    divided: tuple[str, ...]
+    """How a GPU is divided, and what is left of it: the last two of its lines; () for others."""
     broken: bool
     """Unhealthy, or never judged."""
     cordoned: bool
@@ -65,9 +71,7 @@ def holders_of(topology: Topology, allocations: Iterable[Allocation]) -> tuple[d
     """
     held: dict[DeviceID, dict[str, None]] = {}
     for allocation in allocations:
-        name = formatting.owner(allocation.owner)
-        if allocation.owner is None:
-            name = f"{name} ({clean(allocation.id, 80)})"
+        name = holder_name(allocation.owner, allocation.id)
         for device in sorted(allocation.device_ids):
             held.setdefault(topology.card_of(device), {})[name] = None
     devices: tuple[Gpu | Nic, ...] = (*topology.gpus, *topology.nics)
@@ -75,10 +79,21 @@ def holders_of(topology: Topology, allocations: Iterable[Allocation]) -> tuple[d
     return by_device, list(dict.fromkeys(name for names in by_device.values() for name in names))
 
 
+def holder_name(owner: Owner | None, allocation: AllocationID) -> str:
+    """What the legend calls a holder."""
+    name = formatting.owner(owner)
+    return name if owner is not None else f"{name} ({clean(allocation, 80)})"
+
+
 def device_of(
-    one: Gpu | Nic, topology: Topology, legend: Sequence[str], holders: Sequence[str], health: DeviceHealth | None
+    one: Gpu | Nic,
+    topology: Topology,
+    legend: Sequence[str],
+    holders: Sequence[str],
+    health: DeviceHealth | None,
+    division: Division | None = None,
 ) -> Device:
-    """What is drawn of this GPU or NIC. `holders` are some of those in the legend."""
+    """What is drawn of this GPU or NIC. `holders` are some of those in the legend; `division`: of a GPU that is divided."""
     listed = topology.listed_nodes(one.numa_affinity)
     device = Device(
         id=one.id,
@@ -87,18 +102,48 @@ def device_of(
         bridge=one.bridge,
         home=listed[0] if listed else None,
         memory_node=one.memory_node if isinstance(one, Gpu) else None,
-        lines=gpu_lines(one, topology) if isinstance(one, Gpu) else (clean(one.id),),
+        lines=(*gpu_lines(one, topology), *divided_lines(division)) if isinstance(one, Gpu) else (clean(one.id),),
         holders=tuple(map(legend.index, holders)),
+        divided=divided_lines(division),
+        parts=tuple(
+            (legend.index(holder_name(each.owner, each.allocation)), short_parts(each.parts))
+            for each in (() if division is None else division.held)
+        ),
         broken=health is not None and health.state is not HealthState.HEALTHY,
         cordoned=health is not None and health.cordoned,
     )
     facts = gpu_facts(one) if isinstance(one, Gpu) else nic_facts(one)
     facts |= health_facts(health) | {"held by": ", ".join(holders)}
+    if division is not None:
+        held = "; ".join(map(holder_text, division.held))
+        facts |= {"divided:": way_text(division), "held by": held, "left:": left_text(division)}
     story = [f"{device.name} {clean(one.id, 130)}", f"PCI {clean(one.pci or 'unknown')}"]
     nodes = format_cpuset(one.numa_affinity) if topology.nodes_known else ""
     story.append(f"NUMA {nodes or 'unknown'}")
     story += [f"{what} {text}".strip() for what, text in facts.items() if text]
     return replace(device, story="\n".join(story))
+
+
+def divided_lines(division: Division | None) -> tuple[str, ...]:
+    """Two lines of a GPU that is divided: how, and what is left."""
+    if division is None:
+        return ()
+    left, offered = division.left, division.offered
+    way = {"time slices": "slices", "not offered": "parts"}.get(way_text(division), way_text(division))
+    if offered.slices or offered.instances:
+        amount = f"{left.slices + len(left.instances)} of {offered.slices + len(offered.instances)}"
+    else:
+        amount = short_parts(left) or "nothing"
+    return f"{way}, left:", amount
+
+
+def short_parts(parts: Parts) -> str:
+    """`20% 4 GiB`, memory rounded down; `3 slices`; `1g.10gb`."""
+    tenths = parts.memory * 10 // 2**30
+    memory = f"{tenths // 10} GiB" if tenths >= 100 or tenths % 10 == 0 else f"{tenths / 10:.1f} GiB"
+    said = [f"{parts.cores}%"] if parts.cores else []
+    said += [memory] if parts.memory else []
+    return " ".join(said) or parts_text(parts)
 
 
 def gpu_lines(gpu: Gpu, topology: Topology) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ from topoalign.cli.draw.scene import INK, Box, Item, Line, Text, fitted, text_wi
 WIDTH = 104.0
 NIC_HEIGHT = 34.0
 LINE = 13.0
-INSET = 6.0
+INSET, NARROW = 6.0, 5.0
+"""From the edge of a box to its text, and to that of a row for a part."""
 SMALL = 10.5
 DASH = 12.0
 """From one dash of a cordon to the next."""
@@ -20,13 +21,15 @@ HATCH = 7.0
 
 def gpu_height(devices: Iterable[Device]) -> float:
     """Enough for the GPU that has most to say; at least so much that a GPU does not look like a NIC."""
-    most = max((len(device.lines) + len(device.troubles) for device in devices if device.gpu), default=0)
+    lines = (len(device.lines) + len(device.troubles) + len(device.parts) for device in devices if device.gpu)
+    most = max(lines, default=0)
     return 28 + LINE * max(most, 1)
 
 
 def device_items(device: Device, x: float, y: float, height: float) -> tuple[Box, list[Item]]:
     """The box of a device with its top left corner at (x, y), and what stands in it."""
-    fills = [palette.of_holder(holder) for holder in device.holders] or [palette.PLACE]
+    holders = () if device.parts else device.holders
+    fills = [palette.of_holder(holder) for holder in holders] or [palette.PLACE]
     box = Box(
         x=x,
         y=y,
@@ -72,9 +75,23 @@ def words(device: Device, box: Box) -> Iterator[Item]:
         height = texts[-1].y - box.y - 1
         yield Box(box.x + 3, box.y + 4, min(width + 2, box.w - 6), height, "plate", box.fill, box.fill, 0, 3)
     yield from texts
+    if device.parts:
+        yield from parts_of(device, box, base + len(lines) * LINE)
+        return
     badge = fitted(" ".join(key(holder) for holder in device.holders), 40, size, bold=True)
     if badge:
         yield Text(box.right - INSET, box.y + first, badge, size, bold=True, anchor="end")
+
+
+def parts_of(device: Device, box: Box, base: float) -> Iterator[Item]:
+    """A row for each holder of a part, in its colour: its letter, and what it has. `base`: of the text above them."""
+    for place, (holder, amount) in enumerate(device.parts, 1):
+        y, fill = base + place * LINE, palette.of_holder(holder)
+        yield Box(box.x + 3, y - SMALL + 0.5, box.w - 6, LINE - 1, "part", fill, fill, 0, 2)
+        letter = Text(box.x + NARROW, y, key(holder), SMALL, bold=True)
+        room = box.w - 2 * NARROW - text_width(letter.text, SMALL, bold=True)
+        yield letter
+        yield Text(box.right - NARROW, y, fitted(amount, room, SMALL), SMALL, anchor="end")
 
 
 def hatching(box: Box) -> Iterator[Line]:

@@ -12,6 +12,7 @@ from topoalign.core.model.events import Allocation, DeviceHealth
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
+from topoalign.core.state.divisions import Division
 
 UNKNOWN = (-1,)
 """In place of the sockets of a NUMA node."""
@@ -64,13 +65,17 @@ def diagram_of(
     topology: Topology,
     allocations: Iterable[Allocation] = (),
     health: Mapping[DeviceID, DeviceHealth] | None = None,
+    divided: Mapping[DeviceID, Division] = {},
 ) -> Diagram:
-    """A machine as it stands. `health`: what is known of its devices; one that is not in it is drawn as healthy."""
+    """
+    A machine as it stands. `health`: what is known of its devices; one that is not in it is drawn as healthy. `divided`: the
+    GPUs that are not given as a whole.
+    """
     names, holders = holders_of(topology, allocations)
     homes: dict[int | None, list[Device]] = {}
     devices: tuple[Gpu | Nic, ...] = (*topology.gpus, *topology.nics)
     for one in devices:
-        device = device_of(one, topology, holders, names[one.id], (health or {}).get(one.id))
+        device = device_of(one, topology, holders, names[one.id], (health or {}).get(one.id), divided.get(one.id))
         homes.setdefault(device.home, []).append(device)
     groups, bare = grouped(topology, homes)
     return Diagram(

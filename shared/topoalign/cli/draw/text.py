@@ -127,6 +127,10 @@ def legend(diagram: Diagram) -> Iterator[str]:
     """The lines below a drawing: holders, GPUs with memory of their own, and the meaning of the marks."""
     for i, holder in enumerate(diagram.holders):
         yield f"[{key(i)}] {holder}"
+    for one in sorted(diagram.devices, key=lambda device: device.order):
+        if one.divided:
+            held = "".join(f"; {key(holder)} {amount}" for holder, amount in one.parts)
+            yield f"{one.name} {' '.join(one.divided)}{held}"
     memory = [f"{one.name} is NUMA {one.memory_node}" for one in diagram.devices if one.memory_node is not None]
     if memory:
         yield f"GPU memory: {', '.join(memory)}"

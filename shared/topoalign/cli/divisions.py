@@ -1,0 +1,70 @@
+"""How GPUs are divided, as text for people: `20 cores, 4096 MiB`, `3 slices`, `1g.10gb`."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from topoalign.core.model.errors import clean
+from topoalign.core.model.ids import GPU, DeviceID
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.names import named
+from topoalign.core.state.divisions import Division, HeldParts, Parts
+
+MIB = 1024 * 1024
+
+
+def parts_text(parts: Parts) -> str:
+    """`20 cores, 4096 MiB`; empty: nothing."""
+    said = ["whole"] if parts.whole else []
+    said += [f"{clean(profile)}" for profile in parts.instances]
+    said += [f"{parts.slices} slice{'' if parts.slices == 1 else 's'}"] if parts.slices else []
+    said += [f"{parts.cores} cores"] if parts.cores else []
+    said += [f"{parts.memory // MIB} MiB"] if parts.memory else []
+    return ", ".join(said)
+
+
+def left_text(division: Division) -> str:
+    """What is left of a GPU: `80 cores, 77824 MiB`, `2 slices`, of a whole one `whole`; or `nothing`."""
+    return parts_text(division.left) or "nothing"
+
+
+def way_text(division: Division) -> str:
+    """`units`, `MIG, time slices`, or `not offered`."""
+    return ", ".join(division.ways) or "not offered"
+
+
+def holder_text(held: HeldParts) -> str:
+    """`ml/train/main: 20 cores, 4096 MiB`."""
+    owner = held.owner
+    name = "?" if owner is None else f"{owner.namespace}/{owner.pod}/{owner.container}"
+    return f"{clean(name, 200)}: {parts_text(held.parts)}"
+
+
+def document(division: Division) -> dict[str, object]:
+    """The same for programs, without what there is none of; memory in bytes."""
+    return {
+        "ways": division.ways,
+        "held": [
+            {
+                "owner": None if each.owner is None else msgspec.to_builtins(each.owner),
+                **parts_document(each.parts),
+            }
+            for each in division.held
+        ],
+        "left": parts_document(division.left),
+    }
+
+
+def parts_document(parts: Parts) -> dict[str, object]:
+    """Parts of a GPU, by name."""
+    return {name: amount for name, amount in parts._asdict().items() if amount}
+
+
+def rows(topology: Topology, cards: Iterable[tuple[DeviceID, Division]]) -> list[Sequence[str]]:
+    """Rows of a table: GPU, how it is divided, who holds what of it, one holder a row, and what is left."""
+    found: list[Sequence[str]] = []
+    for gpu, division in cards:
+        holders = [holder_text(each) for each in division.held] or ["-"]
+        found.append((named(topology, GPU, gpu).short, way_text(division), holders[0], left_text(division)))
+        found += (("", "", each, "") for each in holders[1:])
+    return found

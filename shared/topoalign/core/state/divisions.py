@@ -1,0 +1,156 @@
+"""
+How a GPU is divided, by whom its parts are held, and what of it can still be given.
+
+A GPU is offered in one way: whole, in MIG instances, in time slices, by MPS or in units. What is held may be of a former
+way: a GPU that a container has whole is in units since the configuration changed, and nothing of it is left. Example, of a
+GPU with 80 GiB in units, of which two containers have 20 and 30 hundredths of computing time with 8 GiB each:
+
+    ways ("units",)   held 20, 8 GiB; 30, 8 GiB   left 50, 64 GiB
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
+
+from topoalign.core.model.allocations import Allocation, Owner
+from topoalign.core.model.holdings import Instance, Part, TimeSlice, Unit, Whole, holding_of
+from topoalign.core.model.ids import AllocationID, DeviceID
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import MEMORY_BLOCK, Offer
+from topoalign.core.state.fold import NodeState
+
+Way = Literal["whole", "MIG", "time slices", "MPS", "units"]
+
+
+class Parts(NamedTuple):
+    """Parts of one GPU."""
+
+    whole: bool = False
+    """All of it."""
+    instances: tuple[str, ...] = ()
+    """Profiles of MIG instances, `1g.10gb`; of one that the GPU does not have any more its uuid."""
+    slices: int = 0
+    """Time slices, or shares by MPS; of MIG instances, too."""
+    cores: int = 0
+    """Hundredths of computing time, in units."""
+    memory: int = 0
+    """Bytes, in units."""
+
+
+class HeldParts(NamedTuple):
+    """What one container has of a GPU."""
+
+    owner: Owner | None
+    """None: not known yet."""
+    allocation: AllocationID
+    """The first that it has some of it by."""
+    parts: Parts
+
+
+class Division(NamedTuple):
+    """How one GPU is divided now."""
+
+    ways: tuple[Way, ...]
+    """How it is offered; empty: it is not. Instances may be in time slices."""
+    offered: Parts
+    """All that it is offered in."""
+    held: tuple[HeldParts, ...]
+    """In the order in which the containers got the first of it."""
+    left: Parts
+    """What may be handed out now: nothing of a GPU that is not healthy."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is offered as a whole, or not at all, and nobody has a part of it."""
+        return self.ways in ((), ("whole",)) and all(each.parts.whole for each in self.held)
+
+
+def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
+    """GPU -> how it is divided, for all GPUs of a node in the hardware's order."""
+    hardware = state.hardware
+    held: dict[DeviceID, dict[object, tuple[Allocation, list[Part]]]] = {}
+    for allocation in state.allocations.values():
+        for card, part in parts_of(allocation, hardware):
+            holder = allocation.owner or allocation.id
+            held.setdefault(card, {}).setdefault(holder, (allocation, []))[1].append(part)
+    by_card: dict[DeviceID, list[tuple[Offer, DeviceID]]] = {}
+    for offer in hardware.offered:
+        for base in offer.devices:
+            by_card.setdefault(hardware.card_of(base), []).append((offer, base))
+    profiles = {each.uuid: each.profile for gpu in hardware.gpus for each in gpu.mig or ()}
+    return {
+        gpu: Division(
+            ways=ways_of(gpu, by_card.get(gpu, ())),
+            offered=counted(
+                (
+                    holding_of(unit, hardware.cards).part
+                    for offer, base in by_card.get(gpu, ())
+                    for unit in offer.handed_out(base)
+                ),
+                profiles,
+            ),
+            held=tuple(
+                HeldParts(first.owner, first.id, counted(parts, profiles))
+                for first, parts in held.get(gpu, {}).values()
+            ),
+            left=left_of(state, gpu, by_card.get(gpu, ()), profiles),
+        )
+        for gpu in hardware.gpu_by_id
+    }
+
+
+def parts_of(allocation: Allocation, hardware: Topology) -> Iterable[tuple[DeviceID, Part]]:
+    """GPU or NIC and which part of it, for all that an allocation holds."""
+    cards = {**hardware.cards, **allocation.cards}
+    for devices in allocation.devices.values():
+        for device in devices:
+            holding = holding_of(device, cards)
+            yield holding.device, holding.part
+
+
+def ways_of(gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]]) -> tuple[Way, ...]:
+    """How a GPU is offered, by its offers and what of it each hands out."""
+    found: dict[Way, None] = {}
+    for offer, base in offers:
+        if base != gpu:
+            found["MIG"] = None
+        if offer.unit is not None:
+            found["units"] = None
+        elif offer.replicas > 1:
+            found["MPS" if offer.sharing == "mps" else "time slices"] = None
+        elif base == gpu:
+            found["whole"] = None
+    return tuple(found)
+
+
+def left_of(
+    state: NodeState, gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]], profiles: Mapping[DeviceID, str]
+) -> Parts:
+    """What of a GPU may be handed out now: nothing of one of which all computing time or all memory is held."""
+    ownership, hardware = state.ownership, state.hardware
+    if (units := ownership.units_left.get(gpu)) is not None:
+        some = units.cores > 0 and units.blocks > 0
+        return Parts(cores=units.cores, memory=units.blocks * MEMORY_BLOCK) if some else Parts()
+    free: list[Part] = []
+    for offer, base in offers:
+        devices = hardware.devices[offer.resource].by_base.get(base)
+        if devices is not None:
+            free += (holding_of(each, hardware.cards).part for each in ownership.free(offer.resource) & devices)
+    return counted(free, profiles)
+
+
+def counted(parts: Iterable[Part], profiles: Mapping[DeviceID, str]) -> Parts:
+    """So many parts of one GPU, together."""
+    whole, slices, cores, blocks = False, 0, 0, 0
+    instances: list[str] = []
+    for part in parts:
+        match part:
+            case Whole():
+                whole = True
+            case Instance():
+                instances.append(profiles.get(part.uuid, part.uuid))
+            case TimeSlice():
+                slices += 1
+            case Unit():
+                cores += part.kind == "cores"
+                blocks += part.kind == "memory"
+    return Parts(whole, tuple(instances), slices, cores, blocks * MEMORY_BLOCK)

@@ -1,0 +1,137 @@
+"""`gpu list`, `topo draw`, `fragmentation` and `explain` show how GPUs are divided, by whom, and what is left of them."""
+
+import json
+import re
+from itertools import combinations
+from typing import Any
+
+import pytest
+from decision_support import NODE, node
+from draw_support import check_scene
+from unit_support import CORES, DGX, MEMORY, holds, in_units
+
+from topoalign.cli import link, root
+from topoalign.cli.draw.diagram import Diagram, diagram_of
+from topoalign.cli.draw.layout import scene_of
+from topoalign.cli.draw.png import png
+from topoalign.cli.draw.scene import Box, Text
+from topoalign.cli.draw.svg import svg
+from topoalign.cli.draw.text import text
+from topoalign.cli.explain import show_cards
+from topoalign.cli.formatting import brief, show_allocation
+from topoalign.cli.link import Link, Standing
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.state.divisions import divisions
+from topoalign.core.state.fold import NodeState
+
+
+def shared(gpus: int = 2, sharers: int = 5, in_all: int = 8) -> NodeState:
+    """The first GPUs in units, each shared by so many containers: 18 cores and 30 blocks, the last memory alone."""
+    state = node(in_units(DGX, in_all))
+    for gpu in DGX.gpus[:gpus]:
+        for number in range(sharers):
+            cores, blocks = range(number * 18, number * 18 + 18), range(number * 30, number * 30 + 30)
+            devices = {
+                CORES: tuple(DeviceID(f"{gpu.id}::c{n}") for n in cores) if number < 4 else (),
+                MEMORY: tuple(DeviceID(f"{gpu.id}::m{n}") for n in blocks),
+            }
+            given = {name: some for name, some in devices.items() if some}
+            state = holds(state, f"serve-{gpu.index}-{number}", given)
+    return state
+
+
+def standing(state: NodeState) -> Standing:
+    assert state.health is not None
+    return Standing(NODE, state.hardware, tuple(state.allocations.values()), state.health.devices)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    monkeypatch.setattr(link, "discovered", lambda *_: standing(shared(in_all=3)))
+    monkeypatch.setattr(link, "discovered_or_read", lambda *_: standing(shared(in_all=3)))
+
+    def command(*arguments: str) -> str:
+        assert 0 == root.run([*arguments])
+        return capsys.readouterr().out
+
+    return command
+
+
+def test_the_list_has_a_row_for_each_holder_and_what_is_left(run: Any) -> None:
+    rows = [re.split(r" {2,}", line.strip()) for line in run("gpu", "list").splitlines()]
+
+    assert ["NAME", "DEVICE", "PCI", "HEALTH", "DIVIDED", "HELD BY", "LEFT", "WHY"] == rows[0]
+    assert ["units", "default/serve-0-0/main: 18 cores, 7680 MiB", "28 cores, 2560 MiB"] == rows[1][4:7]
+    assert [[f"default/serve-0-{n}/main: 18 cores, 7680 MiB"] for n in (1, 2, 3)] == rows[2:5]
+    assert ["default/serve-0-4/main: 7680 MiB"] == rows[5]
+    assert ["units", "-", "100 cores, 40960 MiB"] == rows[11][4:7]
+    assert ["whole", "-", "whole"] == rows[12][4:7]
+
+
+def test_programs_read_the_same(run: Any) -> None:
+    first, *_ = json.loads(run("gpu", "list", "--json"))["devices"]
+    divided = json.loads(run("fragmentation", "--json"))["divided"]
+
+    assert (["units"], {"cores": 28, "memory": 2560 << 20}) == (first["division"]["ways"], first["division"]["left"])
+    assert {"cores": 18, "memory": 7680 << 20} == {
+        name: amount for name, amount in first["division"]["held"][0].items() if name != "owner"
+    }
+    assert ["GPU-0", "GPU-1", "GPU-2"] == [*divided]
+    assert first["division"] == divided["GPU-0"]
+
+
+def test_fragmentation_tells_what_is_left_of_parts(run: Any) -> None:
+    out = run("fragmentation")
+
+    assert "6 of 8 GPUs free" in out
+    assert "left of 3 GPUs in units: 156 cores, 46080 MiB; most of one: 100 cores, 40960 MiB (GPU2)" in out
+    assert "default/serve-1-4/main: 7680 MiB" in out
+
+
+def test_explain_shows_the_gpu_that_a_share_is_of(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line for all units of a kind, which are equal, and who else has something of their GPU."""
+    state = shared(in_all=3)
+    allocation = state.allocations[next(iter(state.allocations))]
+    show_allocation(allocation, state.hardware)
+    shown = capsys.readouterr().out
+    show_cards(Link("nats://nowhere", NODE, False), (allocation,), state.hardware)
+    cards = capsys.readouterr().out
+
+    assert 1 == shown.count("18 units of GPU-0") and 1 == shown.count("30 units of GPU-0")
+    assert "18 cores of GPU0 30 blocks of GPU0" == brief(allocation, state.hardware)
+    assert "28 cores, 2560 MiB" in cards and "default/serve-0-3/main" in cards and "GPU1" not in cards
+
+
+def drawn(state: NodeState) -> Diagram:
+    return diagram_of("gpu-7", state.hardware, state.allocations.values(), None, divisions(state))
+
+
+def test_eight_gpus_with_five_sharers_each_are_legible() -> None:
+    """Nothing overlaps or is cut, and each sharer has a row in its GPU with its letter, its colour and what it has."""
+    state = shared(gpus=8)
+    scene = scene_of(drawn(state))
+    rows = [item for item in scene.items if isinstance(item, Box) and item.role == "part"]
+    texts = [item.text for item in scene.items if isinstance(item, Text)]
+
+    check_scene(scene, state.hardware)
+    assert 40 == len(rows)
+    assert [] == [pair for pair in combinations(rows, 2) if pair[0] != pair[1] and same_place(*pair)]
+    assert (32, 8, 8) == tuple(texts.count(each) for each in ("18% 7.5 GiB", "7.5 GiB", "28% 2.5 GiB"))
+    assert 8 == texts.count("units, left:")
+    assert not any(each.endswith("…") for each in texts)
+    assert "default/serve-7-4/main: 7680 MiB" in svg(scene)
+    assert png(scene).startswith(b"\x89PNG")
+
+
+def same_place(a: Box, b: Box) -> bool:
+    return a.x < b.right and b.x < a.right and a.y < b.bottom and b.y < a.bottom
+
+
+def test_a_drawing_in_characters_has_a_line_for_each_divided_gpu() -> None:
+    lines = text(drawn(shared(gpus=1)), 120).splitlines()
+
+    assert (
+        "GPU0 units, left: 28% 2.5 GiB; A 18% 7.5 GiB; B 18% 7.5 GiB; C 18% 7.5 GiB; D 18% 7.5 GiB; E 7.5 GiB" in lines
+    )
+    assert "GPU1 units, left: 100% 40 GiB" in lines
+    assert any("[GPU0 ABC+]" in line for line in lines)
