@@ -59,7 +59,7 @@ proto: $(READY)  ## generates the protocols anew from proto/
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I proto \
 	  --python_betterproto2_out=$(API) \
 	  --python_betterproto2_opt=client_generation=async --python_betterproto2_opt=server_generation=async \
-	  proto/deviceplugin.proto proto/display.proto proto/podresources.proto
+	  proto/deviceplugin.proto proto/display.proto proto/podresources.proto proto/vcuda.proto
 
 event-documents: $(READY)  ## generates docs/asyncapi.json and the tables of docs/events.md from the code
 	$(BIN)/python docs/event_documents.py docs

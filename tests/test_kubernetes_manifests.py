@@ -26,7 +26,7 @@ from topoalign.runtime.nats_server import find_nats_server
 from topoalign.runtime.settings import PREFIX, RuntimeSettings
 
 COMPONENTS = ("cdi", "delete-refused-pods", "host-pid", "runtime-class")
-VARIANTS = [("dev",), ("prod",), ("prod", *COMPONENTS), ("prod", "sidecars"), ("prod", "mps")]
+VARIANTS = [("dev",), ("prod",), ("prod", *COMPONENTS), ("prod", "sidecars"), ("prod", "mps"), ("prod", "vcuda")]
 VERSIONS = ("1.30", "1.33", "1.36", "1.37")
 """The oldest has matchConditions for webhooks."""
 OURS = ("nvidia.com/", "topoalign.io/")
@@ -87,7 +87,8 @@ def test_no_container_has_more_rights_than_it_needs(variant: tuple[str, ...], fo
     manifests = tuple(each for each in rendered_all if each["metadata"]["name"] != "topoalign-mps")
     for name, spec in pods(manifests):
         assert {"hostNetwork", "hostIPC"}.isdisjoint(spec)
-        assert (name == "topoalign-node" and "host-pid" in variant) is spec.get("hostPID", False)
+        sees_all = not {"host-pid", "vcuda"}.isdisjoint(variant)
+        assert (name == "topoalign-node" and sees_all) is spec.get("hostPID", False)
         assert "RuntimeDefault" == spec["securityContext"]["seccompProfile"]["type"]
         assert spec["automountServiceAccountToken"] is (name == "topoalign-registry")
         assert spec["enableServiceLinks"] is False, "TOPOALIGN_REGISTRY_PORT would come from the Service"
@@ -118,6 +119,17 @@ def test_the_node_agent_has_the_mounts_that_it_uses_and_no_others(folder: Path) 
         "/var/run/cdi": ("/var/run/cdi", True, None),
         "/driver-root": ("/", False, "HostToContainer"),
     } == {path: each for path, each in with_cdi.items() if path not in plain}
+
+
+def test_the_agent_writes_for_vcuda_where_containers_find_it(folder: Path) -> None:
+    """The same path on the host and in the agent: the kubelet gets it as it is. The control groups are the host's."""
+    plain = mounts(one(rendered("prod", folder), "DaemonSet", "topoalign-node"))
+    limited = mounts(one(rendered("prod", folder, "vcuda"), "DaemonSet", "topoalign-node"))
+
+    assert {
+        "/run/topoalign/vcuda": ("/run/topoalign/vcuda", True, None),
+        "/sys/fs/cgroup": ("/sys/fs/cgroup", False, None),
+    } == {path: limited[path] for path in limited.keys() - plain.keys()}
 
 
 def test_what_runs_mps_daemons_is_privileged_and_has_nothing_else(folder: Path) -> None:

@@ -5,6 +5,7 @@ import re
 from itertools import combinations
 from typing import Any
 
+import msgspec
 import pytest
 from decision_support import NODE, node
 from draw_support import check_scene
@@ -23,6 +24,7 @@ from topoalign.cli.link import Link, Standing
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.state.divisions import divisions
 from topoalign.core.state.fold import NodeState
+from topoalign.plugin_config.configuration import Limiter
 
 
 def shared(gpus: int = 2, sharers: int = 5, in_all: int = 8) -> NodeState:
@@ -66,6 +68,19 @@ def test_the_list_has_a_row_for_each_holder_and_what_is_left(run: Any) -> None:
     assert ["default/serve-0-4/main: 7680 MiB"] == rows[5]
     assert ["units", "-", "100 cores, 40960 MiB"] == rows[11][4:7]
     assert ["whole", "-", "whole"] == rows[12][4:7]
+
+
+@pytest.mark.parametrize(("limiter", "expected"), [("none", True), ("vcuda", False)])
+def test_the_list_warns_of_units_that_nothing_limits(
+    limiter: Limiter, expected: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topology = in_units(DGX)
+    offers = tuple(msgspec.structs.replace(each, limiter=limiter) for each in topology.offered)
+    found = standing(node(msgspec.structs.replace(topology, offers=offers)))
+    monkeypatch.setattr(link, "discovered_or_read", lambda *_: found)
+
+    assert 0 == root.run(["gpu", "list"])
+    assert expected is ("not enforced" in capsys.readouterr().err)
 
 
 def test_programs_read_the_same(run: Any) -> None:

@@ -77,6 +77,8 @@ LATER = {
     "topoalign.allocator.demo": "shows an example",
     "topoalign.mps": "runs where GPUs are shared by MPS",
     "topoalign.allocator.device_plugin.mps": "tells of shares by MPS",
+    "topoalign.allocator.vcuda.answers": "tells of the limiter vcuda",
+    "topoalign.allocator.vcuda.limiter": "keeps the files of the limiter vcuda",
     "topoalign.plugin_config.mps_files": "tells whether a daemon of MPS serves",
 }
 """Modules that a node agent has no use for when its first list is out, with what they are for."""

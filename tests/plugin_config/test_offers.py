@@ -42,6 +42,18 @@ def test_gpus_in_units_are_offered_as_computing_time_and_memory() -> None:
     validate(msgspec.structs.replace(machine(gpus), offers=found.offers))
 
 
+def test_units_with_a_limiter_say_which_and_are_not_warned_of() -> None:
+    node, flags = machine([msgspec.structs.replace(gpu(0), memory=1 << 30)]), "flags: {vcudaRoot: /run/vcuda}\n"
+    plain, limited = (
+        made(node, f"{flags}sharing: {{units: {{}}, limiter: {limiter}}}") for limiter in ("none", "vcuda")
+    )
+
+    assert [["none", "none"], ["vcuda", "vcuda"]] == [
+        [each.limiter for each in found.offers] for found in (plain, limited)
+    ]
+    assert ["limiter: none" in said(found)[-1] if said(found) else False for found in (plain, limited)] == [True, False]
+
+
 def test_units_of_a_resource_that_the_node_does_not_have_are_none() -> None:
     found = made(machine([gpu(0)]), "sharing: {units: {name: nvidia.com/large}}")
 

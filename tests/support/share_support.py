@@ -15,10 +15,13 @@ from reservation_support import changed
 from unit_support import CORES, MEMORY, in_units
 
 from topoalign.allocator.device_allocations import DeviceAllocations
+from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ports import nothing_to_prepare
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
+from topoalign.allocator.vcuda.limiter import VcudaLimiter
 from topoalign.core.admission.admit import decide
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission, Decision
@@ -60,7 +63,7 @@ class ShareNode:
         self.plugins.mkdir()
         self.resources.mkdir()
         self.names, self.clock, self.journal = names, ManualClock(), MemoryJournal()
-        self.machine = in_units(machine, GPUS, *names)
+        self.machine = in_units(machine, len(machine.gpus), *names)
         self.rules = AdmissionRules(policy=policy, mode=Mode.KUBELET)
         rules = AdmissionRules(policy=policy)
         self.kubelet = FakeKubelet(self.plugins, self.resources, machine, rules, chance=chance)
@@ -69,6 +72,8 @@ class ShareNode:
         self.allocations: DeviceAllocations
         self.pod_resources: PodResourcesClient
         self._agent = anyio.CancelScope()
+        self.limited_by: VcudaLimiter | None = None
+        self.containers: Containers | None = None
         self.forced: Mapping[ResourceName, Sequence[DeviceID]] = {}
         """What the kubelet takes of a resource whatever is preferred."""
 
@@ -83,16 +88,23 @@ class ShareNode:
         self.ledger.hear(known.health)
         self.pod_resources = PodResourcesClient(self.resources / "kubelet.sock", self.plugins, self.clock)
         self.allocations = DeviceAllocations(
-            self.ledger, self.clock, self.pod_resources, settle_seconds=0, reserved=self.observed
+            self.ledger,
+            self.clock,
+            self.pod_resources,
+            settle_seconds=0,
+            reserved=self.observed,
+            starting=self.limited_by.starting if self.limited_by is not None else nothing_to_prepare,
         )
         self.force()
         started = anyio.Event()
 
         async def run() -> None:
-            front = KubeletFront(self.allocations, self.plugins, self.clock)
+            front = KubeletFront(self.allocations, self.plugins, self.clock, containers=self.containers)
             with anyio.CancelScope() as self._agent:
                 async with self.pod_resources, anyio.create_task_group() as parts:
                     await parts.start(front.run)
+                    if self.limited_by is not None:
+                        parts.start_soon(self.limited_by.run, self.allocations, self.clock)
                     started.set()
                     await anyio.sleep_forever()
 

@@ -85,7 +85,7 @@ def list_devices(link: Link) -> None:
                 for row in rows_of(standing, device, health, divided.get(device))
             ],
         )
-    if any(offer.unit is not None for offer in standing.topology.offered):
+    if any(offer.unit is not None and offer.limiter == "none" for offer in standing.topology.offered):
         output.note(NOT_ENFORCED)
 
 

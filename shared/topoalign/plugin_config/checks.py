@@ -34,6 +34,9 @@ S = TypeVar("S", TimeSlicing, Mps)
 MOST_CLIENTS = 48
 """Of an MPS server on a GPU, whatever its architecture: more replicas are refused by NVIDIA's device plugin, too."""
 
+LONGEST_VCUDA_ROOT = 57
+"""Bytes: Linux takes 107 of a socket's path, and below the root it has 50, as in `/units-<32 digits>/vcuda.sock`."""
+
 _REFERENCE = re.compile(r"[0-9]{1,5}(?::[0-9]{1,5})?", re.ASCII)
 """An index of a GPU, or of a GPU and of one of its MIG instances."""
 
@@ -55,9 +58,11 @@ def validate_configuration(configuration: Configuration) -> Configuration:
         time_slicing=replicated("sharing.timeSlicing", configuration.sharing.time_slicing),
         mps=replicated("sharing.mps", configuration.sharing.mps),
         units=None if configuration.sharing.units is None else units("sharing.units", configuration.sharing),
+        limiter=configuration.sharing.limiter,
     )
     found = replace(configuration, resources=resources, nics=nics, sharing=sharing)
     check_mps(found)
+    check_limiter(found)
     keep_apart(found)
     return found
 
@@ -68,6 +73,8 @@ def told(flags: Flags) -> None:
         "flags.nvidiaDriverRoot": flags.nvidia_driver_root,
         "flags.nvidiaDevRoot": flags.nvidia_dev_root or "/",
         "flags.mpsRoot": flags.mps_root or "/",
+        "flags.vcudaRoot": flags.vcuda_root or "/",
+        "flags.vcudaLibraries": flags.vcuda_libraries or "/",
         "flags.plugin.containerDriverRoot": flags.plugin.container_driver_root,
         "flags.plugin.nvidiaCDIHookPath": flags.plugin.nvidia_cdi_hook_path or "/",
     }
@@ -176,6 +183,22 @@ def check_mps(found: Configuration) -> None:
         if each.devices != "all" and called == each.name and not mps.fail_requests_greater_than_one:
             finding = "a container could get a share and a whole GPU, which its daemon does not serve"
             raise InvalidField(f"{path}.rename", finding, "give the shares a name of their own")
+
+
+def check_limiter(found: Configuration) -> None:
+    """Raises InvalidField for a limiter of nothing, and for a directory that no socket can be in."""
+    root = found.flags.vcuda_root.rstrip("/")
+    if len(root.encode()) > LONGEST_VCUDA_ROOT:
+        finding = f"has {len(root.encode())} bytes, and the path of a socket in it would be too long"
+        raise InvalidField("flags.vcudaRoot", finding, f"use a path of at most {LONGEST_VCUDA_ROOT}")
+    if found.sharing.limiter == "none":
+        return
+    if found.sharing.units is None:
+        remedy = "add sharing.units, or leave the limiter out"
+        raise InvalidField("sharing.limiter", "vcuda limits GPUs in units, and none are offered so", remedy)
+    if not root:
+        remedy = "name a directory on the host that is for this alone: /run/topoalign/vcuda"
+        raise InvalidField("flags.vcudaRoot", "is missing, and the limiter vcuda needs it", remedy)
 
 
 def units(path: str, sharing: Sharing) -> Units:

@@ -14,6 +14,7 @@ import msgspec
 MigStrategy = Literal["none", "single", "mixed"]
 DeviceList = Literal["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"]
 Packing = Literal["distributed", "packed"]
+Limiter = Literal["none", "vcuda"]
 
 MOST_REPLICAS = 2_500
 """Of one device, as many as are asked of NVIDIA's plugin; a number with a digit too many is refused."""
@@ -57,6 +58,10 @@ class Flags(Section, frozen=True, kw_only=True):
     """That of its device nodes. Empty: the driver root."""
     mps_root: str = ""
     """Directory on the host where the daemons of MPS have their pipes. Needed where `sharing.mps` shares devices."""
+    vcuda_root: str = ""
+    """Directory on the host for what the limiter `vcuda` writes. Needed where `sharing.limiter` is that."""
+    vcuda_libraries: str = ""
+    """Directory on the host with its library, for containers. Empty: they have it in another way."""
     gdrcopy_enabled: bool = False
     gds_enabled: bool = False
     mofed_enabled: bool = False
@@ -171,6 +176,8 @@ class Sharing(Section, frozen=True, kw_only=True):
     mps: Mps = Mps()
     units: Units | None = None
     """None: no GPU is offered in units."""
+    limiter: Limiter = "none"
+    """What limits containers to their units: nothing, or the library of Gaia's vcuda-controller."""
 
 
 class Imex(Section, frozen=True, kw_only=True):

@@ -23,12 +23,12 @@ from topoalign.plugin_config.bases import Base, gpu_bases, nic_bases
 from topoalign.plugin_config.configuration import (
     Chosen,
     Configuration,
+    Limiter,
     Mps,
     Packing,
     SharedResource,
     Sharing,
     TimeSlicing,
-    Units,
 )
 from topoalign.plugin_config.findings import Finding
 
@@ -60,6 +60,7 @@ class Division(msgspec.Struct, frozen=True, kw_only=True):
     packing: Packing = "distributed"
     sharing: Way = "time-slicing"
     unit: UnitKind | None = None
+    limiter: Limiter = "none"
 
 
 def offers(topology: Topology, configuration: Configuration, before: Sequence[Offer] = ()) -> Offering:
@@ -72,7 +73,7 @@ def offers(topology: Topology, configuration: Configuration, before: Sequence[Of
     offered = frozenset(device for offer in before for device in offer.devices)
     gpus = gpu_bases(topology, configuration, offered, findings)
     everything = (*gpus, *nic_bases(topology, configuration.nics, findings))
-    in_units = chosen_for_units(topology, gpus, configuration.sharing.units, findings)
+    in_units = chosen_for_units(topology, gpus, configuration.sharing, findings)
     shared: dict[DeviceID, Share] = {}
     unfit: set[DeviceID] = set()
     for way, name, section in ways(configuration.sharing):
@@ -113,9 +114,10 @@ def in_mig_mode(
 
 
 def chosen_for_units(
-    topology: Topology, gpus: Sequence[Base], units: Units | None, findings: list[Finding]
+    topology: Topology, gpus: Sequence[Base], sharing: Sharing, findings: list[Finding]
 ) -> Mapping[DeviceID, tuple[Division, ...]]:
     """GPU -> how its computing time and its memory are offered, for those that are offered in units."""
+    units, limiter = sharing.units, sharing.limiter
     if units is None:
         return {}
     mine = [base for base in gpus if base.resource == units.name and not base.part]
@@ -129,10 +131,15 @@ def chosen_for_units(
             findings.append(Finding(field="sharing.units", finding=f"GPU {gpu.index} {why}: offered as a whole"))
             continue
         found[device] = (
-            Division(resource=ResourceName(units.cores), replicas=CORES, unit="cores"),
-            Division(resource=ResourceName(units.memory), replicas=gpu.memory // MEMORY_BLOCK, unit="memory"),
+            Division(resource=ResourceName(units.cores), replicas=CORES, unit="cores", limiter=limiter),
+            Division(
+                resource=ResourceName(units.memory),
+                replicas=gpu.memory // MEMORY_BLOCK,
+                unit="memory",
+                limiter=limiter,
+            ),
         )
-    if found:
+    if found and limiter == "none":
         finding = (
             f"{len(found)} GPUs are in units: their amounts are counted, and nothing enforces them (limiter: none)"
         )
@@ -197,6 +204,7 @@ def within_limits(divided: dict[Division, list[DeviceID]], findings: list[Findin
                 packing=division.packing,
                 sharing=division.sharing,
                 unit=division.unit,
+                limiter=division.limiter,
             )
         )
     return found

@@ -26,7 +26,7 @@ from topoalign.allocator.companions import ReservedCompanions
 from topoalign.allocator.grants import Grants
 from topoalign.allocator.group_commit import AllocateCall, GroupCommit
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import PodResources, Poll, nothing_to_ask
+from topoalign.allocator.ports import PodResources, Poll, Starting, nothing_to_ask, nothing_to_prepare
 from topoalign.allocator.preferences import Preferences
 from topoalign.allocator.reconciliation.adoption import without
 from topoalign.allocator.reconciliation.displacement import devices_displaced_by
@@ -75,14 +75,16 @@ class DeviceAllocations:
         ensure_fresh: Callable[[], Awaitable[None]] = nothing_to_ask,
         reserved: Callable[[], NodeReservations] = NodeReservations,
         until_reserved: Callable[[], Awaitable[None]] = nothing_to_ask,
+        starting: Starting = nothing_to_prepare,
     ) -> None:
         """
         `ensure_fresh` is called before anything is given out: afterwards the health of the devices is confirmed, or is
-        known to be unknown. `reserved`: what is reserved on the node now; `until_reserved` waits until that is known. The
-        seconds are those of `Reconciliation`.
+        known to be unknown. `reserved`: what is reserved on the node now; `until_reserved` waits until that is known.
+        `starting` prepares what limits a container with units that may start. The seconds are those of `Reconciliation`.
         """
         self._ledger, self._clock, self._pod_resources, self._placement = ledger, clock, pod_resources, placement
         self._ensure_fresh, self._reserved, self._until_reserved = ensure_fresh, reserved, until_reserved
+        self._starting = starting
         self._reconciliation = Reconciliation(
             ledger,
             clock,
@@ -95,15 +97,9 @@ class DeviceAllocations:
         """Of the calls for which the kubelet has to be asked: one at a time."""
         self.owner_polls = OwnerPolls(clock, lambda: ledger.state, self.reconcile)
         self._companions = ReservedCompanions(lambda: ledger.state, clock, reserved, Placement(placement))
+        expect = self.owner_polls.expect
         self._grants = Grants(
-            ledger,
-            clock,
-            pod_resources,
-            self._reconciliation,
-            self._preferences,
-            self._companions,
-            reserved,
-            self.owner_polls.expect,
+            ledger, clock, pod_resources, self._reconciliation, self._preferences, self._companions, reserved, expect
         )
         self._commits, self._polling = GroupCommit(self._grants.record), anyio.Lock()
         self._begun = self._ended = 0
@@ -122,6 +118,11 @@ class DeviceAllocations:
     def version(self) -> int:
         """Counts up with every change of `state`."""
         return self._ledger.version
+
+    @property
+    def polled(self) -> Poll | None:
+        """What the kubelet answered when the record was last compared; None: not yet, or it did not answer."""
+        return self._compared if isinstance(self._compared, Poll) else None
 
     def lists(self, target: str) -> bool | None:
         """Whether the kubelet lists a pod of this name, as of the last poll (`Reconciliation.lists`)."""
@@ -233,6 +234,7 @@ class DeviceAllocations:
         poll = None if is_known and not in_units else await self._reconciled()
         if in_units and poll is not None:
             self._grants.share_starts.check(resource, devices, poll)
+            await self._starting(resource, devices, poll)
 
     async def reconcile(self) -> None:
         """Compares the record with PodResources: binds owners, releases what is gone. Raises Unavailable."""

@@ -26,6 +26,7 @@ from topoalign.allocator.service import Allocator, refuse_twin
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.allocator.takeover import Vacancy, hardware_known, open_in_turn, wait_for_successor
 from topoalign.allocator.use_series import UseSeries
+from topoalign.allocator.vcuda.on_demand import LimiterOnDemand
 from topoalign.core.model.requests import PodRequest
 from topoalign.runtime.context import Context
 from topoalign.runtime.directory_changes import DirectoryChanges
@@ -34,13 +35,14 @@ from topoalign.runtime.settings import from_environment
 
 class KubeletSide(NamedTuple):
     """
-    The parts of an allocator whose node has a kubelet: its PodResources, what is reserved, what it allocated, the device
-    plugins, the watch of its files, and what tells of changes in its directories.
+    The parts of an allocator whose node has a kubelet: its PodResources, what is reserved, what it allocated, what limits
+    containers, the device plugins, the watch of its files, and what tells of changes in its directories.
     """
 
     pod_resources: PodResourcesClient
     reservations: Reservations
     allocations: DeviceAllocations
+    limiter: LimiterOnDemand
     front: KubeletFront
     watch: KubeletWatch
     changes: DirectoryChanges
@@ -96,6 +98,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
                 tasks.start_soon(kubelet.changes.run)
                 tasks.start_soon(kubelet.watch.run)
                 tasks.start_soon(containers.run, kubelet.allocations, context.clock)
+                tasks.start_soon(kubelet.limiter.run, kubelet.allocations, context.clock)
                 await tasks.start(kubelet.front.run)
             await tasks.start(serve_display, settings.display, context, ledger)
             task_status.started()
@@ -132,6 +135,7 @@ def kubelet_side(
     rules, pod_resources = settings.rules, PodResourcesClient(settings.pod_resources, Path(settings.kubelet_dir))
     reservations = Reservations(ledger, context.hub or context.bus, context.clock)
     changes = DirectoryChanges()
+    limiter = LimiterOnDemand(lambda: context.configuration.current.flags.vcuda_root, lambda: ledger.state.hardware)
     allocations = DeviceAllocations(
         ledger,
         context.clock,
@@ -142,6 +146,7 @@ def kubelet_side(
         ensure_fresh=hardware_watch.ensure_fresh,
         reserved=reservations.current,
         until_reserved=reservations.until_read,
+        starting=limiter.starting,
     )
     front = KubeletFront(
         allocations,
@@ -160,7 +165,7 @@ def kubelet_side(
         settle_seconds=settings.settle_seconds,
     )
     watch = KubeletWatch(ledger, files, context.clock, pod_resources.devices, allocations.ended, changes)
-    return KubeletSide(pod_resources, reservations, allocations, front, watch, changes)
+    return KubeletSide(pod_resources, reservations, allocations, limiter, front, watch, changes)
 
 
 def tell_state(
@@ -178,6 +183,7 @@ def tell_state(
     context.series.append(UseSeries(allocator.ledger, context.bus, also).write)
     context.figures.extend(figures(allocator, lambda: len(journal.set_aside), lambda: journal.syncs))
     if kubelet is not None:
+        context.figures.append(kubelet.limiter.figure())
         context.checks["kubelet"] = kubelet.front.reason
         context.checks["containers"] = containers.reason
     context.checks["journal"] = lambda: allocator.ledger.faults.newest

@@ -1,6 +1,6 @@
 """What the kubelet front needs of the allocator, what the allocator needs of the kubelet's record, and defaults for both."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -125,6 +125,14 @@ class PodResources(Protocol):
         Asks the kubelet what every container holds; it has so many seconds to answer, None: as many as it has always.
         Raises Unavailable.
         """
+
+
+Starting = Callable[[ResourceName, Sequence[DeviceID], Poll], Awaitable[None]]
+"""Prepares a container with these units of this resource that is about to start."""
+
+
+async def nothing_to_prepare(resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
+    """Stands for `Starting` where nothing limits units."""
 
 
 async def nothing_to_ask() -> None:

@@ -3,8 +3,8 @@ Unix sockets in a directory that this process shares with others.
 
 The kubelet removes files of its directory when it starts, other plugins use it, and an earlier process of
 topoalign may have left its socket behind. So a path is checked before it is changed: only a socket that no process
-serves is removed, never a link or a file, and never one that another process has created since. A socket is
-accessible for its owner alone from its creation, and the kernel reports the uid of a peer.
+serves is removed, never a link or a file, and never one that another process has created since. A socket has its mode from
+its creation, and is accessible for its owner alone unless it is for others; the kernel reports process and uid of a peer.
 """
 
 import fcntl
@@ -66,9 +66,9 @@ def peer(connection: socket.socket) -> Peer:
     return Peer(pid, uid)
 
 
-def listen(path: Path, field: str) -> socket.socket:
+def listen(path: Path, field: str, mode: int = 0o600) -> socket.socket:
     """
-    A socket that listens at this path, with mode 0600. What a dead process left there is removed.
+    A socket that listens at this path, with this mode. What a dead process left there is removed.
 
     Raises InvalidField about the setting `field` for a path that is too long, StateFault if the directory cannot be used,
     if another process serves there, or if something stands there that is not a socket.
@@ -79,7 +79,7 @@ def listen(path: Path, field: str) -> socket.socket:
             clear(path)
             listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
             try:
-                with owner_only():
+                with made_with(mode):
                     listening.bind(os.fspath(path))
                 listening.listen(BACKLOG)
             except OSError:
@@ -162,9 +162,9 @@ def directory_lock(directory: Path) -> Iterator[None]:
 
 
 @contextmanager
-def owner_only() -> Iterator[None]:
-    """Files made in here are for their owner alone. There is no other moment at which a socket's mode could be set."""
-    before = os.umask(0o177)
+def made_with(mode: int) -> Iterator[None]:
+    """Sockets made in here have this mode. There is no other moment at which it could be set."""
+    before = os.umask(0o777 & ~mode)
     try:
         yield
     finally:

@@ -163,7 +163,10 @@ class Load:
 
 
 class Server(grpclib.server.Server):
-    """Serves one `Servicer` on one unix socket, once."""
+    """Serves one `Servicer` on one unix socket, once: to processes of root and of this process' user."""
+
+    mode = 0o600
+    """Of the socket."""
 
     def __init__(self, servicer: Servicer, path: Path, field: str, load: Load | None = None) -> None:
         """`field` names the setting that the path came from, for errors. `load`: shared with others; None: its own."""
@@ -185,7 +188,7 @@ class Server(grpclib.server.Server):
 
     async def listen(self) -> None:
         """Binds and serves. Raises what `sockets.listen` raises."""
-        listening = sockets.listen(self.path, self.field)
+        listening = sockets.listen(self.path, self.field, self.mode)
         self.identity = sockets.identity(self.path)
         await self.start(sock=listening, backlog=ACCEPTED_AT_ONCE)
         listening.listen(sockets.BACKLOG)  # asyncio has one number for what may wait and what is accepted at once
@@ -215,7 +218,7 @@ class Server(grpclib.server.Server):
         connection.peer = who = sockets.peer(connection.transport.get_extra_info("socket"))
         if self.draining:
             return False
-        if who.uid not in (0, os.geteuid()):
+        if not self.is_welcome(who):
             self.complain("connection refused", f"peer runs as uid {who.uid}", pid=who.pid)
             return False
         if len(self.connections) >= MOST_CONNECTIONS:
@@ -223,15 +226,20 @@ class Server(grpclib.server.Server):
         self.connections.add(connection)
         return True
 
-    def make_room(self) -> None:
+    def is_welcome(self, peer: sockets.Peer) -> bool:
+        """Whether this process may connect."""
+        return peer.uid in (0, os.geteuid())
+
+    def make_room(self, most: int = MOST_CONNECTIONS) -> None:
         """
-        Closes a connection: not one that is needed, of the process that has most of them, the one that was silent longest.
+        Closes a connection, as there are more than `most`: not one that is needed, of the process that has most of them, the
+        one that was silent longest.
         """
         held = Counter(each.peer.pid for each in self.connections)
         longest = min(
             self.connections, key=lambda each: (self.servicer.favours(each), -held[each.peer.pid], each.spoke)
         )
-        self.complain("connection closed", f"more than {MOST_CONNECTIONS} connections", pid=longest.peer.pid)
+        self.complain("connection closed", f"more than {most} connections", pid=longest.peer.pid)
         longest.hang_up("others need its place")
 
     def largest(self, headers: Iterable[Sequence[str | bytes]]) -> int:

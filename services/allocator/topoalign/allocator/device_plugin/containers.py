@@ -31,6 +31,7 @@ log = structlog.get_logger()
 POLL_SECONDS = 5.0
 CDI_DIRECTORY = Path("/var/run/cdi")
 PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Specified(NamedTuple):
@@ -50,9 +51,13 @@ class Containers:
         configuration: Callable[[], Configuration] = Configuration,
         cdi_dir: Path = CDI_DIRECTORY,
         proc: Path = PROC,
+        cgroups: Path = CGROUPS,
     ) -> None:
-        """`configuration` gives the newest one; `cdi_dir` is where the runtime reads CDI specifications."""
-        self._configuration, self._proc = configuration, proc
+        """
+        `configuration` gives the newest one; `cdi_dir` is where the runtime reads CDI specifications; `proc`, `cgroups`:
+        where the host's are mounted.
+        """
+        self._configuration, self._proc, self._cgroups = configuration, proc, cgroups
         self._files = SpecificationFiles(cdi_dir)
         self._specified: Specified | None = None
         """None: nothing is in place, or the next call is to check it."""
@@ -69,6 +74,10 @@ class Containers:
         if not has_gpus(topology, resource):
             return Teller()
         teller = self._teller(topology)
+        if is_limited_by_vcuda(topology, resource):
+            from topoalign.allocator.vcuda.answers import vcuda_teller  # most nodes have no limiter
+
+            return teller._replace(vcuda=vcuda_teller(teller.configuration.flags, self._proc, self._cgroups))
         if not is_shared_by_mps(topology, resource):
             return teller
         from topoalign.allocator.device_plugin.mps import mps_teller  # most nodes share nothing by MPS
@@ -99,7 +108,12 @@ class Containers:
             if any(is_shared_by_mps(topology, resource) for resource in topology.offers_of):
                 from topoalign.allocator.device_plugin.mps import unserved
 
-                return unserved(self._configuration().flags.mps_root, topology)
+                if reason := unserved(self._configuration().flags.mps_root, topology):
+                    return reason
+            if any(is_limited_by_vcuda(topology, resource) for resource in topology.offers_of):
+                from topoalign.allocator.vcuda.answers import vcuda_teller
+
+                vcuda_teller(self._configuration().flags, self._proc, self._cgroups)
         except Unavailable as error:
             return f"{error.finding}; {error.remedy}"
         return None
@@ -164,3 +178,8 @@ def has_gpus(topology: Topology, resource: ResourceName) -> bool:
 def is_shared_by_mps(topology: Topology, resource: ResourceName) -> bool:
     """Whether a resource offers shares that are kept apart by MPS."""
     return any(offer.sharing == "mps" for offer in topology.offers_of.get(resource, ()))
+
+
+def is_limited_by_vcuda(topology: Topology, resource: ResourceName) -> bool:
+    """Whether a resource offers units that are limited by Gaia's library."""
+    return any(offer.limiter == "vcuda" for offer in topology.offers_of.get(resource, ()))

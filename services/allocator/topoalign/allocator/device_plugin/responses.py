@@ -29,8 +29,9 @@ from topoalign.core.model.topology.model import Gpu, MigDevice, Nic, Topology, V
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.configuration import Configuration
 
-if TYPE_CHECKING:  # most nodes share nothing by MPS
+if TYPE_CHECKING:  # most nodes share nothing by MPS, and have no limiter
     from topoalign.allocator.device_plugin.mps import MpsTeller
+    from topoalign.allocator.vcuda.answers import VcudaTeller
 
 GPUS_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
 CHANNELS_VARIABLE = "NVIDIA_IMEX_CHANNELS"
@@ -77,6 +78,8 @@ class Teller(NamedTuple):
     """Of the capabilities of MIG instances."""
     mps: "MpsTeller | None" = None
     """None: nothing of the resource is shared by MPS."""
+    vcuda: "VcudaTeller | None" = None
+    """None: nothing limits what containers take of the resource."""
 
     def responses(
         self, topology: Topology, resource: ResourceName, containers: Iterable[Iterable[DeviceID]]

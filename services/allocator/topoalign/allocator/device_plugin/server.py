@@ -131,6 +131,9 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
             responses = [teller.response(hardware, self.resource, ids) for ids in given]
         for response, allocation in zip(responses, allocations, strict=True):
             teller.tell_companions(response, hardware, allocation, self.allocator.named(self.resource, allocation))
+        if teller.vcuda is not None:
+            for response, units in zip(responses, given, strict=True):
+                teller.vcuda.tell(response, self.resource, units)
         return v1beta1.AllocateResponse(container_responses=responses)
 
     async def pre_start_container(self, message: v1beta1.PreStartContainerRequest) -> v1beta1.PreStartContainerResponse:

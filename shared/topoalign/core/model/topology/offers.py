@@ -35,6 +35,8 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     What the `replicas` are units of, handed out as `<GPU>::c0` or `<GPU>::m0`: hundredths of its computing time, or blocks
     of 256 MiB of its memory. A GPU in units has an offer of each kind. None: it is not offered in units.
     """
+    limiter: Literal["none", "vcuda"] = "none"
+    """What limits containers to their units: nothing, or Gaia's library, which is to be in the container."""
     most: int | None = None
     """The largest number that a container may ask for. None: as many as there are."""
     packing: Literal["distributed", "packed"] = "distributed"

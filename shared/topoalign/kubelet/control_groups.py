@@ -1,0 +1,99 @@
+"""
+Reads which processes are in a container's control group, from the tree of the host's cgroup file system.
+
+The group's path is what /proc/<pid>/cgroup tells, and its directory is below the root of a hierarchy: version 2 has one
+root; version 1 has one for each controller, and a host with both has version 2 at `unified`. The kernel tells a path from
+the root of the reader's own cgroup namespace, `/../../kubepods-burstable-pod….slice/…` where that is a container's: then
+the directory with this name is looked for, three levels deep.
+
+A container may make groups below its own; its processes are those of all of them. A process may end at any time, and a group
+with it: then there is nothing to tell of it, and it is no error.
+
+Source: cgroups(7), and "Control Group v2" of the kernel's documentation.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+from topoalign.core.usage.cgroups import Placement
+
+HIERARCHIES = ("memory", "pids", "", "unified")
+"""Below the root: of version 1 one that each container has a group in, then version 2."""
+PROCESSES = "cgroup.procs"
+MOST_GROUPS = 4_096
+"""That are looked at in one tree."""
+LONGEST_LIST = 1 << 20
+"""Bytes of a list of processes that are read: some 130,000 processes."""
+DEPTH = 3
+"""Groups of the kubelet above a pod's: kubelet.slice, kubelet-kubepods.slice, kubelet-kubepods-burstable.slice."""
+
+
+def container_group(placement: Placement) -> PurePosixPath | None:
+    """
+    The path of the container's own group, without those that it has made below; None where it is not known.
+
+    >>> container_group(Placement("uid-1", "9f86d081884c", "/kubepods/poduid-1/cri-9f86d081884c.scope/init.scope"))
+    PurePosixPath('/kubepods/poduid-1/cri-9f86d081884c.scope')
+    """
+    if not placement.container_id:
+        return None
+    at = placement.path.find(placement.container_id)
+    end = placement.path.find("/", at)
+    return PurePosixPath(placement.path[: end if end >= 0 else None])
+
+
+def processes_in(directory: Path) -> tuple[int, ...]:
+    """
+    The ids of the processes in the group of this directory and in those below it, ascending, as this process' PID namespace
+    has them; () where there is none any more.
+    """
+    return tuple(sorted({pid for each in tree(directory) for pid in listed(each)}))
+
+
+def directory_of(root: Path, group: PurePosixPath) -> Path | None:
+    """
+    Where this group is; None where there is no such directory. `root`: where the host's cgroup file system is mounted.
+    """
+    parts = [part for part in group.parts if part != "/"]
+    own = [part for part in parts if part != ".."]
+    if not own or parts[len(parts) - len(own) :] != own:
+        return None
+    for hierarchy in HIERARCHIES:
+        base = root / hierarchy
+        if not (base / PROCESSES).is_file():
+            continue
+        above = [base] if own == parts else list(tree(base, DEPTH))
+        for each in above:
+            if (found := each.joinpath(*own)).is_dir():
+                return found
+    return None
+
+
+def tree(directory: Path, depth: int | None = None) -> Iterator[Path]:
+    """This directory and those below it, so deep (None: all), the nearest first; `MOST_GROUPS` at most, and no links."""
+    level, count = [directory], 0
+    while level and (depth is None or depth >= 0):
+        below: list[Path] = []
+        for each in level:
+            count += 1
+            if count > MOST_GROUPS:
+                return
+            yield each
+            with suppress(OSError), os.scandir(each) as entries:
+                below += [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+        level, depth = below, None if depth is None else depth - 1
+
+
+def listed(directory: Path) -> Iterator[int]:
+    """
+    The processes in one group. 0 stands for those of another PID namespace and is left out; a group that goes while it is
+    read, or has threads only, has none.
+    """
+    try:
+        with (directory / PROCESSES).open("rb", buffering=0) as opened:
+            text = b"".join(iter(lambda: opened.read(LONGEST_LIST), b""))[:LONGEST_LIST]
+    except OSError:
+        return
+    yield from (pid for word in text.split() if word.isdigit() and (pid := int(word)))

@@ -1,0 +1,140 @@
+"""The directories of the limiter on the disk: whole or not there, whatever ends in between, and nobody else's."""
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from topoalign.allocator.vcuda import directories
+from topoalign.allocator.vcuda.limits import Limits, config_of, pids_of
+from topoalign.core.model.ids import DeviceID, ResourceName
+
+NAME = f"units-{'a' * 32}"
+LIMITS = Limits("uid-p", "c0", 20, 4 << 30)
+KILLED = Path(__file__).with_name("vcuda_killed.py")
+
+
+def test_a_name_tells_resource_and_units_in_any_order() -> None:
+    units = [DeviceID(f"GPU-0::c{n}") for n in range(20)]
+    names = {directories.name_of(ResourceName("x.io/cores"), each) for each in (units, units[::-1], frozenset(units))}
+
+    assert 1 == len(names)
+    assert names == {name for name in names if directories.NAME.fullmatch(name)}
+    assert {directories.name_of(ResourceName("x.io/cores"), units[1:])}.isdisjoint(names)
+    assert {directories.name_of(ResourceName("y.io/cores"), units)}.isdisjoint(names)
+
+
+def test_processes_are_written_ascending_and_as_many_as_are_read() -> None:
+    assert b"\1\0\0\0\2\0\0\0\3\0\0\0" == pids_of([3, 1, 2])
+    assert 4 * 1024 == len(pids_of(range(5_000)))
+
+
+def test_killed_at_any_step_each_directory_is_whole_or_is_made_anew(tmp_path: Path) -> None:
+    """SIGKILL, one step later each time: no half file is ever read, and the next try leaves what belongs there alone."""
+    told = subprocess.run(
+        [sys.executable, KILLED, tmp_path], check=True, capture_output=True, text=True, timeout=60
+    ).stdout.splitlines()
+    between = {line.partition("; ")[0] for line in told}
+
+    assert 10 < len(told)
+    assert {"uid-p uid-p [8240] ['vcuda.config', 'vcuda.config'] True"} == {line.partition("; ")[2] for line in told}
+    assert {"uid-former uid-former [8240]", "uid-p uid-former [8240]", "uid-p uid-p [8240]"} < between
+    assert between <= {
+        "uid-former uid-former [8240]",
+        "- uid-former [8240]",
+        "uid-p uid-former [8240]",
+        "uid-p - [8240]",
+        "uid-p uid-p [8240]",
+    }
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A directory on a disk of 64 KiB."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(directory)], capture_output=True, check=False, timeout=10
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", "--lazy", str(directory)], check=True, timeout=10)
+
+
+def test_a_full_disk_leaves_no_half_file_and_the_next_try_succeeds(full_disk: Path) -> None:
+    filler = full_disk / "filler"
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(bytes(4096))
+    os.truncate(filler, filler.stat().st_size - 4096)  # room for half of it
+
+    with pytest.raises(OSError, match="No space") as full:
+        directories.prepare(full_disk, NAME, LIMITS)
+    assert errno.ENOSPC == full.value.errno
+    assert [] == os.listdir(full_disk / NAME)
+    assert None is directories.owner_of(full_disk, NAME)
+    filler.unlink()
+    directories.prepare(full_disk, NAME, LIMITS)
+    assert config_of(LIMITS) == (full_disk / NAME / "vcuda.config").read_bytes()
+
+
+def test_a_full_disk_keeps_the_former_processes(full_disk: Path) -> None:
+    directories.prepare(full_disk, NAME, LIMITS)
+    files = {"vcuda.config": config_of(LIMITS), "pids.config": pids_of([1])}
+    directories.write_registered(full_disk, NAME, "f" * 32, files, "pids.config")
+    filler = full_disk / "filler"
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(bytes(4096))
+
+    with pytest.raises(OSError, match="No space"):
+        directories.write_registered(full_disk, NAME, "f" * 32, files | {"pids.config": pids_of([1, 2])}, "pids.config")
+    assert pids_of([1]) == (full_disk / NAME / "pids.config").read_bytes()
+    assert {"vcuda.config", "pids.config", "f" * 32} == {*os.listdir(full_disk / NAME)}
+
+
+def test_a_link_in_place_of_a_directory_is_not_followed(tmp_path: Path) -> None:
+    root, other = tmp_path / "root", tmp_path / "other"
+    for each in (root, other):
+        each.mkdir()
+    (other / "vcuda.config").write_bytes(config_of(LIMITS))
+    (root / NAME).symlink_to(other)
+
+    assert None is directories.owner_of(root, NAME)
+    assert [] == directories.listed(root)
+    with pytest.raises(OSError, match="not ours"):
+        directories.prepare(root, NAME, LIMITS)
+    with pytest.raises(OSError, match="not ours"):
+        directories.remove(root, NAME)
+    assert ["vcuda.config"] == os.listdir(other)
+
+
+def test_a_link_in_a_directory_of_ours_goes_and_what_it_names_stays(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "file").touch()
+    directories.prepare(tmp_path, NAME, LIMITS)
+    (tmp_path / NAME / "link").symlink_to(other)
+    (tmp_path / NAME / ".vcuda.config.new").symlink_to(other / "file")
+    directories.prepare(tmp_path, NAME, LIMITS)
+
+    assert ["vcuda.config"] == os.listdir(tmp_path / NAME)
+    assert ["file"] == os.listdir(other)
+
+
+def test_files_can_be_read_by_everybody_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        directories.prepare(tmp_path, NAME, LIMITS)
+    finally:
+        os.umask(before)
+
+    assert 0o755 == (tmp_path / NAME).stat().st_mode & 0o777
+    assert 0o644 == (tmp_path / NAME / "vcuda.config").stat().st_mode & 0o777
