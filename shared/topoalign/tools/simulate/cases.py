@@ -9,6 +9,8 @@ from topoalign.core.model.ids import DeviceID, NodeName
 
 MOST_CASES = 20
 """Of a report."""
+BEFORE_SECONDS = 6.0
+"""So long before a pod was reserved a case begins: nodes tell of ended pods some seconds later."""
 
 Devices = frozenset[DeviceID]
 
@@ -24,6 +26,10 @@ class Taken(NamedTuple):
     """What no running pod had when the kubelet took it."""
     preferred: Sequence[DeviceID] = ()
     """What device plugins answered to GetPreferredAllocation."""
+    unhealthy: Devices = frozenset()
+    """As the kubelet was told."""
+    happened: Sequence[tuple[float, str]] = ()
+    """What happened on the node before, the oldest first: seconds of the loop, and words."""
 
 
 class Reserved(NamedTuple):
@@ -72,8 +78,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     given: tuple[DeviceID, ...]
     free: tuple[DeviceID, ...]
     """Devices that no pod had that ran."""
+    unhealthy: tuple[DeviceID, ...]
+    """As the kubelet was told."""
     held: dict[str, Held]
     """Pod -> what was reserved for it then, of other pods of the node."""
+    happened: tuple[str, ...]
+    """What had happened on the node since the pod was reserved and a few seconds before, the oldest first."""
 
 
 def case_of(
@@ -112,7 +122,13 @@ def case_of(
         preferred=tuple(taken.preferred),
         given=ordered(given),
         free=ordered(taken.free),
+        unhealthy=ordered(taken.unhealthy),
         held=held,
+        happened=tuple(
+            f"{at - taken.at:+.3f} s {what}"
+            for at, what in taken.happened
+            if at >= (own.at if own else taken.at) - BEFORE_SECONDS
+        ),
     )
 
 
@@ -130,7 +146,9 @@ def lines(case: Case) -> list[str]:
         f"  preferred  {listed(case.preferred)}",
         f"  given      {listed(case.given)}",
         f"  free       {listed(case.free)}",
+        f"  unhealthy  {listed(case.unhealthy)}",
         *(held_line(pod, each) for pod, each in case.held.items()),
+        *(f"  {each}" for each in case.happened),
     ]
 
 

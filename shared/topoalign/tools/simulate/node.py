@@ -1,5 +1,6 @@
 """A simulated node: a described machine, the product's services, and a kubelet that runs what is bound to it."""
 
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
@@ -11,7 +12,9 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from topoalign.core.deviceshare.demand import is_joint
 from topoalign.core.deviceshare.node_inventory import places_of
+from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Refusal
+from topoalign.core.model.events import HealthState
 from topoalign.core.model.ids import DeviceID, Namespace, NodeName, PodName
 from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.kubelet.files import configuration, manifest
@@ -28,6 +31,8 @@ GPUS_VARIABLE, NICS_VARIABLE = "NVIDIA_VISIBLE_DEVICES", "TOPOALIGN_NICS"
 SERVICES = ("discovery", "hinting", "allocator")
 LATE_SECONDS = 0.5
 """A kubelet that takes pods in a random order takes the next one so much later at most."""
+MOST_HAPPENED = 100
+"""Of a node, that are kept: what happens to some dozens of pods."""
 Key = tuple[str, str]
 
 
@@ -76,6 +81,8 @@ class SimulatedNode:
         """Pod and device, where it was given a device that a running pod had."""
         self.apart: list[tuple[str, DeviceID]] = []
         """Pod and GPU, where no NIC of the pod is beside a GPU of it and its annotations ask for one."""
+        self._happened: deque[tuple[float, str]] = deque(maxlen=MOST_HAPPENED)
+        """What happened last, for cases: seconds of the loop, and words."""
         self._held: dict[DeviceID, str] = {}
         self._bound: list[Object] = []
         """Pods that its kubelet has not taken yet, in the order in which they were bound."""
@@ -134,6 +141,7 @@ class SimulatedNode:
                 uid = pod["metadata"]["uid"]
                 if change.type != "DELETED" and pod["spec"].get("nodeName") == self.name and uid not in noted:
                     noted.add(uid)
+                    self._note(f"bound {pod['metadata']['name']}")
                     self._bound.append(pod)
                     self._bound_more.set()
             await pods.wait()
@@ -156,14 +164,20 @@ class SimulatedNode:
         free = (
             frozenset(device for devices in self._topology.devices.values() for device in devices) - self._held.keys()
         )
+        unhealthy = frozenset(
+            name for name, each in self.kubelet.plugins.health().items() if each.state is not HealthState.HEALTHY
+        )
         decision = await self.kubelet.admit(request, uid)
-        taken = Taken(uid, request.name, anyio.current_time(), free, self.kubelet.plugins.preferred)
+        happened, preferred = tuple(self._happened), self.kubelet.plugins.preferred
+        taken = Taken(uid, request.name, anyio.current_time(), free, preferred, unhealthy, happened)
         if isinstance(decision, Refusal):
+            self._note(f"refused {request.name}")
             self.refusals.append(Refused(taken, decision.reason, decision.container, decision.finding))
             message = f"Pod was rejected: {decision.finding}"
             self._set_status(request.namespace, request.name, phase="Failed", reason=decision.reason, message=message)
             return
         self.admitted.append(request.name)
+        self._note(f"admitted {request.name}: {'; '.join(map(words, decision.allocations))}")
         devices = frozenset(device for allocation in decision.allocations for device in allocation.device_ids)
         holders = [each.owner.container for each in decision.allocations if each.owner is not None and each.device_ids]
         self.given.append(Given(taken, devices, next(iter(holders), None)))
@@ -190,14 +204,25 @@ class SimulatedNode:
         await anyio.sleep(seconds)
         self._held = {device: pod for device, pod in self._held.items() if pod != name}
         self.freed.append(anyio.current_time())
+        self._note(f"ended {name}")
         await self.kubelet.remove(namespace, name)
         self._set_status(namespace, name, phase="Succeeded")
+
+    def _note(self, what: str) -> None:
+        self._happened.append((anyio.current_time(), what))
 
     def _set_status(self, namespace: Namespace, name: PodName, **status: str) -> None:
         try:
             self._cluster.set_status(namespace, name, **status)
         except ApiError:  # it was deleted meanwhile
             return
+
+
+def words(allocation: Allocation) -> str:
+    """What a container got, in words: devices, CPUs, and the NUMA nodes of its memory."""
+    memory = (f"{block.size >> 30} GiB of {','.join(map(str, block.nodes))}" for block in allocation.memory)
+    cpus = (f"CPUs {allocation.cpus}",) if allocation.cpus else ()
+    return " ".join((*sorted(allocation.device_ids), *cpus, *memory))
 
 
 def kubelet_configuration(policy: str) -> dict[str, object]:
