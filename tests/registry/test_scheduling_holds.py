@@ -10,7 +10,7 @@ from reservation_support import container as reserved
 from reservation_support import reservation
 from view_support import NODE, RULES, OneNode, Says, asked, scheduler_of, some_request, some_says, tell_all
 
-from topoalign.core.model.ids import NodeName
+from topoalign.core.model.ids import MEMORY, NodeName
 from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.registry.cluster import Cluster
@@ -211,6 +211,28 @@ async def test_a_pod_is_not_bound_beside_one_that_it_may_displace() -> None:
     world.tell(world.says.admit(gpus(3, "three"), "three"))
 
     assert ("", "PodsPending", "") == (filtered, pending, await world.scheduler.fits_in_every_order(NODE, one))
+
+
+async def test_a_pod_is_not_bound_where_one_that_moves_may_displace_it() -> None:
+    """
+    Each fits beside the other as the node is now. If a pod with CPUs of NUMA node 0 ends, the one that is aligned to node 1
+    is aligned to node 0 instead, and takes the GPU without which the other one cannot be near its memory.
+    """
+    rules = msgspec.structs.replace(
+        RULES, cpu_manager="static", reserved_cpus="0", memory_manager="Static", reserved_memory={0: {MEMORY: 1 << 30}}
+    )
+    world = OneNode(rules, machine(nodes=2, gpus=(0, 1)))
+    world.tell(world.says.all())
+    for name, cpus, gib in (("some", 1, 23), ("most", 1, 60), ("cpus", 4, 1)):
+        world.tell(world.says.admit(pod(container("c0", cpus=cpus, gib=gib), name=name), name))
+    moves = pod(container("main", gpus=1, cpus=4, gib=1), name="moves")
+    stays = asked(pod(container("main", gpus=1, cpus=1, gib=20), name="stays"), "stays")
+    alone = await world.scheduler.fits_in_every_order(NODE, stays)
+    world.view.expect(NODE, asked(moves, "moves"))
+    beside = await world.scheduler.fits_in_every_order(NODE, stays)
+    world.tell(world.says.admit(moves, "moves"))
+
+    assert ("", "PodsPending", "") == (alone, beside, await world.scheduler.fits_in_every_order(NODE, stays))
 
 
 def test_a_node_has_others_until_it_has_shown_them() -> None:

@@ -3,7 +3,8 @@ Whether a kubelet would admit pods in whatever order they come to it.
 
 A kubelet admits pods in the order in which it hears of them, which is not that in which they were bound. So a pod is bound
 beside pods that a node has not shown yet only if all of them are admitted in every order: two pods that fit one after the
-other may not fit the other way round, where the first one takes CPUs of two NUMA nodes.
+other may not fit the other way round, where the first one takes CPUs of two NUMA nodes. And pods may end before: that gives
+room to those that come, and one of them may then be aligned to NUMA nodes that another was to get (`realignment`).
 
 And a kubelet does not say for which pod it asks. Pods that ask for the same are interchangeable; a pod whose annotations are
 about its devices is bound beside no other one that asks for as many GPUs, until that one is shown, and a pod with shares of
@@ -14,11 +15,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from topoalign.core.admission.admit import decide
+from topoalign.core.admission.feasibility import Need
+from topoalign.core.admission.free_amounts import free_of
+from topoalign.core.admission.realignment import Steps, Waiting, fit_whatever_ends, left_elsewhere
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.units import Share, share_of
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.policy import POLICIES
+from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.state.fold import NodeState
 from topoalign.runtime.turns import Turns
 
@@ -35,6 +41,10 @@ class Comer(NamedTuple):
     """Under a name that no other one has."""
     must_fit: bool
     """Whether all is in vain if it is refused."""
+    takes: Need | None = None
+    """What it takes in amounts. None: that is not known."""
+    decides: bool = False
+    """Whether these amounts decide about it."""
 
 
 def are_mistakable(topology: Topology, one: Comer, other: Comer) -> bool:
@@ -62,9 +72,16 @@ def shares_of(topology: Topology, pod: Comer) -> set[Share]:
 
 async def all_fit(state: NodeState, pods: Sequence[Comer], turns: Turns) -> bool:
     """
-    Whether those of the pods that must fit are admitted, in whatever order all of them come. A decision takes up to a
-    millisecond: the event loop has its turns between them.
+    Whether those of the pods that must fit are admitted, in whatever order all of them come and whatever ends before. A
+    decision takes up to a millisecond: the event loop has its turns between them.
     """
+    refuses = not POLICIES[pods[0].demand.rules.policy].admits(NO_AFFINITY)
+    may_end = bool(state.allocations)  # of all containers that a prediction knows of, also those with CPUs alone
+    return await fit_from(state, pods, turns, Steps() if refuses and may_end else None)
+
+
+async def fit_from(state: NodeState, pods: Sequence[Comer], turns: Turns, steps: Steps | None) -> bool:
+    """The same from a state of the node on. `steps`: None where nothing can end, or no pod is refused for its alignment."""
     tried = set()
     for place, pod in enumerate(pods):
         if pod.key in tried:
@@ -78,6 +95,16 @@ async def all_fit(state: NodeState, pods: Sequence[Comer], turns: Turns) -> bool
         elif pod.must_fit:
             return False
         rest = (*pods[:place], *pods[place + 1 :])
-        if rest and not await all_fit(after, rest, turns):
+        if not rest:
+            continue
+        if steps is not None:
+            others = [Waiting(each.key, each.must_fit, each.takes, each.decides) for each in rest]
+            free = free_of(state, pod.demand.rules)
+            waiting = Waiting(pod.key, pod.must_fit, pod.takes, pod.decides)
+            for left in left_elsewhere(waiting, free):
+                await turns.give()
+                if not fit_whatever_ends(left, others, steps):
+                    return False
+        if not await fit_from(after, rest, turns, steps):
             return False
     return True

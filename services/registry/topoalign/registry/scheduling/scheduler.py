@@ -20,6 +20,7 @@ from topoalign.core.model.requests import GANG, AdmissionRules
 from topoalign.registry.scheduling.binding import PODS_PENDING
 from topoalign.registry.scheduling.holds import Requested, unknown_request
 from topoalign.registry.scheduling.model import Filtered, PodToSchedule, Victims
+from topoalign.registry.scheduling.nodes import NodeView
 from topoalign.registry.scheduling.orders import MOST_PENDING, Comer, all_fit, are_mistakable
 from topoalign.registry.scheduling.pod_checks import PodChecks
 from topoalign.registry.scheduling.quotas import Quotas
@@ -202,7 +203,7 @@ class Scheduler:
         if len(waiting) > MOST_PENDING:
             return PODS_PENDING
         moving = uids | {each.uid for each, _ in waiting}
-        comers = [self._comer(place, *each, fixed.rules) for place, each in enumerate(((pod, True), *waiting))]
+        comers = [self._comer(place, *each, view, fixed.rules) for place, each in enumerate(((pod, True), *waiting))]
         later = holds.reserved_after(pod.uid)  # of a gang, say, of which all is reserved: one has to come first
         others = [comer for comer, (each, _) in zip(comers[1:], waiting, strict=True) if each.uid not in later]
         if any(are_mistakable(fixed.state.hardware, comers[0], other) for other in others):
@@ -210,10 +211,16 @@ class Scheduler:
         fit = await all_fit(self.view.basis_of(facts, moving).state, comers, self.view.turns())
         return "" if fit else PODS_PENDING
 
-    def _comer(self, place: int, pod: PodToSchedule, must_fit: bool, rules: AdmissionRules) -> Comer:
+    def _comer(
+        self, place: int, pod: PodToSchedule, must_fit: bool, view: NodeView | None, rules: AdmissionRules
+    ) -> Comer:
         request = self._verdicts.request(pod)
         named = msgspec.structs.replace(request.pod, name=PodName(f"{request.pod.name} {place}"))
-        return Comer(request.key, pod_demand(named, rules), must_fit)
+        asked = request.of(view.kind, self.view) if view is not None and view.kind is not None else None
+        takes, decides = (
+            (None, False) if asked is None else (asked.takes, asked.need is not None and asked.need.complete)
+        )
+        return Comer(request.key, pod_demand(named, rules), must_fit, takes, decides)
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
         """As `Scheduling.bind`."""

@@ -7,13 +7,14 @@ the refusal or 0, and the version of the cluster up to which they are right.
 """
 
 from collections import Counter, OrderedDict
+from functools import cached_property
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import msgspec
 
 from topoalign.core.admission.admit import decide
-from topoalign.core.admission.feasibility import need_of, verdict
+from topoalign.core.admission.feasibility import Need, need_of, verdict
 from topoalign.core.admission.kinds import Kind
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.validate import validate_pod
@@ -52,8 +53,15 @@ class Asked:
         self.unlisted = unlisted(self.demand, kind, view)
         """Code of the refusal because of what no such node has; empty: there is nothing."""
         self.need = need_of(kind.topology, self.demand)
+        self._kind = kind
         self._score_needs: dict[int, tuple[Topology, Any]] = {}
         """By the identity of a shape, with the shape, so that no other one gets it."""
+
+    @cached_property
+    def takes(self) -> Need | None:
+        """What it takes of the NUMA nodes that a kubelet aligns it to: a kubelet knows no annotations. None: not known."""
+        bare = msgspec.structs.replace(self.demand.request, annotations={})
+        return self.need or need_of(self._kind.topology, pod_demand(bare, self._kind.rules))
 
     def score_need(self, shape: Topology, scorer: Scorer[Any, Any]) -> Any:
         """What of the pod its score depends on, on machines of this shape."""

@@ -1,0 +1,149 @@
+"""
+Whether pods that wait for their kubelet are admitted in every order, whatever ends before they are.
+
+A kubelet aligns a pod when it admits it, to the first preferred set of NUMA nodes that has room. If another pod ends before,
+an earlier set may have room, and the pod takes what was free there, too, which others were to get:
+
+    policy restricted; free are 1 GPU, 2 CPUs and 40 GiB on NUMA node 0, and 1 GPU, 8 CPUs and 4 GiB on node 1
+    A asks for 1 GPU and 4 CPUs and is aligned to node 1, B asks for 1 GPU and 20 GiB and is aligned to node 0, in any order
+    a pod with 2 CPUs of node 0 ends: A is aligned to node 0 and takes its GPU, and B is refused
+
+So of each pod all preferred sets count up to the first one with room, as `feasibility` finds them. Of an earlier one it
+takes whatever is free there now, up to what it asks for; what has ended besides helps the others, and does not count. A set
+of several NUMA nodes counts as taken whole: how a pod is spread over it is not known from amounts.
+"""
+
+from collections.abc import Iterator, Sequence
+from operator import sub
+from typing import NamedTuple
+
+import msgspec
+
+from topoalign.core.admission.feasibility import Need, first_with_room, verdict
+from topoalign.core.admission.free_amounts import Free, usable_sets
+from topoalign.core.model.ids import CPU
+from topoalign.core.model.topology.bitmask import several
+from topoalign.core.numa_sets.subsets import doubled
+
+MOST_STEPS = 300
+"""Alignments that are tried for some pods. Three pods of one container take 20 to 80 on eight NUMA nodes, four up to 600."""
+
+
+class Waiting(NamedTuple):
+    """A pod that a kubelet will admit or refuse, in amounts."""
+
+    key: object
+    """Equal for pods that ask for the same."""
+    must_fit: bool
+    """Whether all is in vain if it is refused."""
+    takes: Need | None
+    """What it takes where it is aligned. None: that is not known, and it is taken to stay where it was predicted."""
+    decides: bool
+    """Whether these amounts decide about it."""
+
+
+class Steps:
+    """How many alignments may still be tried."""
+
+    def __init__(self, most: int = MOST_STEPS) -> None:
+        self.left = most
+
+
+def fit_whatever_ends(free: Free, pods: Sequence[Waiting], steps: Steps) -> bool:
+    """
+    Whether those of the pods that must fit are admitted where at least this is free, in whatever order all of them come and
+    wherever each is aligned. False also where amounts do not tell, or it takes more steps than are left.
+    """
+    tried = set()
+    for place, pod in enumerate(pods):
+        if pod.key in tried:
+            continue
+        tried.add(pod.key)
+        steps.left -= 1
+        if steps.left < 0:
+            return False
+        code = verdict(pod.takes, free) if pod.takes is not None and pod.decides else None
+        if code != "" and pod.must_fit:
+            return False
+        rest = (*pods[:place], *pods[place + 1 :])
+        if rest and not all(fit_whatever_ends(left, rest, steps) for left in left_by(pod, free)):
+            return False
+    return True
+
+
+def left_by(pod: Waiting, free: Free) -> Iterator[Free]:
+    """What may be left once the pod is admitted or refused, as `left_elsewhere`; all, where it may get nothing of it."""
+    if pod.takes is None or not first_with_room(pod.takes.preferred, pod.takes.near, pod.takes.memory, free):
+        yield free
+    if pod.takes is not None:
+        yield from left_after(pod.takes, free)
+
+
+def left_elsewhere(pod: Waiting, free: Free) -> Iterator[Free]:
+    """
+    What may be left once the pod is admitted, for each set of NUMA nodes that it may be aligned to instead of the first one
+    with room. Where it would take nothing that is free, others have as much as now: that is passed over.
+    """
+    if pod.takes is not None:
+        moved = left_after(pod.takes, free, besides=pod.takes.rest is None)
+        yield from (left for left in moved if left is not free)
+
+
+def left_after(need: Need, free: Free, *, besides: bool = False) -> Iterator[Free]:
+    """What may be left, by the set that a pod, or the rest of one, is aligned to. `besides`: not for the first with room."""
+    room = first_with_room(need.preferred, need.near, need.memory, free)
+    for number in need.preferred:
+        if number == room and besides:
+            return
+        left = left_where_taken(need, free, number)
+        if need.rest is None:
+            yield left
+        else:
+            yield from left_after(need.rest, left)
+        if number == room:
+            return
+
+
+def left_where_taken(need: Need, free: Free, number: int) -> Free:
+    """What is left at least of what is free once a container is aligned to this set; the same object if that is all."""
+    devices, within, cpus, whole_cores = dict(free.devices), dict(free.within), free.cpus, free.whole_cores
+    for name, amount in (*need.near, *need.memory):
+        within[name], lost = taken_from(free.within[name], number, amount)
+        if name == CPU:
+            cpus, whole_cores = cpus - lost, max(0, whole_cores - lost)
+        elif name in devices:
+            devices[name] = max(min(0, devices[name]), devices[name] - lost)
+    for name, amount in need.unplaced:
+        devices[name] = max(min(0, devices[name]), devices[name] - amount)
+    if not need.memory:
+        if devices == free.devices and within == free.within:
+            return free
+        return msgspec.structs.replace(free, devices=devices, within=within, cpus=cpus, whole_cores=whole_cores)
+    kept = number if not several(number) else 0
+    reusable, used = frozenset(each for each in free.reusable if not each & number or each == kept), free.used | number
+    return Free(
+        devices=devices,
+        cpus=cpus,
+        whole_cores=whole_cores,
+        within=within,
+        usable=usable_sets(len(free.usable).bit_length() - 1, reusable, used),
+        reusable=reusable,
+        used=used,
+    )
+
+
+def taken_from(table: tuple[int, ...], number: int, amount: int) -> tuple[tuple[int, ...], int]:
+    """
+    What is left at least, by set of NUMA nodes, where a container takes so much of a resource from this set, and how much it
+    takes at most. Of several NUMA nodes each loses all it has. What is near several of them is lost to each.
+    """
+    nodes = range(len(table).bit_length() - 1)
+    taken = [1 << node for node in nodes if number >> node & 1]
+    lost = {bit: table[bit] if len(taken) > 1 else min(amount, table[bit]) for bit in taken}
+    total = sum(lost.values())
+    if not total:
+        return table, 0
+    if table[-1] < sum(table[1 << node] for node in nodes):
+        return tuple(max(0, had - total) for had in table), min(amount, total)
+    losses = doubled(lost.get(1 << node, 0) for node in nodes)
+    return tuple(map(sub, table, losses)), min(amount, total)
