@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from disk_support import fill, small_disk
 
 from topoalign.allocator.vcuda import directories
 from topoalign.allocator.vcuda.limits import Limits, config_of, pids_of
@@ -54,25 +55,12 @@ def test_killed_at_any_step_each_directory_is_whole_or_is_made_anew(tmp_path: Pa
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A directory on a disk of 64 KiB."""
-    directory = tmp_path / "disk"
-    directory.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(directory)], capture_output=True, check=False, timeout=10
-    )
-    if mounted.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.decode().strip()}")
-    try:
-        yield directory
-    finally:
-        subprocess.run(["umount", "--lazy", str(directory)], check=True, timeout=10)
+    with small_disk(tmp_path / "disk") as disk:
+        yield disk
 
 
 def test_a_full_disk_leaves_no_half_file_and_the_next_try_succeeds(full_disk: Path) -> None:
-    filler = full_disk / "filler"
-    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
-        while True:
-            file.write(bytes(4096))
+    filler = fill(full_disk)
     os.truncate(filler, filler.stat().st_size - 4096)  # room for half of it
 
     with pytest.raises(OSError, match="No space") as full:
@@ -89,10 +77,7 @@ def test_a_full_disk_keeps_the_former_processes(full_disk: Path) -> None:
     directories.prepare(full_disk, NAME, LIMITS)
     files = {"vcuda.config": config_of(LIMITS), "pids.config": pids_of([1])}
     directories.write_registered(full_disk, NAME, "f" * 32, files, "pids.config")
-    filler = full_disk / "filler"
-    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
-        while True:
-            file.write(bytes(4096))
+    fill(full_disk)
 
     with pytest.raises(OSError, match="No space"):
         directories.write_registered(full_disk, NAME, "f" * 32, files | {"pids.config": pids_of([1, 2])}, "pids.config")

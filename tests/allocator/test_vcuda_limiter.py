@@ -3,36 +3,29 @@
 import os
 import shutil
 from pathlib import Path
-from typing import NamedTuple
 
 import anyio
 import msgspec
 import pytest
-from kubelet_support import NODE
 from share_support import DEFAULT, share_node
 from unit_support import CORES, MEMORY
-from vcuda_support import Host, Read, VcudaNode, read_config, register, vcuda_node
+from vcuda_support import TWO, Host, Read, read_config, register, vcuda_node, with_addresses
 
 from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.host import ContainerUnready
+from topoalign.allocator.ports import Part
 from topoalign.allocator.vcuda.directories import name_of
-from topoalign.allocator.vcuda.on_demand import LimiterOnDemand
+from topoalign.allocator.vcuda.limits import Limits
+from topoalign.allocator.vcuda.owners import limits_for
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import Unavailable
-from topoalign.core.model.ids import PodName
-from topoalign.core.state.fold import NodeState
-from topoalign.plugin_config.configuration import Sharing, Units
-from topoalign.runtime.clock import ManualClock
-from topoalign.runtime.tasks import background
+from topoalign.core.model.ids import DeviceID, PodName
+from topoalign.core.state.unit_amounts import Holder
 
 pytestmark = pytest.mark.anyio
 READER = Path(__file__).with_name("vcuda_reader.c")
 BUS = "0000:00:0A.0"
 ID = "9f86d081884c7d659a2feaa0c55ad015"
-
-
-def directories(it: VcudaNode) -> set[str]:
-    return {each.name for each in it.root.iterdir()} if it.root.exists() else set()
 
 
 async def test_both_halves_have_the_limits_before_the_container_starts() -> None:
@@ -41,27 +34,32 @@ async def test_both_halves_have_the_limits_before_the_container_starts() -> None
         mounts = it.mounts("p")
 
         assert {CORES, MEMORY} == {resource for _, resource in mounts}
-        assert {directory.name for directory in mounts.values()} == directories(it)
+        assert {directory.name for directory in mounts.values()} == it.directories()
         limits = Read("uid-p", "c0", BUS, 4 << 28, 20, 1, 1)
         assert [limits, limits] == [read_config(each / "vcuda.config") for each in mounts.values()]
         assert [0o666, 0o666] == [(each / "vcuda.sock").stat().st_mode & 0o777 for each in mounts.values()]
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("cores", "blocks", "expected"),
     [
-        ((0, 4), Read("uid-p", "c0", BUS, 4 << 28, 100, 1, 1)),
-        ((100, 0), Read("uid-p", "c0", BUS, 16 << 28, 100, 1, 0)),
-        ((200, 0), Read("uid-p", "c0", BUS, 32 << 28, 200, 1, 0)),
+        ([], 4, Limits("uid-p", "c0", 0, 4 << 28, BUS)),
+        ([0], 4, Limits("uid-p", "c0", 100, 16 << 28, BUS)),
+        ([1, 0], 0, Limits("uid-p", "c0", 200, 32 << 28, BUS)),
     ],
     ids=["memory alone", "a whole GPU", "two whole GPUs"],
 )
-async def test_limits_of_memory_alone_and_of_whole_gpus(asked: tuple[int, int], expected: Read) -> None:
+def test_limits_of_memory_alone_and_of_whole_gpus(cores: list[int], blocks: int, expected: Limits) -> None:
     """Who has no claim on computing time is held back by memory alone, and who has a whole GPU by nothing."""
-    async with vcuda_node() as (it, _):
-        assert isinstance(await it.admit("p", asked), Admission)
+    parts = (
+        Part(CORES, frozenset(DeviceID(f"GPU-{gpu}::c{n}") for gpu in cores for n in range(100)), "uid-p", "c0"),
+        Part(MEMORY, frozenset(DeviceID(f"GPU-0::m{n}") for n in range(blocks)), "uid-p", "c0"),
+        Part(CORES, frozenset([DeviceID("GPU-1::c0")]), "uid-p", "c1"),
+    )
+    hardware = with_addresses(TWO)
 
-        assert [expected] == [read_config(each / "vcuda.config") for each in it.mounts("p").values()]
+    assert expected == limits_for(Holder("uid-p", "c0"), [each for each in parts if each.devices], hardware)
+    assert (100 if not cores else expected.cores) == expected.utilization
 
 
 async def test_a_program_in_c_reads_limits_and_processes_as_the_library(tmp_path: Path) -> None:
@@ -134,103 +132,6 @@ async def test_a_container_that_starts_again_finds_nothing_of_the_former() -> No
         assert "OK" == await register(directory)
 
 
-async def test_a_directory_that_is_gone_is_there_when_the_container_starts() -> None:
-    async with vcuda_node() as (it, _):
-        await it.admit("p", (20, 4))
-        shutil.rmtree(it.root)
-        await it.sweep()
-        await it.start("p")
-
-        assert 2 == len([read_config(each / "vcuda.config") for each in it.mounts("p").values()])
-
-
-async def test_an_agent_that_starts_serves_the_directories_of_its_record() -> None:
-    """Also while the kubelet does not answer."""
-    async with vcuda_node() as (it, _):
-        await it.admit("p", (20, 4))
-        it.host.run(os.getpid(), "uid-p", "c0", ID)
-        await it.end_agent()
-        it.new_limiter()
-        for directory in it.mounts("p").values():
-            assert not (directory / "vcuda.sock").exists()
-        await it.limiter.sweep(it.ledger.state, None)
-
-        for directory in it.mounts("p").values():
-            assert "OK" == await register(directory)
-        await it.limiter.close()
-        _, resource, units = next(iter(it.kubelet.running[DEFAULT, PodName("p")].parts()))
-        poll = it.allocations.polled
-        assert poll is not None
-        with pytest.raises(Unavailable, match="stopping"):
-            await it.limiter.starting(resource, [*units], poll)
-
-
-async def test_directories_go_with_their_allocations_and_nothing_else_does(tmp_path: Path) -> None:
-    async with vcuda_node() as (it, _):
-        await it.admit("p", (20, 4))
-        await it.admit("q", (20, 4))
-        kept = {directory.name for directory in it.mounts("q").values()}
-        (tmp_path / "file").touch()
-        link = it.root / f"units-{'0' * 32}"
-        link.symlink_to(tmp_path)
-        (it.root / "notes").mkdir()
-        await it.sweep()
-        before = directories(it)
-        await it.remove("p")
-        await it.sweep()
-
-        assert {*kept, link.name, "notes"} == directories(it) < before
-        assert ["file"] == os.listdir(tmp_path)
-
-
-async def test_a_directory_of_nobody_goes_and_one_that_was_being_removed() -> None:
-    async with vcuda_node() as (it, _):
-        await it.admit("p", (20, 4))
-        unknown, half = it.root / f"units-{'0' * 32}", it.root / f".gone-units-{'1' * 32}"
-        for directory in (unknown, half):
-            (directory / ID).mkdir(parents=True)
-        await it.sweep()
-
-        assert {directory.name for directory in it.mounts("p").values()} == directories(it)
-
-
-async def test_nothing_is_removed_without_an_answer_of_the_kubelet() -> None:
-    """Not even what an agent that has just started does not have in its record."""
-    async with vcuda_node() as (it, _):
-        await it.admit("p", (20, 4))
-        before = directories(it)
-        await it.end_agent()
-        it.new_limiter()
-        for name in it.ledger.state.allocations:
-            it.ledger.release([name], "gone")
-        await it.limiter.sweep(it.ledger.state, None)
-
-        assert before == directories(it)
-        await it.limiter.close()
-
-
-class Nothing(NamedTuple):
-    """An allocator without a record, and a kubelet that does not answer."""
-
-    state: NodeState = NodeState(node=NODE)
-    polled: None = None
-
-
-async def test_the_limiter_runs_from_when_its_directory_is_configured(tmp_path: Path) -> None:
-    root, clock, left = [""], ManualClock(), tmp_path / f".gone-units-{'1' * 32}"
-    left.mkdir()
-    limiter = LimiterOnDemand(lambda: root[0], lambda: NodeState(node=NODE).hardware)
-    async with background() as tasks:
-        tasks.start_soon(limiter.run, Nothing(), clock)
-        await clock.advance(10)
-        assert left.exists() and 0 == limiter.figure().read()
-        root[0] = str(tmp_path)
-        await clock.advance(10)
-
-        assert not left.exists()
-        assert 0 == limiter.figure().read()
-
-
 async def test_allocate_is_refused_where_nobody_could_register(tmp_path: Path) -> None:
     """The agent does not see the node's processes, has no control groups, or no place for its files."""
     async with vcuda_node() as (it, _):
@@ -271,19 +172,6 @@ async def test_without_the_limiter_nothing_is_mounted_and_nothing_written() -> N
         await it.admit("p", (20, 4))
 
         assert [[], []] == [answer.mounts for answer in it.kubelet.running[DEFAULT, PodName("p")].responses.values()]
-
-
-async def test_a_container_keeps_its_directory_when_the_limiter_is_switched_off() -> None:
-    """It has the mount still, and starts again."""
-    async with vcuda_node() as (it, tasks):
-        await it.admit("p", (20, 4))
-        it.configuration = msgspec.structs.replace(it.configuration, sharing=Sharing(units=Units()))
-        offers = tuple(msgspec.structs.replace(each, limiter="none") for each in it.machine.offered)
-        await it.start_agent(tasks, msgspec.structs.replace(it.machine, offers=offers))
-        await it.start("p")
-        await it.sweep()
-
-        assert {directory.name for directory in it.mounts("p").values()} == directories(it)
 
 
 async def test_units_of_which_the_checkpoint_names_two_pods_start_nobody() -> None:

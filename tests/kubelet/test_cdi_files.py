@@ -1,7 +1,6 @@
 """When the CDI specifications are written, and how; that nothing is removed, and nothing half written."""
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import msgspec
 import pytest
 from containers_support import CDI_FILE as FILE
 from containers_support import DRIVER, LIBRARIES, Host, check_specification, machine, nodes_of
+from disk_support import fill, small_disk
 
 from topoalign.allocator.device_plugin import driver_files
 from topoalign.allocator.device_plugin.containers import Containers
@@ -210,28 +210,15 @@ def test_nothing_is_removed_when_the_strategy_changes(host: Host) -> None:
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A directory on a disk of 64 KiB."""
-    directory = tmp_path / "disk"
-    directory.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(directory)], capture_output=True, check=False, timeout=10
-    )
-    if mounted.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.decode().strip()}")
-    try:
-        yield directory
-    finally:
-        subprocess.run(["umount", "--lazy", str(directory)], check=True, timeout=10)
+    with small_disk(tmp_path / "disk") as disk:
+        yield disk
 
 
 def test_a_full_disk_leaves_the_old_one_and_is_said(host: Host, full_disk: Path) -> None:
     host.cdi = full_disk
     node = Following(host)
     names = node.names()
-    filler = full_disk / "filler"
-    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
-        while True:
-            file.write(bytes(4096))
+    filler = fill(full_disk)
     node.topology = msgspec.structs.replace(node.topology, gpus=node.topology.gpus[:1], offers=None)
 
     assert "No space left on device" in str(node.containers.poll(node.topology))

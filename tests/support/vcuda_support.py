@@ -78,9 +78,8 @@ class VcudaNode(ShareNode):
     def __init__(self, directory: Path, host: Host) -> None:
         super().__init__(directory, TWO, (CORES, MEMORY), Policy.NONE, None)
         self.host, self.root = host, directory / "vcuda"
-        gpus = tuple(msgspec.structs.replace(each, pci=f"0000:{each.index:02x}:0a.0") for each in self.machine.gpus)
         offers = tuple(msgspec.structs.replace(each, limiter="vcuda") for each in self.machine.offered)
-        self.machine = msgspec.structs.replace(self.machine, gpus=gpus, offers=offers)
+        self.machine = with_addresses(msgspec.structs.replace(self.machine, offers=offers))
         self.configuration = Configuration(
             flags=Flags(vcuda_root=str(self.root)), sharing=Sharing(units=Units(), limiter="vcuda")
         )
@@ -114,6 +113,9 @@ class VcudaNode(ShareNode):
             if mount.container_path == "/etc/vcuda"
         }
 
+    def directories(self) -> set[str]:
+        return {each.name for each in self.root.iterdir()}
+
     async def start_agent(self, tasks: TaskGroup, machine: Topology | None = None) -> None:
         await self.end_agent()
         self.new_limiter()
@@ -129,10 +131,15 @@ class VcudaNode(ShareNode):
         await self.limiter.sweep(self.ledger.state, self.allocations.polled)
 
 
+def with_addresses(machine: Topology) -> Topology:
+    gpus = tuple(msgspec.structs.replace(each, pci=f"0000:{each.index:02x}:0a.0") for each in machine.gpus)
+    return msgspec.structs.replace(machine, gpus=gpus)
+
+
 @asynccontextmanager
-async def vcuda_node(version: str = "v2", driver: str = "systemd") -> AsyncIterator[tuple[VcudaNode, TaskGroup]]:
+async def vcuda_node() -> AsyncIterator[tuple[VcudaNode, TaskGroup]]:
     with short_directory() as directory:
-        node = VcudaNode(directory, Host(directory / "host", version, driver))
+        node = VcudaNode(directory, Host(directory / "host"))
         async with anyio.create_task_group() as tasks:
             await tasks.start(node.kubelet.run)
             await node.start_agent(tasks)
