@@ -8,7 +8,7 @@ from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import AllocationID, DeviceID
 from topoalign.core.model.requests import AdmissionRules
-from topoalign.core.sharing.reserved_units import with_reserved_units
+from topoalign.core.sharing.reserved_units import with_reserved_shares
 from topoalign.core.state.reservations import NodeReservations, reservation_of
 
 RULES = pytest.mark.parametrize("rules", [BEST, KUBELET], ids=["best", "kubelet"])
@@ -68,7 +68,7 @@ def test_reserved_units_that_are_taken_over_are_held_once() -> None:
         writer="registry",
         reservations=(reservation_of("uid", asked, allocations, 60.0),),
     )
-    held = with_reserved_units(state, NodeReservations().apply(said, 1, 0.0), 0.0)
+    held = with_reserved_shares(state, NodeReservations().apply(said, 1, 0.0), 0.0)
 
     (gpu,) = {state.hardware.card_of(unit) for unit in allocations[0].device_ids}
     before, left = state.ownership.units_left[gpu], held.ownership.units_left[gpu]

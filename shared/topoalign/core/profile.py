@@ -38,7 +38,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     silent_on_unplaced_devices: bool
     """Of devices without NUMA nodes there is no opinion even where there are too few; otherwise they cannot be met."""
     seeks_units_by_gpu: bool
-    """Units of GPUs are sought where one GPU has enough for the container; otherwise they are counted per NUMA node."""
+    """
+    Units and slots of GPUs are sought where GPUs have enough for the container; otherwise they are counted per NUMA node.
+    """
     silent_on_unmet_memory: bool
     """Memory that fits nowhere is left out, which counts as no opinion; otherwise it cannot be met."""
     offers_memory_without_cpus: bool

@@ -43,7 +43,7 @@ from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.placement.reserved import prefer_reserved, reserved_devices
 from topoalign.core.placement.sparing import prefer_sparing
 from topoalign.core.ports import Clock
-from topoalign.core.sharing.reserved_units import UnitQuestion
+from topoalign.core.sharing.reserved_units import ShareQuestion
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
 
@@ -147,7 +147,7 @@ class DeviceAllocations:
         offered = listed if len(listed) == len(available) else available
         live, displaced = without(self.state, ended) if ended else self.state, devices_displaced_by(ended)
         if hardware.has_units and unit_of(hardware, resource) is not None:
-            question = UnitQuestion(resource, offered, must_include, size)
+            question = ShareQuestion(resource, offered, must_include, size)
             chosen = self._grants.shares.prefer(live, question, displaced, self._shared)
             self._preferences.give(resource, offered, chosen)
             return chosen

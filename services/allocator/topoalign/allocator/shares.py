@@ -35,14 +35,14 @@ from topoalign.core.ports import Clock
 from topoalign.core.sharing.refusals import ShareSplit
 from topoalign.core.sharing.reserved_units import (
     OpenHalf,
-    UnitQuestion,
+    ShareQuestion,
     given_half,
     has_whole,
     is_all_of,
     needs_memory,
     reservations_of,
     reserved_units,
-    with_reserved_units,
+    with_reserved_shares,
 )
 from topoalign.core.sharing.units import check_gpus, choose_gpus, units_on, with_missing
 from topoalign.core.state.fold import NodeState
@@ -159,7 +159,7 @@ class Shares:
         return Asking(frozenset(pods) - {""}, frozenset(records))
 
     def prefer(
-        self, live: NodeState, question: UnitQuestion, displaced: Collection[DeviceID], poll: Poll | None
+        self, live: NodeState, question: ShareQuestion, displaced: Collection[DeviceID], poll: Poll | None
     ) -> tuple[DeviceID, ...]:
         """
         The units that a container should get; () where no GPU has enough of them. `live`: the state without what has ended;
@@ -179,7 +179,7 @@ class Shares:
         if own is not None and not own.is_swapped:
             return own.units
         offered -= required | overlapping(live.ownership, devices, displaced)
-        for state in (with_reserved_units(live, reserved, now), live) if reserved.reservations else (live,):
+        for state in (with_reserved_shares(live, reserved, now), live) if reserved.reservations else (live,):
             spare = offered - held_among(state.ownership, resource, devices)
             fitting = {gpu: count for gpu, units in devices.by_base.items() if (count := len(units & spare))}
             share = share_asked(kind, size)

@@ -9,6 +9,7 @@ package. Nothing of it depends on time or chance, so equal questions get equal d
 from topoalign.core.admission.drive import drive
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply, Steps
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
+from topoalign.core.demand.slots import slot_resources
 from topoalign.core.demand.units import unit_resources
 from topoalign.core.hints.preconditions import check_decidable
 from topoalign.core.hints.provider import HintRequest
@@ -18,7 +19,7 @@ from topoalign.core.model.errors import NoFit
 from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.placement.preference import prefer
 from topoalign.core.profile import profile_of
-from topoalign.core.sharing.pod_checks import check_asked
+from topoalign.core.sharing.pod_checks import check_asked, check_slots_asked
 from topoalign.core.state.fold import NodeState
 
 
@@ -72,6 +73,8 @@ def decided(run: AdmissionRun) -> Steps[Decision]:
         check_decidable(run.state, run.demand)
         if (units := unit_resources(run.state.hardware)) is not None:
             check_asked(run.demand.request, units)
+        for slots in slot_resources(run.state.hardware):
+            check_slots_asked(run.demand.request, slots)
         yield from run.decide()
     except NoFit as misfit:
         return run.refusal(misfit)

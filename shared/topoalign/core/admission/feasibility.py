@@ -32,6 +32,7 @@ from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import CPU, NodeName
 from topoalign.core.model.requests import Scope
 from topoalign.core.model.topology.bitmask import several
+from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.memory import MemoryGroupsWouldMix, MemoryNotExtendable, NotEnoughMemory
 from topoalign.core.policy import POLICIES
@@ -73,8 +74,8 @@ def need_of(topology: Topology, demand: PodDemand) -> Need | None:
     rules = demand.rules
     if not profile_of(rules.mode).prefers_by_empty_machine or not are_listed(topology, demand):
         return None
-    in_units = any(topology.kind_of(name) == "unit" for name in demand.devices)
-    if in_units or any(each.joint is not None for each in demand.containers):
+    by_amounts = any(topology.kind_of(name) in ("unit", "slot") for name in demand.devices)
+    if by_amounts or any(each.joint is not None for each in demand.containers):
         return None
     asking = [each for each in demand.containers if each.devices or each.cpus or each.memory]
     one = asking[0] if asking else demand.containers[0]
@@ -134,11 +135,12 @@ def machine_key(topology: Topology) -> bytes:
             name,
             any(listed.by_nodes),
             sorted(near(listed.everything, topology.node_ids).items()),
-            [offer.most for offer in topology.offers_of.get(name, ())],
+            [(offer.most, offer.unit, offer.slots) for offer in topology.offers_of.get(name, ())],
         )
         for name, listed in sorted(devices.items())
     ]
-    return digest((topology.cpus, topology.nodes, topology.distances, supplies, clashes))
+    sizes = [topology.gpu_by_id[gpu].memory for gpu in offers_in_slots(topology)]
+    return digest((topology.cpus, topology.nodes, topology.distances, supplies, clashes, sizes))
 
 
 def digest(parts: tuple[object, ...]) -> bytes:

@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from topoalign.core.demand.pod_demand import PodDemand
+from topoalign.core.demand.slots import amount_resources
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
@@ -115,7 +116,8 @@ def remaining(held: Allocation, dropped: Devices) -> Allocation | None:
     }
     if all(device in held.companions for ids in devices.values() for device in ids):
         return None
-    return msgspec.structs.replace(held, devices=devices)
+    kept = {slot: amount for slot, amount in held.slots.items() if any(slot in ids for ids in devices.values())}
+    return msgspec.structs.replace(held, devices=devices, slots=kept)
 
 
 def dropped_of(
@@ -191,7 +193,7 @@ def check_resources(
 
     Raises InvalidField for a resource that its kubelet has registered: which NUMA nodes its devices are on is not known.
     """
-    unknown = sorted(demand.device_names - topology.devices.keys())
+    unknown = sorted(demand.device_names - topology.devices.keys() - amount_resources(topology))
     for name in unknown:
         if registered is not None and name in registered:
             raise InvalidField(

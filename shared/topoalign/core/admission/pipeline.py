@@ -18,10 +18,9 @@ from topoalign.core.admission.joint import place_jointly, sets_considered
 from topoalign.core.admission.within_alignment import place_within
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
-from topoalign.core.demand.units import share_of, unit_of
 from topoalign.core.deviceshare.node_devices import ContainerDevices
 from topoalign.core.hints.cpu import CpuProvider, shared_cpus
-from topoalign.core.hints.devices import DeviceProvider, taken_over
+from topoalign.core.hints.devices import DeviceProvider
 from topoalign.core.hints.joint_devices import check_anywhere, nodes_within
 from topoalign.core.hints.memory import MemoryProvider
 from topoalign.core.hints.provider import HintRequest
@@ -49,7 +48,9 @@ from topoalign.core.placement.memory import holding, memory_for
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.cost import slow_merge
 from topoalign.core.profile import profile_of
-from topoalign.core.sharing.units import check_takeover, check_units, gpus_of, prefer_units, units_with_room
+from topoalign.core.sharing.by_amounts import check_shares, chooser_of
+from topoalign.core.sharing.slots import slots_given, with_peaks
+from topoalign.core.sharing.units import gpus_of
 from topoalign.core.state.fold import NodeState
 
 T = TypeVar("T")
@@ -136,6 +137,7 @@ class AdmissionRun:
             affinity=None if hint.affinity is None else nodes_of(hint.affinity),
             lowest_first=bool(memory) and self.profile.gives_back_lowest_first,
             companions=got.companions,
+            slots=slots_given(self.state, container, got.devices),
         )
         self.state = holding(self.state, allocation, earlier)
 
@@ -159,8 +161,7 @@ class AdmissionRun:
         for resource in apart:
             chosen = yield from self.devices_of(resource, container, aligned.hint, gpus_of(hardware, given))
             given.update({resource: chosen} if chosen else {})
-        if share_of(hardware, container.devices) is not None:
-            check_units(self.state, self.demand, given)
+        check_shares(self.state, self.demand, container, given)
         return ContainerDevices(given, joint.functions, joint.companions)
 
     def devices_of(
@@ -173,18 +174,16 @@ class AdmissionRun:
         """Devices of one resource; `near`: the container's GPUs. Raises NoFit where they cannot be given."""
         amount, devices = container.devices[resource], self.state.hardware.devices[resource]
         reusable = reusable_devices(held_by_pod(self.state, self.demand), resource)
-        share = share_of(self.state.hardware, container.devices) if unit_of(self.state.hardware, resource) else None
-        among = None
-        if share is not None and self.profile.seeks_units_by_gpu:
-            among = units_with_room(self.state, container, resource)
+        chooser = chooser_of(self.state, container, resource)
+        among = chooser.room() if chooser is not None and self.profile.seeks_units_by_gpu else None
         choice_of = choosing(self.state, container, resource, hint.affinity, among)
         if self.profile.takes_over_at_random and 0 < amount < len(reusable):
             self.by_chance.append(
                 f"container {clean(container.container)} takes over {amount} of the {len(reusable)} {clean(resource)} of "
                 "init containers, and the kubelet picks them at random: these, and what later containers get, are by chance"
             )
-            if share is not None:
-                check_takeover(self.state.hardware, share, reusable, amount)
+            if chooser is not None:
+                chooser.check_takeover(reusable, amount)
         asking: PreferenceQuestion | None = None
         try:
             choice = next(choice_of)
@@ -197,11 +196,10 @@ class AdmissionRun:
                 near=near,
                 beside=self.beside(resource, container),
             )
-            if share is None:
+            if chooser is None:
                 choice_of.send((yield from self.preferred(asking)))
             else:
-                near = near or taken_over(self.state, container)
-                choice_of.send(prefer_units(self.state, share, choice, near))
+                choice_of.send(chooser.prefer(choice, near))
         except StopIteration as done:
             chosen: tuple[DeviceID, ...] = done.value
         if self.explain:
@@ -248,7 +246,8 @@ class AdmissionRun:
 
     def admission(self) -> Admission:
         """What all containers were given."""
-        return Admission(allocations=held_by_pod(self.state, self.demand), explanation=self.explanation())
+        held = with_peaks(held_by_pod(self.state, self.demand))
+        return Admission(allocations=held, explanation=self.explanation())
 
     def refusal(self, misfit: NoFit) -> Refusal:
         """Why the pod does not fit, and what the kubelet had given before it found that."""

@@ -21,6 +21,7 @@ from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.admission.prediction import KubeletUnknown, prediction_basis
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.rules import check_rules
+from topoalign.core.demand.slots import amount_resources
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.diagnosis.foreign import REASONS, ForeignNode
 from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord, state_of
@@ -131,8 +132,9 @@ class Nodes:
                 self.unasked[record.node] = error
             except ValueError as error:  # what no kubelet can have said, such as memory on NUMA node -1
                 self.unasked[record.node] = InvalidField("usage", clean(str(error), 200), REMEDY)
-        self.resources = frozenset({GPU, NIC}).union(*(each.topology.devices for each in self._kinds.values()))
-        """All that some node lists."""
+        machines = [each.topology for each in self._kinds.values()]
+        self.resources = frozenset({GPU, NIC}).union(*((*each.devices, *amount_resources(each)) for each in machines))
+        """All that some node lists, and by which amounts of GPUs in slots are asked for there."""
 
     def __len__(self) -> int:
         return len(self.asked) + len(self.unasked)
@@ -190,7 +192,7 @@ class Asked:
         self.missing: NoFit | None = None
         """Why no such node has what is asked for, whatever is free."""
         self.need: Need | None = None
-        listed = kind.topology.devices.keys()
+        listed = kind.topology.devices.keys() | amount_resources(kind.topology)
         for name in sorted(self.demand.device_names - listed):
             if kind.registered is not None and name in kind.registered:
                 self.missing = DevicesUnknown(name)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Set
 from functools import lru_cache
 
 from topoalign.core.demand.pod_demand import ContainerDemand
+from topoalign.core.demand.slots import gpus_with_slots, slots_asked
 from topoalign.core.demand.units import gpus_with_room, share_of, unit_of
 from topoalign.core.hints.joint_devices import joint_hints
 from topoalign.core.hints.provider import HintRequest, Largest
@@ -115,10 +116,20 @@ def device_answer(asked: HintRequest) -> ProviderHints:
 
 
 def free_of(asked: HintRequest, resource: ResourceName) -> DeviceSet:
-    """What may be handed out of a resource; of units, where the mode knows of that, those of GPUs with room for all."""
+    """
+    What may be handed out of a resource; of units, where the mode knows of that, those of GPUs with room for all, and a slot
+    of each GPU with room.
+    """
     state, demand, rules = asked
     free = state.ownership.free(resource)
-    if not profile_of(rules.mode).seeks_units_by_gpu or unit_of(state.hardware, resource) is None:
+    if not profile_of(rules.mode).seeks_units_by_gpu:
+        return free
+    if state.hardware.kind_of(resource) == "slot":
+        found = free.devices.nothing
+        for each in demand.containers:
+            found |= slots_for(state, each, resource)
+        return found
+    if unit_of(state.hardware, resource) is None:
         return free
     gpus = {gpu for each in demand.containers for gpu in gpus_for_units(state, each)}
     return units_of(state, gpus, resource) & free
@@ -145,6 +156,20 @@ def units_of(state: NodeState, gpus: Set[DeviceID], resource: ResourceName) -> D
     found = devices.nothing
     for gpu in gpus & devices.by_base.keys():
         found |= devices.by_base[gpu]
+    return found
+
+
+def slots_for(state: NodeState, container: ContainerDemand, resource: ResourceName) -> DeviceSet:
+    """
+    The first free slot of each GPU with room for what the container asks for of it; of none of which an earlier container
+    left it one.
+    """
+    share, free = slots_asked(state.hardware, container.devices), state.ownership.free(resource)
+    found, left = free.devices.nothing, reusable_devices(held_by_pod(state, container), resource)
+    taken = {state.hardware.card_of(slot) for slot in left}
+    for gpu in gpus_with_slots(state.ownership.slots_left, share, state.hardware) if share is not None else ():
+        if gpu not in taken:
+            found |= (free & free.devices.by_base[gpu]).first(1)
     return found
 
 

@@ -8,6 +8,7 @@ itself would not run with these rules, the pod is refused and the reason says wh
 from collections.abc import Collection
 
 from topoalign.core.demand.pod_demand import ContainerDemand, PodDemand
+from topoalign.core.demand.slots import amount_resources
 from topoalign.core.deviceshare.demand import RESOURCES, check_whole
 from topoalign.core.hints.cpu_rules import check_cpu_manager_starts
 from topoalign.core.hints.memory_rules import check_hugepages_known, check_memory_manager_starts
@@ -165,7 +166,7 @@ def check_resources_known(
 ) -> None:
     """`besides`: other names under which devices of the node can be asked for. Raises UnknownResource."""
     pages = {name for node in topology.nodes for name in node.hugepages}
-    known = {*topology.devices, *pages, *besides}
+    known = {*topology.devices, *amount_resources(topology), *pages, *besides}
     hugepages = (name for name, amount in container.asked.items() if amount and is_hugepages(name))
     devices = (name for name, amount in container.devices.items() if amount)
     for name in sorted((*hugepages, *devices)):

@@ -127,10 +127,16 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     Those of the devices that came together with the others, without the container asking the kubelet for them: the kubelet
     knows nothing of them, and its plugin lists them as unhealthy until they are released.
     """
+    slots: dict[DeviceID, Amount] = {}
+    """
+    Slot of a GPU among the devices -> what the container holds of that GPU by it. A slot that is not here holds an equal
+    part: of ten slots a tenth of what is offered of the GPU.
+    """
 
     def __post_init__(self) -> None:
         """
-        Raises ValueError for a bad list of CPUs, and for virtual functions or companions that are not among the devices.
+        Raises ValueError for a bad list of CPUs, and for virtual functions, companions and slots that are not among the
+        devices.
         """
         parse_cpuset(self.cpus)  # so that whoever folds a record from outside need not expect worse
         if self.virtual_functions and (
@@ -139,6 +145,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
             raise ValueError("virtual functions of a NIC that is not among the devices, or none of one that is")
         if self.companions and not self.device_ids.issuperset(self.companions):
             raise ValueError("companions that are not among the devices")
+        if self.slots and not self.slots.keys() <= self.device_ids:
+            raise ValueError("slots that are not among the devices")
 
     @cached_property
     def cpu_ids(self) -> frozenset[int]:
@@ -183,6 +191,11 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     def amounts(self) -> Mapping[DeviceID, Amount]:
         """GPU -> how much of it is held in units, for the GPUs of which any is."""
         return amounts_of(device for ids in self.devices.values() for device in ids)
+
+    @cached_property
+    def shared_bases(self) -> frozenset[DeviceID]:
+        """The devices, MIG instances and virtual functions of which it has shares, units or slots."""
+        return frozenset(base_of(device) for device in self.device_ids if is_share(device))
 
     @cached_property
     def whole_ids(self) -> frozenset[DeviceID]:

@@ -18,7 +18,7 @@ their sum.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -83,12 +83,12 @@ class Unit(msgspec.Struct, frozen=True, tag=True):
         return f"{LETTERS[self.kind]}{self.number}"
 
 
-class Amount(msgspec.Struct, frozen=True, tag=True):
-    """An amount of a GPU, no matter which units of it."""
+class Amount(msgspec.Struct, frozen=True, gc=False):
+    """An amount of a GPU, no matter which units of it, or by which slot."""
 
-    cores: int
+    cores: Annotated[int, msgspec.Meta(ge=0)]
     """Hundredths of the GPU's computing time."""
-    memory: int
+    memory: Annotated[int, msgspec.Meta(ge=0)]
     """Bytes."""
 
 

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 
 from topoalign.core.model.allocations import MemoryBlock, Role
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.topology.cpuset import parse_cpuset
 
@@ -40,6 +41,8 @@ class ReservedContainer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omi
     """Exclusive CPUs as a list `0-3,8`; empty for a container in the shared pool."""
     memory: tuple[MemoryBlock, ...] = ()
     """Memory and hugepages that are its own."""
+    slots: dict[DeviceID, Amount] = {}
+    """Slot of a GPU among the devices -> what it will hold of that GPU by it. A slot that is not here: an equal part."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for a bad list of CPUs."""

@@ -98,7 +98,7 @@ def device_need(topology: Topology, demand: PodDemand) -> DeviceNeed:
     return DeviceNeed(
         gpus=tuple(gpus),
         nics=tuple((name, demand.devices[name]) for name, kind in kinds.items() if kind == "nic"),
-        parts=tuple((name, demand.devices[name]) for name, kind in kinds.items() if kind in ("part", "unit")),
+        parts=tuple((name, demand.devices[name]) for name, kind in kinds.items() if kind in ("part", "unit", "slot")),
         aligned=POLICIES[demand.rules.policy].asks,
         placement=demand.rules.placement,
     )
@@ -110,7 +110,7 @@ def free_devices(state: NodeState) -> FreeDevices:
     places = places_of_cards(topology)
     return {
         name: len(state.ownership.free(name))
-        if topology.kind_of(name) in ("part", "unit")
+        if topology.kind_of(name) in ("part", "unit", "slot")
         else mask_of(map(places.__getitem__, state.ownership.free(name)))
         for name in topology.offers_of
     }

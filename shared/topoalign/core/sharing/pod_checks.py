@@ -1,22 +1,25 @@
 """
 What of a pod cannot be meant, whatever node it comes to: one answer for the webhook, the scheduler's filter and `what-if`.
 
-`check_pod` reads amounts and annotations as every mode does, and looks at what is asked for in units of GPUs. A node has
-this judged by what it offers itself (`check_asked`); for a cluster a pod is refused if each way in which some node offers
-these units refuses it. The field is named as the pod's manifest has it:
+`check_pod` reads amounts and annotations as every mode does, and looks at what is asked for in units and slots of GPUs. A
+node has this judged by what it offers itself (`check_asked`, `check_slots_asked`); for a cluster a pod is refused if each
+way in which some node offers these refuses it. The field is named as the pod's manifest has it:
 
     spec.containers[1].resources.limits[tencent.com/vcuda-core]: 150 units of computing time, of which a GPU has 100
 
 Refused are, in units: amounts of 0, parts of several GPUs, computing time without memory, more memory than a GPU has, units
-beside GPUs that are asked for in another way, and annotations of HAMi and Gaia, which have no effect on units.
+beside GPUs that are asked for in another way. With slots: amounts that no GPU has, and amounts without a number of GPUs. In
+both: annotations of HAMi and Gaia, which have no effect there.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Literal
 
 from topoalign.core.demand.field_paths import in_manifest
 from topoalign.core.demand.gangs import gang_of, path
 from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.demand.slots import SlotResources, check_amounts
 from topoalign.core.demand.units import InvalidShare, Share, UnitResources, check_share
 from topoalign.core.model.errors import InvalidField, NoFit
 from topoalign.core.model.ids import ResourceName
@@ -32,11 +35,14 @@ WITHOUT_EFFECT = (*names.OF_PODS, CORE_LIMIT)
 
 
 def check_pod(
-    pod: PodRequest, offered: Collection[UnitResources] = (), compat: Literal["", "koordinator"] = ""
+    pod: PodRequest,
+    offered: Collection[UnitResources] = (),
+    slots: Collection[SlotResources] = (),
+    compat: Literal["", "koordinator"] = "",
 ) -> None:
     """
     Raises InvalidField for what no node would take, and InvalidShare and MemoryAboveCard where none of the ways in which
-    units are `offered` could serve what is asked for in units.
+    units are `offered`, or `slots`, could serve what is asked for in them.
     """
     try:
         gang_of(pod)
@@ -44,12 +50,18 @@ def check_pod(
             read_pod(pod, AdmissionRules(mode=mode, compat=compat))
     except InvalidField as error:
         raise in_manifest(error) from error
+    units = sorted(offered, key=lambda each: (-each.most, each))
+    check_one(partial(check_asked, pod, each) for each in units if asks_for(pod, each))
+    by_amounts = sorted(slots, key=lambda each: (-each.most, each.resource))
+    check_one(partial(check_slots_asked, pod, each) for each in by_amounts if names_amounts(pod, each))
+
+
+def check_one(checks: Iterable[Callable[[], None]]) -> None:
+    """Raises what the first of the checks does if all of them raise NoFit. No checks are all right."""
     refusal: NoFit | None = None
-    for each in sorted(offered, key=lambda each: (-each.most, each)):
-        if not asks_for(pod, each):
-            continue
+    for check in checks:
         try:
-            check_asked(pod, each)
+            check()
         except NoFit as error:
             refusal = refusal or error
         else:
@@ -64,7 +76,22 @@ def check_asked(pod: PodRequest, offered: UnitResources) -> None:
         return
     for where, container in containers_of(pod):
         check_container(where, container.limits, offered)
-    check_annotations(pod.annotations)
+    check_annotations(pod.annotations, "units")
+
+
+def check_slots_asked(pod: PodRequest, offered: SlotResources) -> None:
+    """Raises InvalidShare and MemoryAboveCard for amounts of GPUs that are offered in slots so. `pod`: valid."""
+    if not names_amounts(pod, offered):
+        return
+    for where, container in containers_of(pod):
+        check_amounts(where, container.limits, offered)
+    check_annotations(pod.annotations, "slots")
+
+
+def names_amounts(pod: PodRequest, offered: SlotResources) -> bool:
+    """Whether a container names one of the resources of amounts, if only with 0."""
+    names_of = {*offered.slots.resources}
+    return any(not names_of.isdisjoint(each.limits) for _, each in containers_of(pod))
 
 
 def asks_for(pod: PodRequest, offered: UnitResources) -> bool:
@@ -103,8 +130,8 @@ def check_container(where: str, limits: Mapping[ResourceName, int], offered: Uni
         raise MemoryAboveCard(ShareFields(memory=fields.memory), of_each, offered.most, "blocks of memory")
 
 
-def check_annotations(annotations: Mapping[str, str]) -> None:
-    """Raises InvalidShare for annotations that have no effect on units, and first for one that cannot be meant at all."""
+def check_annotations(annotations: Mapping[str, str], what: Literal["units", "slots"]) -> None:
+    """Raises InvalidShare for annotations that have no effect on these, and first for one that cannot be meant at all."""
     if (weights := annotations.get(names.SCORING_WEIGHTS)) is not None:
         try:
             read_weights(weights)
@@ -114,6 +141,6 @@ def check_annotations(annotations: Mapping[str, str]) -> None:
     for key in WITHOUT_EFFECT:
         if key in annotations:
             raise InvalidShare(
-                f"{path(key)}: has no effect on units of GPUs, which go where least is left",
+                f"{path(key)}: has no effect on {what} of GPUs, which go where least is left",
                 "leave it out; nodeSelector and affinity choose the nodes",
             )

@@ -29,7 +29,7 @@ class OpenHalf(NamedTuple):
     """Whether it lacks that for certain: it is computing time of a part of a GPU, and no memory of it was given before."""
 
 
-class UnitQuestion(NamedTuple):
+class ShareQuestion(NamedTuple):
     """What a kubelet asks to be told."""
 
     resource: ResourceName
@@ -48,7 +48,7 @@ class ReservedUnits(NamedTuple):
 
 
 def reserved_units(
-    state: NodeState, reserved: NodeReservations, now: float, question: UnitQuestion, half: OpenHalf | None
+    state: NodeState, reserved: NodeReservations, now: float, question: ShareQuestion, half: OpenHalf | None
 ) -> ReservedUnits | None:
     """
     The units reserved at monotonic second `now` that fit the question best; None where none do. `half`: the newest grant, if
@@ -137,13 +137,13 @@ def is_all_of(devices: Mapping[ResourceName, Collection[DeviceID]], record: Allo
     return all({*units} == {*devices.get(name, ())} for name, units in record.from_kubelet.items())
 
 
-def with_reserved_units(state: NodeState, reserved: NodeReservations, now: float) -> NodeState:
+def with_reserved_shares(state: NodeState, reserved: NodeReservations, now: float) -> NodeState:
     """
-    The state with all that is reserved and not given yet as held: of units of both kinds. What an init container leaves to
-    later containers of its pod is held once.
+    The state with all that is reserved and not given yet as held: of units of both kinds, and of slots. What an init
+    container leaves to later containers of its pod is held once.
     """
     for reservation in reserved.held(now):
         for allocation in allocations_of(reservation):
-            if allocation.amounts and (left := not_given(allocation, state)).devices:
+            if (allocation.amounts or allocation.slots) and (left := not_given(allocation, state)).devices:
                 state = state.holding(left)
     return state

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from topoalign.core.demand.pod_demand import ContainerDemand, PodDemand
 from topoalign.core.demand.units import Left, Share
-from topoalign.core.hints.devices import gpus_for_units, units_of
+from topoalign.core.hints.devices import gpus_for_units, taken_over, units_of
 from topoalign.core.hints.reuse import held_by_pod
 from topoalign.core.model.allocations import Allocation, amounts_of
 from topoalign.core.model.errors import InvalidField, quoted
@@ -71,29 +71,53 @@ def choose_gpus(topology: Topology, left: Left, share: Share, among: Iterable[De
     return tuple(card.device for card in chosen)
 
 
-def units_with_room(state: NodeState, container: ContainerDemand, resource: ResourceName) -> DeviceSet:
-    """
-    The healthy units of a resource that are of GPUs with room for what the container asks for. Raises ShareSplit where there
-    are none.
-    """
-    healthy = state.ownership.usable(resource)
-    found = healthy & units_of(state, gpus_for_units(state, container), resource)
-    if healthy and not found:
-        raise ShareSplit(SHARE, "no GPU has enough left of what the container asks for")
-    return found
+class UnitChooser:
+    """Chooses the units of one resource of a container."""
 
+    def __init__(self, state: NodeState, container: ContainerDemand, share: Share, resource: ResourceName) -> None:
+        self._state, self._container, self._share, self._resource = state, container, share, resource
 
-def prefer_units(state: NodeState, share: Share, choice: Choice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
-    """
-    The units that a container gets, of those that may be chosen; () where no GPU has enough. `near`: GPUs of which it has
-    units already, of the other kind. Units that it takes over from an init container decide as these do.
-    """
-    topology = state.hardware
-    gpus = near or tuple(dict.fromkeys(map(topology.card_of, choice.must_include)))
-    by_gpu = choice.available.devices.by_base.items()
-    among = [gpu for gpu, units in by_gpu if (units & choice.available).bits]
-    gpus = with_missing(topology, state.ownership.units_left, share, gpus, among)
-    return units_on(choice.available, choice.must_include, choice.size, gpus)
+    def room(self) -> DeviceSet:
+        """
+        The healthy units of the resource that are of GPUs with room for what the container asks for. Raises ShareSplit where
+        there are none.
+        """
+        healthy = self._state.ownership.usable(self._resource)
+        found = healthy & units_of(self._state, gpus_for_units(self._state, self._container), self._resource)
+        if healthy and not found:
+            raise ShareSplit(SHARE, "no GPU has enough left of what the container asks for")
+        return found
+
+    def check_takeover(self, reusable: Collection[DeviceID], amount: int) -> None:
+        """
+        Raises ShareSplit where a kubelet picks `amount` of the units that init containers left, which are more, and may pick
+        them of other GPUs than those of one share: it picks them at random.
+        """
+        by_gpu = Counter(map(self._state.hardware.card_of, reusable))
+        if len(by_gpu) <= 1:
+            return
+        unused = len(reusable) - amount
+        if self._share.whole and len(by_gpu) == self._share.gpus and unused < min(by_gpu.values()):
+            return  # memory of each of its GPUs, whichever blocks these are
+        raise ShareSplit(
+            SHARE,
+            f"it takes over {amount} of the {len(reusable)} units that init containers left, at random, of "
+            f"{len(by_gpu)} GPUs",
+            "let its init containers ask for units of one GPU, or for as much as it asks for itself",
+        )
+
+    def prefer(self, choice: Choice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
+        """
+        The units that the container gets, of those that may be chosen; () where no GPU has enough. `near`: GPUs of which it
+        has units already, of the other kind. Units that it takes over from an init container decide as these do.
+        """
+        topology = self._state.hardware
+        near = near or taken_over(self._state, self._container)
+        gpus = near or tuple(dict.fromkeys(map(topology.card_of, choice.must_include)))
+        by_gpu = choice.available.devices.by_base.items()
+        among = [gpu for gpu, units in by_gpu if (units & choice.available).bits]
+        gpus = with_missing(topology, self._state.ownership.units_left, self._share, gpus, among)
+        return units_on(choice.available, choice.must_include, choice.size, gpus)
 
 
 def with_missing(
@@ -106,24 +130,6 @@ def with_missing(
     rest = share if not gpus else Share(missing * CORES, share.blocks * missing // share.gpus)
     others = choose_gpus(topology, left, rest, (gpu for gpu in among if gpu not in gpus))
     return (*gpus, *others) if others else ()
-
-
-def check_takeover(topology: Topology, share: Share, reusable: Collection[DeviceID], amount: int) -> None:
-    """
-    Raises ShareSplit where a kubelet picks `amount` of the units that init containers left, which are more, and may pick
-    them of other GPUs than those of one share: it picks them at random.
-    """
-    by_gpu = Counter(map(topology.card_of, reusable))
-    if len(by_gpu) <= 1:
-        return
-    unused = len(reusable) - amount
-    if share.whole and len(by_gpu) == share.gpus and unused < min(by_gpu.values()):
-        return  # memory of each of its GPUs, whichever blocks these are
-    raise ShareSplit(
-        SHARE,
-        f"it takes over {amount} of the {len(reusable)} units that init containers left, at random, of {len(by_gpu)} GPUs",
-        "let its init containers ask for units of one GPU, or for as much as it asks for itself",
-    )
 
 
 def gpus_of(topology: Topology, devices: Mapping[ResourceName, Sequence[DeviceID]]) -> tuple[DeviceID, ...]:

@@ -46,8 +46,8 @@ class HandedOut:
         spent: Mapping[ResourceName, DeviceSet] = {},
     ) -> None:
         """
-        `blocked`: bases that wait for an allocation of a former offer, as `Ownership.blocked`. `spent`: the units that
-        nobody has of GPUs of which nothing is left (`Ownership.spent_gpus`).
+        `blocked`: bases that wait for an allocation of a former offer, as `Ownership.blocked`. `spent`: the units
+        and slots that nobody has of GPUs of which nothing is left (`Ownership.spent_gpus`).
         """
         self._topology, self._told, self._blocked, self._spent = topology, told, blocked, spent
         self._instances: dict[DeviceID, list[DeviceHealth]] = {}
@@ -72,8 +72,8 @@ class HandedOut:
         return known
 
     def listed_health_of(self, device: DeviceID) -> DeviceHealth:
-        """As a kubelet is told: units that nobody has of a GPU of which nothing is left are not to be had."""
-        if any(device in units for units in self._spent.values()):
+        """As a kubelet is told: units and slots that nobody has of a GPU of which nothing is left are not to be had."""
+        if any(device in shares for shares in self._spent.values()):
             return SPENT
         return self.health_of(device)
 

@@ -1,9 +1,9 @@
 """
 How a GPU is divided, by whom its parts are held, and what of it can still be given.
 
-A GPU is offered in one way: whole, in MIG instances, in time slices, by MPS or in units. What is held may be of a former
-way: a GPU that a container has whole is in units since the configuration changed, and nothing of it is left. Example, of a
-GPU with 80 GiB in units, of which two containers have 20 and 30 hundredths of computing time with 8 GiB each:
+A GPU is offered in one way: whole, in MIG instances, in time slices, by MPS, in units or in slots. What is held may be of
+a former way: a GPU that a container has whole is in units since the configuration changed, and nothing of it is left.
+Example, of a GPU with 80 GiB in units, of which two containers have 20 and 30 hundredths of computing time with 8 GiB each:
 
     ways ("units",)   held 20, 8 GiB; 30, 8 GiB   left 50, 64 GiB
 """
@@ -18,7 +18,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import MEMORY_BLOCK, Offer
 from topoalign.core.state.fold import NodeState
 
-Way = Literal["whole", "MIG", "time slices", "MPS", "units"]
+Way = Literal["whole", "MIG", "time slices", "MPS", "units", "slots"]
 
 
 class Parts(NamedTuple):
@@ -29,7 +29,7 @@ class Parts(NamedTuple):
     instances: tuple[str, ...] = ()
     """Profiles of MIG instances, `1g.10gb`; of one that the GPU does not have any more its uuid."""
     slices: int = 0
-    """Time slices, or shares by MPS; of MIG instances, too."""
+    """Time slices, or shares by MPS; of MIG instances, too. Slots, of which the amounts are not told here."""
     cores: int = 0
     """Hundredths of computing time, in units."""
     memory: int = 0
@@ -115,6 +115,8 @@ def ways_of(gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]]) -> tuple[Wa
             found["MIG"] = None
         if offer.unit is not None:
             found["units"] = None
+        elif offer.slots is not None:
+            found["slots"] = None
         elif offer.replicas > 1:
             found["MPS" if offer.sharing == "mps" else "time slices"] = None
         elif base == gpu:

@@ -197,7 +197,10 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def digest(self) -> str:
         """16 hex digits, equal for equal allocations whatever way they came about: compares two folds."""
         # without what earlier versions do not know: their folds have the same digest
-        known = (msgspec.structs.replace(a, companions=()) if a.companions else a for a in self.allocations.values())
+        known = (
+            msgspec.structs.replace(each, companions=(), slots={}) if each.companions or each.slots else each
+            for each in self.allocations.values()
+        )
         live = sorted(known, key=lambda allocation: allocation.id)
         body = msgspec.json.encode([live, sorted(self.memory.items())], order="sorted")
         return hashlib.sha256(body).hexdigest()[:16]

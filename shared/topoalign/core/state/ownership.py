@@ -26,12 +26,14 @@ from topoalign.core.model.holdings import (
     may_have_parts,
 )
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.topology.by_amounts import is_by_amounts
 from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.device_health import HandedOut
 from topoalign.core.state.former_offers import FormerOffers
 from topoalign.core.state.held_devices import HeldDevices
 from topoalign.core.state.holders import Holders, cards_of
+from topoalign.core.state.slot_amounts import SlotsLeft, slots_left, spent_slots
 from topoalign.core.state.unit_amounts import UnitsLeft, spent, units_left
 
 
@@ -104,14 +106,14 @@ class Ownership:
         if former is not None:
             known["_former"] = former
             still = former is self._former and told is self._told and "handed_out" in self.__dict__
-            if still and (not self._hardware.has_units or self._is_spent_as(after.spent_gpus, changed)):
+            if still and (not is_by_amounts(self._hardware) or self._is_spent_as(after.spent_gpus, changed)):
                 known |= {"handed_out": self.handed_out, "blocked": self.blocked}
         after.__dict__.update(known)
         return after
 
     def _is_spent_as(self, spent_gpus: frozenset[DeviceID], changed: Allocation | None) -> bool:
-        """Whether the units that are not to be had stay the same: of these GPUs, where this allocation has come or gone."""
-        return spent_gpus == self.spent_gpus and (changed is None or spent_gpus.isdisjoint(changed.amounts))
+        """Whether the shares that are not to be had stay the same: of these GPUs, where this allocation has come or gone."""
+        return spent_gpus == self.spent_gpus and (changed is None or spent_gpus.isdisjoint(changed.shared_bases))
 
     @property
     def _known(self) -> tuple[Holders | None, FormerOffers | None, HeldDevices | None]:
@@ -230,7 +232,8 @@ class Ownership:
     def handed_out(self) -> HandedOut:
         """The health of everything that is offered; blocked devices are not to be handed out."""
         spent = {}
-        for resource in {each.resource for each in self._hardware.offered if each.unit} if self.spent_gpus else ():
+        by_amounts = {each.resource for each in self._hardware.offered if each.unit or each.slots}
+        for resource in by_amounts if self.spent_gpus else ():
             devices = self._hardware.devices[resource]
             units = devices.some(unit for gpu in self.spent_gpus for unit in devices.by_base.get(gpu, ()))
             spent[resource] = units - self.held(resource)
@@ -238,8 +241,9 @@ class Ownership:
 
     @cached_property
     def spent_gpus(self) -> frozenset[DeviceID]:
-        """The GPUs in units of which nothing is left (`unit_amounts.spent`)."""
-        return spent(self._hardware, self._allocations.values())
+        """The GPUs in units or slots of which nothing is left (`unit_amounts.spent`, `slot_amounts.spent_slots`)."""
+        live = self._allocations.values()
+        return spent(self._hardware, live) | spent_slots(self._hardware, live)
 
     def held(self, resource: ResourceName) -> DeviceSet:
         """Devices of a resource that some live allocation holds under their ids, or of which it holds a virtual function."""
@@ -267,6 +271,11 @@ class Ownership:
     def units_left(self) -> Mapping[DeviceID, UnitsLeft]:
         """GPU -> what is left of it, for those that are offered in units (`units_left`)."""
         return units_left(self._hardware, self._allocations.values(), self.handed_out)
+
+    @cached_property
+    def slots_left(self) -> Mapping[DeviceID, SlotsLeft]:
+        """GPU -> what is left of it, for those that are offered in slots (`slots_left`)."""
+        return slots_left(self._hardware, self._allocations.values(), self.handed_out)
 
     @cached_property
     def functions_in_use(self) -> frozenset[str]:

@@ -24,6 +24,7 @@ import msgspec
 
 from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.events import ReservationsChanged
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import AllocationID, DeviceID, Namespace, PodName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
@@ -167,6 +168,7 @@ def not_given(reserved: Allocation, state: NodeState) -> Allocation:
         reserved,
         devices={name: ids for name, ids in devices.items() if ids},
         companions=tuple(filter(is_left, reserved.companions)),
+        slots={slot: amount for slot, amount in reserved.slots.items() if is_left(slot)},
         virtual_functions={nic: addresses for nic, addresses in functions.items() if addresses},
         cpus=format_cpuset(reserved.cpu_ids - owned.cpus_in_use),
     )
@@ -215,6 +217,7 @@ def reserved_container(allocation: Allocation, owner: Owner, needs_companions: b
         virtual_functions=allocation.virtual_functions,
         cpus=allocation.cpus,
         memory=allocation.memory,
+        slots=allocation.slots,
     )
 
 
@@ -238,6 +241,14 @@ def allocations_of(reservation: Reservation) -> tuple[Allocation, ...]:
             lowest_first=bool(reserved.memory),
             pod_uid=reservation.pod_uid,
             companions=tuple(device for ids in reserved.companions.values() for device in ids),
+            slots=amounts_of_slots(reserved),
         )
         for reserved in reservation.containers
     )
+
+
+def amounts_of_slots(reserved: ReservedContainer) -> dict[DeviceID, Amount]:
+    """What a container will hold by its slots, without what a forged message says of devices that it does not have."""
+    return {
+        slot: each for slot, each in reserved.slots.items() if any(slot in ids for ids in reserved.devices.values())
+    }

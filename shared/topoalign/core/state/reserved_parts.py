@@ -69,6 +69,7 @@ def rest_of(reserved: ReservedContainer, uid: str, shown: frozenset[Part]) -> Re
         virtual_functions={nic: functions for nic, functions in reserved.virtual_functions.items() if nic in kept},
         cpus=reserved.cpus if Part(uid, reserved.container, CPU) in left else "",
         memory=tuple(each for each in reserved.memory if Part(uid, reserved.container, each.resource) in left),
+        slots={slot: amount for slot, amount in reserved.slots.items() if slot in kept},
     )
 
 
@@ -208,12 +209,9 @@ def swapped(
     instead = {(each.pod_uid, each.resource, each.taken): each.instead for each in swaps}
     if not instead:
         return tuple(reservations)
-    functions = {
-        device: addresses
-        for reservation in reservations
-        for each in reservation.containers
-        for device, addresses in each.virtual_functions.items()
-    }
+    every = [each for reservation in reservations for each in reservation.containers]
+    functions = {device: addresses for each in every for device, addresses in each.virtual_functions.items()}
+    amounts = {slot: amount for each in every for slot, amount in each.slots.items()}
 
     def after(uid: str, reserved: ReservedContainer) -> ReservedContainer:
         def now_of(name: ResourceName, device: DeviceID) -> DeviceID:
@@ -231,6 +229,7 @@ def swapped(
             devices=devices,
             companions=companions,
             virtual_functions={device: some for device, some in kept.items() if device in now},
+            slots={slot: amount for slot, amount in {**amounts, **reserved.slots}.items() if slot in now},
         )
 
     return tuple(

@@ -240,7 +240,8 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
         bases = {base for offer in offers for base in offer.devices}
         if offers and not any(offer.shared for offer in offers):
             return "gpu" if bases <= self.gpu_by_id.keys() else "nic" if bases <= self.nic_by_id.keys() else "part"
-        return "unit" if any(offer.unit is not None for offer in offers) else "part" if offers else "other"
+        by_amounts: tuple[Kind, ...] = tuple("slot" if each.slots else "unit" for each in offers if each.by_amounts)
+        return by_amounts[0] if by_amounts else "part" if offers else "other"
 
     def card_of(self, device: DeviceID) -> DeviceID:
         """The GPU or NIC that something handed out is a part of; the device itself where it is no known part."""

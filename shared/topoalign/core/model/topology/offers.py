@@ -1,22 +1,48 @@
 """What of a node's hardware its device plugin offers to the kubelet. `holdings` knows the ids of it."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from topoalign.core.model.holdings import UnitKind, handed_out
 from topoalign.core.model.ids import DeviceID, ResourceName
 
-Kind = Literal["gpu", "nic", "part", "unit", "other"]
+Kind = Literal["gpu", "nic", "part", "unit", "slot", "other"]
 """
-Whole GPUs; whole NICs; shares, MIG instances, virtual functions or a mixture; units of GPUs; devices of another's plugin.
+Whole GPUs; whole NICs; shares, MIG instances, virtual functions or a mixture; units of GPUs; slots of GPUs; devices of
+another's plugin.
 """
 
 CORES = 100
 """Units of computing time of a GPU."""
 MEMORY_BLOCK = 256 * 1024 * 1024
 """Bytes of a unit of memory. What a GPU has beyond its last whole block is not given out."""
+
+
+class Slots(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """
+    What a container with slots of GPUs may ask for besides: resources that no device plugin lists and no kubelet sees. One
+    value applies to each of its GPUs.
+    """
+
+    memory: ResourceName = ResourceName("nvidia.com/gpumem")
+    """MiB of each GPU."""
+    percentage: ResourceName = ResourceName("nvidia.com/gpumem-percentage")
+    """Memory as hundredths of each GPU's."""
+    cores: ResourceName = ResourceName("nvidia.com/gpucores")
+    """Hundredths of each GPU's computing time."""
+    priority: ResourceName = ResourceName("nvidia.com/priority")
+    """0 high, 1 low."""
+    memory_scaling: Annotated[float, msgspec.Meta(ge=0.1, le=100)] = 1.0
+    """How much memory is given of each GPU, as a multiple of what it has."""
+    core_scaling: Annotated[float, msgspec.Meta(ge=1, le=100)] = 1.0
+    """How much computing time is given of each GPU, as a multiple of 100."""
+
+    @property
+    def resources(self) -> tuple[ResourceName, ...]:
+        """All of them."""
+        return self.memory, self.percentage, self.cores, self.priority
 
 
 class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -37,6 +63,11 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     """
     limiter: Literal["none", "vcuda"] = "none"
     """What limits containers to their units: nothing, or Gaia's library, which is to be in the container."""
+    slots: Slots | None = None
+    """
+    The shares are slots: a container holds an amount of cores and memory of each GPU of which it has one, an equal part if
+    it is not known which. None: they are no slots.
+    """
     most: int | None = None
     """The largest number that a container may ask for. None: as many as there are."""
     packing: Literal["distributed", "packed"] = "distributed"
@@ -46,6 +77,11 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     def shared(self) -> bool:
         """Whether a device is offered in shares or in units."""
         return self.replicas > 1 or self.unit is not None
+
+    @property
+    def by_amounts(self) -> bool:
+        """Whether containers get amounts of the devices: units of them, or slots with amounts."""
+        return self.unit is not None or self.slots is not None
 
     def handed_out(self, base: DeviceID) -> Iterator[DeviceID]:
         """The ids under which one of the devices is handed out."""

@@ -218,8 +218,8 @@ def _others(topology: Topology) -> None:
 
 def _offers(topology: Topology) -> None:
     """
-    Each device is offered once, as a whole, in time slices, or in units of both kinds, and not beside its parts; one message
-    to the kubelet can name them all.
+    Each device is offered once, as a whole, in time slices, in slots, or in units of both kinds, and not beside its parts;
+    one message to the kubelet can name them all.
     """
     known = {*topology.gpu_by_id, *topology.nic_by_id, *topology.cards}
     wholes = {
@@ -237,6 +237,8 @@ def _offers(topology: Topology) -> None:
                 )
             if offer.unit is not None and base not in topology.gpu_by_id:
                 _wrong(f"offers[{i}].devices", f"{quoted([base])} is no GPU", "offer units of whole GPUs")
+            if offer.slots is not None and (base not in topology.gpu_by_id or offer.replicas < 2):
+                _wrong(f"offers[{i}].devices", f"no slots of {quoted([base])}", "offer 2 or more slots of whole GPUs")
             others = offered.setdefault(base, set())
             if base in wholes or offer.unit in others or (others and None in {*others, offer.unit}):
                 _wrong(f"offers[{i}].devices", f"{quoted([base])} is offered twice", "offer it once, whole or in parts")

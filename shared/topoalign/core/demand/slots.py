@@ -1,0 +1,162 @@
+"""
+What a container asks for of GPUs that are offered in slots: so many GPUs, and an amount of cores and memory of each of them.
+
+The kubelet is asked for the slots alone. The amounts are in resources that it never sees (`Slots`), by HAMi's rules: memory
+in MiB counts before a percentage; with neither it is all of a GPU's; cores that are not asked for are none. One rule is
+stricter: 100 cores are all that is offered of a GPU, however it is scaled, and such a GPU is nobody else's. What HAMi would
+read as something else, or as no request at all, is refused.
+
+    nvidia.com/gpu: 1, gpumem: 4000, gpucores: 30     30 cores and 4000 MiB of one GPU
+    nvidia.com/gpu: 2, gpumem-percentage: 50          half of the memory of each of two GPUs, without a claim on their cores
+    nvidia.com/gpu: 1                                 all memory of one GPU: nobody else gets any of it
+    nvidia.com/gpu: 1, gpumem: 16Gi                   refused: these are 17179869184 MiB
+
+Source: HAMi 4707fb02, GenerateResourceRequests (spec hami.md 2.2).
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from topoalign.core.demand.quantities import Quantities
+from topoalign.core.demand.units import InvalidShare
+from topoalign.core.model.holdings import Amount
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.by_amounts import offers_in_slots
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import CORES, Slots
+from topoalign.core.model.topology.views import made_once
+from topoalign.core.state.slot_amounts import MIB, SlotsLeft, offered_in_slots, part_of
+
+LOWEST_PRIORITY = 1
+SlotsOfGpus = Mapping[DeviceID, SlotsLeft]
+"""GPU -> what is left of it."""
+
+
+class SlotShare(NamedTuple):
+    """What one container asks for in slots: an amount of each of some GPUs."""
+
+    resource: ResourceName
+    """Of which it asks for slots."""
+    gpus: int
+    """How many GPUs, of each of which it has one slot."""
+    cores: int
+    """Hundredths of the computing time of each. 100: all that is offered of it, and nobody else has anything of the GPU."""
+    memory: int
+    """MiB of each; 0: by `percentage`."""
+    percentage: int
+    """Memory as hundredths of what is offered of each."""
+    parts: int = 0
+    """Above 0 the amounts are not known, and each is one of so many equal parts."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether nobody else has anything of these GPUs."""
+        return self.cores >= CORES
+
+    def amount_of(self, offered: Amount) -> Amount:
+        """What it is of a GPU of which so much is offered: of 81559 MiB 50 per cent are 40779."""
+        if self.parts:
+            return part_of(offered, self.parts)
+        memory = self.memory or offered.memory // MIB * self.percentage // 100
+        return Amount(cores=offered.cores if self.whole else self.cores, memory=memory * MIB)
+
+
+@made_once
+def resources_in_slots(topology: Topology) -> Mapping[ResourceName, Slots]:
+    """Resource of GPUs in slots -> by what else is asked for them."""
+    return {offer.resource: offer.slots for offer in offers_in_slots(topology).values() if offer.slots is not None}
+
+
+@made_once
+def amount_resources(topology: Topology) -> frozenset[ResourceName]:
+    """The resources by which containers say how much of each GPU in slots they ask for; no kubelet sees them."""
+    return frozenset(name for slots in resources_in_slots(topology).values() for name in slots.resources)
+
+
+def slots_asked(topology: Topology, devices: Quantities) -> SlotShare | None:
+    """What is asked for in slots on this machine; None: nothing is."""
+    for resource, slots in resources_in_slots(topology).items():
+        if gpus := devices.get(resource, 0):
+            memory, percentage = devices.get(slots.memory, 0), devices.get(slots.percentage, 0)
+            cores = devices.get(slots.cores, 0)
+            return SlotShare(resource, gpus, cores, memory, percentage or (0 if memory else 100))
+    return None
+
+
+def unknown_share(topology: Topology, resource: ResourceName, gpus: int) -> SlotShare:
+    """What counts for a container of which it is known only of how many GPUs it asks for slots: an equal part of each."""
+    slots = [offer.replicas for offer in offers_in_slots(topology).values() if offer.resource == resource]
+    return SlotShare(resource, gpus, cores=0, memory=0, percentage=0, parts=min(slots))
+
+
+class SlotResources(NamedTuple):
+    """By which names a machine offers GPUs in slots, and how large they are."""
+
+    resource: ResourceName
+    """Of the slots."""
+    slots: Slots
+    most: int
+    """MiB that are offered of the largest of these GPUs."""
+
+
+@made_once
+def slot_resources(topology: Topology) -> tuple[SlotResources, ...]:
+    """What the machine offers in slots, by resource."""
+    found = []
+    for resource, slots in resources_in_slots(topology).items():
+        gpus = [gpu for gpu, offer in offers_in_slots(topology).items() if offer.resource == resource]
+        most = max(offered_in_slots(topology)[gpu].memory for gpu in gpus) // MIB
+        found.append(SlotResources(resource, slots, most))
+    return tuple(found)
+
+
+def check_amounts(where: str, limits: Quantities, offered: SlotResources) -> None:
+    """
+    Raises InvalidShare for amounts that cannot be meant of GPUs that are offered so, by the container at the path `where`:
+    `spec.containers[0]`.
+    """
+    slots = offered.slots
+    most = (
+        (slots.percentage, 100, "all of a GPU's memory", "write a number from 1 to 100"),
+        (slots.cores, CORES, "all of a GPU's computing time", f"write {CORES} for a whole GPU, or less"),
+        (
+            slots.memory,
+            offered.most,
+            "what the largest GPU has",
+            "write a number of MiB, 16384 and not 16Gi, and no more than a GPU has",
+        ),
+        (slots.priority, LOWEST_PRIORITY, "the lowest priority", "write 0 for high or 1 for low"),
+    )
+    for name, limit, meaning, remedy in most:
+        field = f"{where}.resources.limits[{name}]"
+        if name in limits and not limits.get(offered.resource):
+            raise InvalidShare(
+                f"{field}: {limits[name]} of no GPU, as {offered.resource} is missing",
+                f"say of how many GPUs it is: {offered.resource}: 1",
+            )
+        if limits.get(name, 0) > limit:
+            raise InvalidShare(f"{field}: {limits[name]} is above {limit}, which is {meaning}", remedy)
+
+
+def has_slot_for(left: SlotsLeft, share: SlotShare, own: Amount | None = None) -> bool:
+    """
+    Whether a GPU has enough left for a share of it. Where all cores are held, memory alone would take some of them. `own`:
+    what the pod holds of it by a slot that its init container leaves, which it needs no second one for.
+    """
+    if not left.usable or (own is None and left.slots < 1):
+        return False
+    asked, free = share.amount_of(left.offered), left.left
+    if own is not None:
+        free = Amount(cores=free.cores + own.cores, memory=free.memory + own.memory)
+    if share.whole:
+        others = left.sharers - (own is not None)
+        return not others and asked.memory <= left.offered.memory
+    return free.cores >= max(1, asked.cores) and free.memory >= asked.memory
+
+
+def gpus_with_slots(left: SlotsOfGpus, share: SlotShare, topology: Topology) -> tuple[DeviceID, ...]:
+    """Those of which a container could get its part, in the hardware's order."""
+    offers = offers_in_slots(topology)
+    return tuple(
+        gpu for gpu, each in left.items() if offers[gpu].resource == share.resource and has_slot_for(each, share)
+    )

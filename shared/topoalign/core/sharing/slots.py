@@ -1,0 +1,206 @@
+"""
+On which GPUs a container gets its slots, and what it holds of each.
+
+Slots of one container are of different GPUs, and each of them has enough left for the amounts that the container asks for.
+Which GPUs is decided by `choice`. A kubelet counts slots per NUMA node, and not per GPU: where its alignment leaves too few
+GPUs with enough, the container is refused (`ShareSplit`). Example with ten slots a GPU:
+
+    left of GPU-0: 100 cores and 80000 MiB, of GPU-1: 60 and 20000, of GPU-2: 0 and 50000
+    asked for 30 cores and 4000 MiB of one: GPU-1; of two: GPU-0 and GPU-1; of three: refused
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import msgspec
+
+from topoalign.core.demand.pod_demand import ContainerDemand
+from topoalign.core.demand.slots import SlotShare, SlotsOfGpus, has_slot_for, resources_in_slots, slots_asked
+from topoalign.core.hints.devices import slots_for
+from topoalign.core.hints.reuse import held_by_pod, reusable_devices
+from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.errors import InvalidField, quoted
+from topoalign.core.model.holdings import Amount
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.device_sets import DeviceSet
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import CORES
+from topoalign.core.placement.devices import Choice
+from topoalign.core.placement.preference import set_scorer
+from topoalign.core.sharing.cards import SharedCard, ShareRequest
+from topoalign.core.sharing.choice import choose
+from topoalign.core.sharing.refusals import WAIT, NotEnoughShareCards, ShareDoesNotFit, ShareFields, ShareSplit
+from topoalign.core.sharing.rules import CardRules, Selection
+from topoalign.core.state.fold import NodeState
+from topoalign.core.state.slot_amounts import NONE_HELD, held_by_slot, larger
+
+
+def fields_of(topology: Topology, resource: ResourceName) -> ShareFields:
+    """The limits of a container by which it asks for slots of this resource and for its amounts."""
+    slots = resources_in_slots(topology)[resource]
+    return ShareFields(cores=f"limits[{slots.cores}]", memory=f"limits[{slots.memory}]", cards=f"limits[{resource}]")
+
+
+def cards_of(topology: Topology, left: SlotsOfGpus) -> tuple[SharedCard, ...]:
+    """All GPUs of the machine, in its order; of those that are not in slots nothing is to be had."""
+    found = []
+    for gpu in topology.gpus:
+        here = left.get(gpu.id)
+        offered, held = (here.offered, here.held) if here else (NONE_HELD, NONE_HELD)
+        found.append(
+            SharedCard(
+                device=gpu.id,
+                index=gpu.index,
+                minor=gpu.index if gpu.minor is None else gpu.minor,
+                model=gpu.name,
+                healthy=here is not None and here.usable,
+                cores=offered.cores,
+                memory=offered.memory,
+                slots=here.all_slots if here else 0,
+                cores_held=held.cores,
+                memory_held=held.memory,
+                slots_held=here.sharers if here else 0,
+                processes=here.sharers if here else 0,
+                exclusive=here is None,
+            )
+        )
+    return tuple(found)
+
+
+def choose_gpus(
+    topology: Topology, left: SlotsOfGpus, share: SlotShare, among: Iterable[DeviceID], fields: ShareFields
+) -> tuple[DeviceID, ...]:
+    """The GPUs, of these, of each of which a container gets a slot. Raises ShareDoesNotFit where too few have enough."""
+    gpus = [gpu for gpu in among if gpu in left]
+    enough = [gpu for gpu in gpus if has_slot_for(left[gpu], share)]
+    wanted = enough if len(enough) >= share.gpus else gpus
+    # the least of them, where GPUs of different sizes are asked for by a percentage: each of `enough` has its own; and a
+    # byte of GPUs so small that it is none
+    asked = [share.amount_of(left[gpu].offered) for gpu in wanted] or [Amount(cores=0, memory=1)]
+    cores = CORES if share.whole else min(CORES - 1, *(each.cores for each in asked))
+    request = ShareRequest(cores=cores, memory=max(1, min(each.memory for each in asked)), cards=share.gpus)
+    rules = CardRules(uuids=Selection(wanted=tuple(wanted)))
+    chosen = choose(cards_of(topology, left), request, set_scorer(topology), rules, fields)
+    if len(enough) < share.gpus:
+        raise NotEnoughShareCards(fields, share.gpus, len(enough))
+    return tuple(card.device for card in chosen)
+
+
+class SlotChooser:
+    """Chooses the slots of one container."""
+
+    def __init__(self, state: NodeState, container: ContainerDemand, share: SlotShare) -> None:
+        self._state, self._container, self._share, self.resource = state, container, share, share.resource
+        self._left = state.ownership.slots_left
+        self._fields = fields_of(state.hardware, share.resource)
+        reusable = reusable_devices(held_by_pod(state, container), share.resource)
+        self._own = own_amounts(state.hardware, held_by_pod(state, container), reusable)
+
+    def room(self) -> DeviceSet:
+        """A slot of each GPU that has enough. Raises ShareDoesNotFit where they are too few."""
+        self.check_room()
+        return slots_for(self._state, self._container, self._share.resource)
+
+    def check_room(self) -> None:
+        """Raises ShareDoesNotFit where too few GPUs of the node have enough, however they are aligned."""
+        missing = self._share.gpus - len(self._own)
+        if missing > 0:
+            others = [gpu for gpu in self._left if gpu not in self._own]
+            choose_gpus(self._state.hardware, self._left, self._share._replace(gpus=missing), others, self._fields)
+
+    def check_takeover(self, reusable: Collection[DeviceID], amount: int) -> None:
+        """
+        Raises ShareSplit: a kubelet picks at random which `amount` of the slots it takes over that init containers left, and
+        they are of different GPUs.
+        """
+        raise ShareSplit(
+            self._fields.cards,
+            f"it takes over {amount} of the {len(reusable)} slots that init containers left, at random, of different GPUs",
+            "let its init containers ask for no more GPUs than it asks for itself",
+        )
+
+    def prefer(self, choice: Choice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
+        """The slots that the container gets, of those that may be chosen; () where too few GPUs have enough."""
+        topology, available = self._state.hardware, choice.available
+        must = tuple(dict.fromkeys(map(topology.card_of, choice.must_include)))
+        missing = choice.size - len(must)
+        among = [gpu for gpu, slots in available.devices.by_base.items() if (slots & available).bits]
+        if len(must) < len(choice.must_include) or missing < 1:
+            return ()
+        rest = self._share._replace(gpus=missing)
+        try:
+            others = choose_gpus(topology, self._left, rest, (g for g in among if g not in must), self._fields)
+        except (InvalidField, ShareDoesNotFit):
+            return ()
+        return (*choice.must_include, *(slot_of(available, gpu) for gpu in others))
+
+    def check_given(self, slots: Collection[DeviceID]) -> None:
+        """Raises ShareDoesNotFit where these slots are not of different GPUs with enough left for the container."""
+        gpus = [self._state.hardware.card_of(slot) for slot in slots]
+        lacking = [gpu for gpu in gpus if gpu not in self._left or not self._has_room(gpu)]
+        if len({*gpus}) < len(gpus) or lacking:
+            self.check_room()
+            why = f"of {quoted(sorted({*lacking}))} not enough is left" if lacking else "some are of one GPU"
+            raise ShareSplit(
+                self._fields.cards,
+                f"the node has enough left, but not where the kubelet's alignment leads: {why}",
+                WAIT,
+            )
+
+    def _has_room(self, gpu: DeviceID) -> bool:
+        return has_slot_for(self._left[gpu], self._share, self._own.get(gpu))
+
+    def amounts(self, slots: Collection[DeviceID]) -> dict[DeviceID, Amount]:
+        """What the container holds by each of these slots; of what it takes over no less than was held before."""
+        found = {}
+        for slot in slots:
+            if (gpu := self._state.hardware.card_of(slot)) not in self._left:
+                continue
+            asked = self._share.amount_of(self._left[gpu].offered)
+            found[slot] = larger(asked, self._own.get(gpu, NONE_HELD))
+        return found
+
+
+def slot_of(available: DeviceSet, gpu: DeviceID) -> DeviceID:
+    """The first of the available slots of a GPU that has one."""
+    return (available & available.devices.by_base[gpu]).lowest
+
+
+def own_amounts(
+    topology: Topology, held: Iterable[Allocation], reusable: Collection[DeviceID]
+) -> Mapping[DeviceID, Amount]:
+    """GPU -> what earlier containers of a pod hold of it by the slots that they leave to the next one."""
+    return {
+        gpu: amount
+        for gpu, slots in held_by_slot(topology, held).items()
+        for slot, amount in slots.items()
+        if slot in reusable
+    }
+
+
+def chooser_of(state: NodeState, container: ContainerDemand) -> SlotChooser | None:
+    """Chooses the container's slots; None: it asks for none."""
+    share = slots_asked(state.hardware, container.devices)
+    return None if share is None else SlotChooser(state, container, share)
+
+
+def slots_given(
+    state: NodeState, container: ContainerDemand, devices: Mapping[ResourceName, Collection[DeviceID]]
+) -> dict[DeviceID, Amount]:
+    """What the container holds by each of the slots among these devices, which it would get in this state."""
+    chooser = chooser_of(state, container)
+    return {} if chooser is None else chooser.amounts(devices.get(chooser.resource, ()))
+
+
+def with_peaks(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:
+    """
+    What the containers of a pod hold, each slot with the most that any of them holds by it: a kubelet that asks for a slot
+    says not for which of them.
+    """
+    most: dict[DeviceID, Amount] = {}
+    for each in allocations:
+        for slot, amount in each.slots.items():
+            most[slot] = larger(most.get(slot, amount), amount)
+    return tuple(
+        msgspec.structs.replace(each, slots={slot: most[slot] for slot in each.slots}) if each.slots else each
+        for each in allocations
+    )

@@ -1,0 +1,113 @@
+"""Slots in reservations: what is held for a pod until it is shown, and what a kubelet is told that asks for slots."""
+
+import msgspec
+from decision_support import NODE, node, pod
+from reservation_support import changed
+from slot_support import MIB, asks, holding, in_slots
+from unit_support import DGX, KUBELET, admitted
+
+from topoalign.core.model.allocations import Allocation, Owner
+from topoalign.core.model.events import AllocationGranted
+from topoalign.core.model.holdings import Amount
+from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.model.reservations import Reservation
+from topoalign.core.sharing.reserved_slots import amounts_reserved, reserved_slots
+from topoalign.core.sharing.reserved_units import ShareQuestion, with_reserved_shares
+from topoalign.core.state.fold import NodeState
+from topoalign.core.state.reservations import NodeReservations, allocations_of, reservation_of
+
+FIRST, SECOND = DGX.gpus[0].id, DGX.gpus[1].id
+
+
+def reserved(state: NodeState, name: str, *containers: tuple[int, int]) -> Reservation:
+    """What a decision in this state gives a pod: (GPUs, MiB) of each container, with 20 cores."""
+    asked = [asks(gpus, memory=memory, cores=20, name=f"c{place}") for place, (gpus, memory) in enumerate(containers)]
+    request = pod(*asked, name=name)
+    return reservation_of(f"uid-{name}", request, admitted(state, request, KUBELET), 60.0)
+
+
+def of(*reservations: Reservation) -> NodeReservations:
+    return NodeReservations().apply(changed(*reservations), 1, 0.0)
+
+
+def gets(state: NodeState, name: str, slots: tuple[DeviceID, ...], container: str = "c0") -> NodeState:
+    """The node after a container of a pod was given these slots."""
+    owner = Owner(namespace=Namespace("default"), pod=PodName(name), container=ContainerName(container))
+    given = Allocation(id=AllocationID(f"{name}/{container}"), owner=owner, devices={GPU: slots}, pod_uid=f"uid-{name}")
+    return state.apply(AllocationGranted(node=NODE, epoch=state.epoch, seq=state.seq + 1, allocation=given))
+
+
+def test_what_is_reserved_is_held_with_its_amounts() -> None:
+    state = node(in_slots(DGX, gpus=1))
+
+    after = with_reserved_shares(state, of(reserved(state, "a", (1, 9_000))), 0.0)
+
+    assert Amount(cores=80, memory=(40_960 - 9_000) * MIB) == after.ownership.slots_left[FIRST].left
+
+
+def test_a_slot_that_is_given_is_held_once() -> None:
+    state = node(in_slots(DGX, gpus=2))
+    kept = of(reserved(state, "a", (1, 9_000), (1, 5_000)))
+    first = kept.reservations[0].containers[0].devices[GPU]
+    state = gets(state, "a", first)
+
+    (left,) = kept.observe(state, own=True).held(0.0)
+
+    assert ["c1"] == [each.container for each in left.containers]
+    assert left.containers[0].devices[GPU] == tuple(left.containers[0].slots)
+
+
+def test_pods_that_are_swapped_swap_their_amounts() -> None:
+    """A kubelet does not tell equal pods apart: b has got what was reserved for a."""
+    state = node(in_slots(DGX))
+    one = reserved(state, "a", (1, 9_000))
+    other = msgspec.structs.replace(reserved(holding(state, (0, 20, 35_000)), "b", (1, 9_000)))
+    slots_of_a, slots_of_b = (each.containers[0].devices[GPU] for each in (one, other))
+    assert slots_of_a != slots_of_b
+
+    after = of(one, other).observe(gets(state, "b", slots_of_a))
+
+    (left,) = after.held(0.0)
+    assert ("a", slots_of_b) == (left.pod, left.containers[0].devices[GPU])
+    assert {*slots_of_b} == left.containers[0].slots.keys()
+
+
+def test_slots_of_other_devices_in_a_reservation_are_passed_over() -> None:
+    state = node(in_slots(DGX))
+    forged = reserved(state, "a", (1, 9_000))
+    container = msgspec.structs.replace(forged.containers[0], slots={DeviceID("GPU-x::1"): Amount(cores=1, memory=1)})
+
+    (found,) = allocations_of(msgspec.structs.replace(forged, containers=(container,)))
+
+    assert {} == found.slots
+
+
+def test_the_kubelet_is_told_the_slots_of_each_container_in_order() -> None:
+    state = node(in_slots(DGX, gpus=2))
+    kept = of(reserved(state, "a", (1, 9_000), (1, 30_000), (2, 1_000)))
+    parts = [each.devices[GPU] for each in kept.reservations[0].containers]
+    free = {*state.hardware.devices[GPU]}
+
+    def told(size: int, *gone: tuple[DeviceID, ...]) -> tuple[DeviceID, ...]:
+        available = free.difference(*gone)
+        return reserved_slots(state, kept, 0.0, ShareQuestion(GPU, available, (), size))
+
+    assert parts[0] == told(1)
+    assert parts[1] == told(1, parts[0])
+    assert () == told(1, parts[0], parts[1])
+    assert parts[2] == told(2)
+    assert () == reserved_slots(state, kept, 61.0, ShareQuestion(GPU, free, (), 1))
+    assert {30_000 * MIB} == {each.memory for each in amounts_reserved(kept, 0.0, GPU, parts[1]).values()}
+    assert {} == amounts_reserved(kept, 0.0, GPU, parts[1] + parts[0])
+
+
+def test_a_container_that_is_shown_is_not_told_its_slots_again() -> None:
+    """The kubelet has lost its checkpoint, and takes the slots to be free."""
+    state = node(in_slots(DGX, gpus=2))
+    kept = of(reserved(state, "a", (1, 9_000)), reserved(state, "b", (1, 9_000)))
+    slots = kept.reservations[0].containers[0].devices[GPU]
+    free = {*state.hardware.devices[GPU]}
+
+    told = reserved_slots(gets(state, "a", slots), kept, 0.0, ShareQuestion(GPU, free, (), 1))
+
+    assert told == kept.reservations[1].containers[0].devices[GPU]

@@ -1,0 +1,73 @@
+"""Machines whose GPUs are offered in slots, with amounts of cores and memory."""
+
+import msgspec
+from decision_support import NODE, container
+
+from topoalign.core.model.allocations import Allocation, Owner
+from topoalign.core.model.events import AllocationGranted
+from topoalign.core.model.holdings import Amount
+from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.requests import ContainerRequest
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import Offer, Slots
+from topoalign.core.model.topology.validate import validate
+from topoalign.core.state.fold import NodeState
+
+PLAIN = Slots()
+MIB = 1 << 20
+MEMORY, PERCENTAGE = ResourceName("nvidia.com/gpumem"), ResourceName("nvidia.com/gpumem-percentage")
+CORES, PRIORITY = ResourceName("nvidia.com/gpucores"), ResourceName("nvidia.com/priority")
+
+
+def in_slots(topology: Topology, slots: int = 10, gpus: int | None = None, scaling: Slots = PLAIN) -> Topology:
+    """The machine with its first GPUs in so many slots each; the others are not offered."""
+    shared = tuple(gpu.id for gpu in topology.gpus[:gpus])
+    offer = Offer(resource=GPU, devices=shared, replicas=slots, slots=scaling)
+    found = msgspec.structs.replace(topology, offers=(offer,))
+    validate(found)
+    return found
+
+
+def asks(
+    gpus: int = 1, memory: int = 0, cores: int = 0, percentage: int = 0, priority: int = 0, name: str = "main"
+) -> ContainerRequest:
+    """A container that asks for so many GPUs and, where they are not 0, for these amounts of each."""
+    amounts = {GPU: gpus, MEMORY: memory, CORES: cores, PERCENTAGE: percentage, PRIORITY: priority}
+    return container(name, others={resource: amount for resource, amount in amounts.items() if amount})
+
+
+def slot(gpu: int, number: int, state: NodeState) -> DeviceID:
+    """A slot of the GPU of this index."""
+    return DeviceID(f"{state.hardware.gpus[gpu].id}::{number}")
+
+
+def holding(state: NodeState, *held: tuple[int, int, int] | int) -> NodeState:
+    """
+    The node with a slot held by a pod each: (GPU's index, cores, MiB), or the index alone where no amount is recorded.
+    Slots are numbered from 0 on each GPU.
+    """
+    taken: dict[int, int] = {}
+    for number, each in enumerate(held):
+        gpu = each if isinstance(each, int) else each[0]
+        device = slot(gpu, taken.setdefault(gpu, 0), state)
+        taken[gpu] += 1
+        amounts = {} if isinstance(each, int) else {device: Amount(cores=each[1], memory=each[2] * MIB)}
+        owner = Owner(namespace=Namespace("default"), pod=PodName(f"held-{number}"), container=ContainerName("main"))
+        allocation = Allocation(
+            id=AllocationID(f"held-{number}"),
+            owner=owner,
+            devices={GPU: (device,)},
+            slots=amounts,
+            pod_uid=f"u{number}",
+        )
+        state = state.apply(AllocationGranted(node=NODE, epoch=state.epoch, seq=state.seq + 1, allocation=allocation))
+    return state
+
+
+def given(state: NodeState, allocation: Allocation) -> dict[int, tuple[int, int]]:
+    """Index of each GPU of which an allocation has a slot -> cores and MiB that it holds of it."""
+    by_id = state.hardware.gpu_by_id
+    return {
+        by_id[state.hardware.card_of(device)].index: (amount.cores, amount.memory // MIB)
+        for device, amount in allocation.slots.items()
+    }
