@@ -104,10 +104,12 @@ def test_the_kubelet_is_told_the_slots_of_each_container_in_order() -> None:
 def test_a_container_that_is_shown_is_not_told_its_slots_again() -> None:
     """The kubelet has lost its checkpoint, and takes the slots to be free."""
     state = node(in_slots(DGX, gpus=2))
-    kept = of(reserved(state, "a", (1, 9_000)), reserved(state, "b", (1, 9_000)))
+    one = reserved(state, "a", (1, 9_000))
+    kept = of(one, reserved(with_reserved_shares(state, of(one), 0.0), "b", (1, 9_000)))
     slots = kept.reservations[0].containers[0].devices[GPU]
     free = {*state.hardware.devices[GPU]}
 
     told = reserved_slots(gets(state, "a", slots), kept, 0.0, ShareQuestion(GPU, free, (), 1))
 
+    assert slots != told
     assert told == kept.reservations[1].containers[0].devices[GPU]

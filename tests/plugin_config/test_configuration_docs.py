@@ -9,7 +9,7 @@ import pytest
 from topoalign.cli import root
 from topoalign.kubelet.files import documents
 from topoalign.plugin_config import nvidia
-from topoalign.plugin_config.configuration import Configuration, SharedResource, Units
+from topoalign.plugin_config.configuration import Configuration, GpuSlots, SharedResource, Units
 from topoalign.plugin_config.file import leaves, load_plugin_config, loaded
 from topoalign.plugin_config.watching import VARIABLE
 
@@ -33,7 +33,7 @@ def test_every_example_is_a_configuration(text: str) -> None:
 
 
 def test_there_are_examples_of_every_section_that_is_a_list() -> None:
-    assert 6 == len(EXAMPLES)
+    assert 7 == len(EXAMPLES)
     assert Configuration() != load_plugin_config(REPOSITORY / "examples" / "topoalign.yaml").configuration
 
 
@@ -47,6 +47,8 @@ def test_every_field_is_listed_with_its_default() -> None:
     assert shared == {row[0].strip("`") for row in rows("key | default")}
     units = {field.encode_name: str(field.default) for field in msgspec.structs.fields(Units)}
     assert units == {row[0].strip("`"): row[1].strip("`") for row in rows("key of `units`")}
+    slots = {field.encode_name: str(field.default) for field in msgspec.structs.fields(GpuSlots)}
+    assert slots == {row[0].strip("`"): row[1].strip("`") for row in rows("key of `slots`")}
 
 
 def at(content: object, path: str) -> object:

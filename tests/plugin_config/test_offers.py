@@ -4,8 +4,9 @@ import msgspec
 import pytest
 from serving_support import A100, L4, gpu, listed, machine, made, nic, said
 
+from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.model import Gpu
-from topoalign.core.model.topology.offers import Offer
+from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.model.topology.validate import validate
 from topoalign.machines import catalogue, load_machine
 from topoalign.plugin_config.configuration import Configuration
@@ -52,6 +53,24 @@ def test_units_with_a_limiter_say_which_and_are_not_warned_of() -> None:
         [each.limiter for each in found.offers] for found in (plain, limited)
     ]
     assert ["limiter: none" in said(found)[-1] if said(found) else False for found in (plain, limited)] == [True, False]
+
+
+def test_gpus_in_slots_are_offered_with_the_names_of_amounts() -> None:
+    """A GPU in MIG mode, or without a known memory, would be in one resource with slots: it is not offered."""
+    sizes = (1 << 30, 1 << 30, 1 << 30, None)
+    gpus = [
+        msgspec.structs.replace(gpu(index, [] if index == 1 else None), memory=size) for index, size in enumerate(sizes)
+    ]
+    text = "resources: {gpus: [{indexes: [2], name: whole}]}\nsharing: {slots: {memory: mem, coreScaling: 1.5}}"
+
+    found = made(machine(gpus), text)
+
+    terms = Slots(memory=ResourceName("nvidia.com/mem"), core_scaling=1.5)
+    assert [("nvidia.com/gpu", ("GPU-0",), 10, terms), ("nvidia.com/whole", ("GPU-2",), 1, None)] == [
+        (each.resource, each.devices, each.replicas, each.slots) for each in found.offers
+    ]
+    assert [True] == [finding.severe for finding in found.findings if "not offered" in finding.finding]
+    validate(msgspec.structs.replace(machine(gpus), offers=found.offers))
 
 
 def test_units_of_a_resource_that_the_node_does_not_have_are_none() -> None:

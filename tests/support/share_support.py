@@ -1,11 +1,11 @@
 """A node with four GPUs in units, over real sockets: the fake kubelet, and an agent that can be started anew."""
 
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
@@ -55,7 +55,7 @@ class ShareNode:
         self,
         directory: Path,
         machine: Topology,
-        names: tuple[ResourceName, ResourceName],
+        names: tuple[ResourceName, ...],
         policy: Policy,
         chance: Random | None,
     ) -> None:
@@ -63,7 +63,7 @@ class ShareNode:
         self.plugins.mkdir()
         self.resources.mkdir()
         self.names, self.clock, self.journal = names, ManualClock(), MemoryJournal()
-        self.machine = in_units(machine, len(machine.gpus), *names)
+        self.machine = self.offered(machine)
         self.rules = AdmissionRules(policy=policy, mode=Mode.KUBELET)
         rules = AdmissionRules(policy=policy)
         self.kubelet = FakeKubelet(self.plugins, self.resources, machine, rules, chance=chance)
@@ -76,6 +76,10 @@ class ShareNode:
         self.containers: Containers | None = None
         self.forced: Mapping[ResourceName, Sequence[DeviceID]] = {}
         """What the kubelet takes of a resource whatever is preferred."""
+
+    def offered(self, machine: Topology) -> Topology:
+        """The machine as its discovery offers it."""
+        return in_units(machine, len(machine.gpus), *self.names[:2])
 
     async def start_agent(self, tasks: TaskGroup, machine: Topology | None = None) -> None:
         """The agent starts, also anew: with what is in the journal alone."""
@@ -277,15 +281,23 @@ class ShareNode:
         assert listed == apps == recorded
 
 
-@asynccontextmanager
-async def share_node(
+N = TypeVar("N", bound=ShareNode)
+
+
+def share_node(
     machine: Topology = SMALL,
     names: tuple[ResourceName, ResourceName] = NAMES,
     policy: Policy = Policy.NONE,
     chance: Random | None = None,
-) -> AsyncIterator[tuple[ShareNode, TaskGroup]]:
+) -> AbstractAsyncContextManager[tuple[ShareNode, TaskGroup]]:
+    return running(lambda directory: ShareNode(directory, machine, names, policy, chance))
+
+
+@asynccontextmanager
+async def running(make: Callable[[Path], N]) -> AsyncIterator[tuple[N, TaskGroup]]:
+    """A node that is made in this directory, with its kubelet and agent running."""
     with short_directory() as directory:
-        node = ShareNode(directory, machine, names, policy, chance)
+        node = make(directory)
         async with anyio.create_task_group() as tasks:
             await tasks.start(node.kubelet.run)
             await node.start_agent(tasks)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.ids import GPU, NIC
-from topoalign.plugin_config import names
+from topoalign.plugin_config import names, slot_checks
 from topoalign.plugin_config.configuration import (
     Configuration,
     Flags,
@@ -59,6 +59,7 @@ def validate_configuration(configuration: Configuration) -> Configuration:
         mps=replicated("sharing.mps", configuration.sharing.mps),
         units=None if configuration.sharing.units is None else units("sharing.units", configuration.sharing),
         limiter=configuration.sharing.limiter,
+        slots=slot_checks.slots(configuration.sharing),
     )
     found = replace(configuration, resources=resources, nics=nics, sharing=sharing)
     check_mps(found)
@@ -274,6 +275,7 @@ def keep_apart(found: Configuration) -> None:
             if name in gpus | nics or name.startswith(MIG_PREFIX):
                 finding = f"{quoted([name])} is a resource of devices that are not in units"
                 raise InvalidField(f"sharing.units.{field}", finding, "use another name")
+    slot_checks.keep_apart(found.sharing, gpus | nics, MIG_PREFIX)
     for place, choice in enumerate(found.nics):
         if choice.name in gpus or choice.name.startswith(MIG_PREFIX):
             raise InvalidField(f"nics[{place}].name", f"{choice.name} is a resource of GPUs", "use another name")

@@ -169,6 +169,30 @@ class Units(Section, frozen=True, kw_only=True):
     """What blocks of memory are called, as many as a GPU has whole ones."""
 
 
+class GpuSlots(Section, frozen=True, kw_only=True):
+    """
+    GPUs that are offered in slots. A container asks the kubelet for slots of so many GPUs, and beside that, in resources
+    that no kubelet sees, for an amount of each.
+    """
+
+    name: str = "nvidia.com/gpu"
+    """The resource: what the GPUs are when they are not shared, and what their slots are."""
+    replicas: Annotated[int, msgspec.Meta(ge=2, le=MOST_REPLICAS)] = 10
+    """Slots of each GPU, which is as many containers as can have some of it."""
+    memory: str = "nvidia.com/gpumem"
+    """By what MiB of each GPU are asked for."""
+    percentage: str = "nvidia.com/gpumem-percentage"
+    """By what hundredths of the memory of each GPU are asked for."""
+    cores: str = "nvidia.com/gpucores"
+    """By what hundredths of the computing time of each GPU are asked for."""
+    priority: str = "nvidia.com/priority"
+    """By what a container says that it is of high (0) or low (1) priority."""
+    memory_scaling: Annotated[float, msgspec.Meta(ge=0.1, le=100)] = 1.0
+    """Memory that is given of each GPU, as a multiple of what it has."""
+    core_scaling: Annotated[float, msgspec.Meta(ge=1, le=100)] = 1.0
+    """Computing time that is given of each GPU, as a multiple of 100."""
+
+
 class Sharing(Section, frozen=True, kw_only=True):
     """The section `sharing`. A resource is shared in one way only."""
 
@@ -178,6 +202,8 @@ class Sharing(Section, frozen=True, kw_only=True):
     """None: no GPU is offered in units."""
     limiter: Limiter = "none"
     """What limits containers to their units: nothing, or the library of Gaia's vcuda-controller."""
+    slots: GpuSlots | None = None
+    """None: no GPU is offered in slots."""
 
 
 class Imex(Section, frozen=True, kw_only=True):

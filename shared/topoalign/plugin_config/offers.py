@@ -2,10 +2,10 @@
 The offers of a node to the kubelet: its devices, grouped into resources by a configuration.
 
 First every device gets its resource as an unshared device (`topoalign.plugin_config.bases`); then devices that are shared
-in time or by MPS are offered several times, and GPUs in units as two resources. Each device is offered once, as a whole or
-in parts. If a configuration names something that this node does not have, a finding says so and it is skipped: one file can
-serve a whole fleet. MPS cannot share a GPU in MIG mode: what it is asked to share of one is not offered, because a whole one
-was not asked for.
+in time or by MPS are offered several times, GPUs in units as two resources, and GPUs in slots once a slot. Each device is
+offered once, as a whole or in parts. If a configuration names something that this node does not have, a finding says so and
+it is skipped: one file can serve a whole fleet. MPS cannot share a GPU in MIG mode: what it is asked to share of one is not
+offered, because a whole one was not asked for.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,13 @@ from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import UnitKind
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK, Offer
+from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK, Offer, Slots
 from topoalign.core.model.topology.validate import MOST_HANDED_OUT
 from topoalign.plugin_config.bases import Base, gpu_bases, nic_bases
 from topoalign.plugin_config.configuration import (
     Chosen,
     Configuration,
+    GpuSlots,
     Limiter,
     Mps,
     Packing,
@@ -61,6 +62,7 @@ class Division(msgspec.Struct, frozen=True, kw_only=True):
     sharing: Way = "time-slicing"
     unit: UnitKind | None = None
     limiter: Limiter = "none"
+    slots: Slots | None = None
 
 
 def offers(topology: Topology, configuration: Configuration, before: Sequence[Offer] = ()) -> Offering:
@@ -73,7 +75,10 @@ def offers(topology: Topology, configuration: Configuration, before: Sequence[Of
     offered = frozenset(device for offer in before for device in offer.devices)
     gpus = gpu_bases(topology, configuration, offered, findings)
     everything = (*gpus, *nic_bases(topology, configuration.nics, findings))
-    in_units = chosen_for_units(topology, gpus, configuration.sharing, findings)
+    by_amounts = {
+        **chosen_for_units(topology, gpus, configuration.sharing, findings),
+        **chosen_for_slots(topology, gpus, configuration.sharing.slots, findings),
+    }
     shared: dict[DeviceID, Share] = {}
     unfit: set[DeviceID] = set()
     for way, name, section in ways(configuration.sharing):
@@ -91,7 +96,7 @@ def offers(topology: Topology, configuration: Configuration, before: Sequence[Of
     for base in everything:
         if base.id in unfit:
             continue
-        for one in in_units.get(base.id) or (division(base, shared.get(base.id), configuration),):
+        for one in by_amounts.get(base.id, (division(base, shared.get(base.id), configuration),)):
             divided.setdefault(one, []).append(base.id)
     return Offering(offers=tuple(within_limits(divided, findings)), findings=tuple(findings))
 
@@ -144,6 +149,41 @@ def chosen_for_units(
             f"{len(found)} GPUs are in units: their amounts are counted, and nothing enforces them (limiter: none)"
         )
         findings.append(Finding(field="sharing.units", finding=finding))
+    return found
+
+
+def chosen_for_slots(
+    topology: Topology, gpus: Sequence[Base], slots: GpuSlots | None, findings: list[Finding]
+) -> Mapping[DeviceID, tuple[Division, ...]]:
+    """
+    Device of the resource that is in slots -> how it is offered: not at all where it is no GPU of which the memory is known,
+    for its resource has slots alone.
+    """
+    if slots is None:
+        return {}
+    mine = [base for base in gpus if base.resource == slots.name]
+    if not mine:
+        findings.append(Finding(field="sharing.slots", finding=f"this node has no {slots.name}"))
+    terms = Slots(
+        memory=ResourceName(slots.memory),
+        percentage=ResourceName(slots.percentage),
+        cores=ResourceName(slots.cores),
+        priority=ResourceName(slots.priority),
+        memory_scaling=slots.memory_scaling,
+        core_scaling=slots.core_scaling,
+    )
+    found: dict[DeviceID, tuple[Division, ...]] = {}
+    for base in mine:
+        gpu = topology.gpu_by_id[topology.card_of(base.id)]
+        fits = not base.part and gpu.mig is None and gpu.memory is not None
+        found[base.id] = (Division(resource=base.resource, replicas=slots.replicas, slots=terms),) if fits else ()
+    if unfit := sum(not divisions for divisions in found.values()):
+        finding = f"{unfit} devices of {slots.name} are in MIG mode, or have no memory that is known: not offered"
+        remedy = "switch MIG mode off, or give them another name in resources"
+        findings.append(Finding(field="sharing.slots", finding=finding, remedy=remedy, severe=True))
+    if in_slots := len(found) - unfit:
+        finding = f"{in_slots} GPUs are in slots: their amounts are counted, and nothing enforces them (limiter: none)"
+        findings.append(Finding(field="sharing.slots", finding=finding))
     return found
 
 
@@ -205,6 +245,7 @@ def within_limits(divided: dict[Division, list[DeviceID]], findings: list[Findin
                 sharing=division.sharing,
                 unit=division.unit,
                 limiter=division.limiter,
+                slots=division.slots,
             )
         )
     return found

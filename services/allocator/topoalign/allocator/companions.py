@@ -287,7 +287,7 @@ def placed(
 def without_gpus(allocation: Allocation) -> Allocation:
     """What an allocation has beside GPUs."""
     devices = {name: ids for name, ids in allocation.devices.items() if name != GPU}
-    return msgspec.structs.replace(allocation, devices=devices)
+    return msgspec.structs.replace(allocation, devices=devices, slots={})
 
 
 def free_functions(state: NodeState, nic: DeviceID, wanted: Sequence[str]) -> tuple[str, ...]:

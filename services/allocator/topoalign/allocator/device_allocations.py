@@ -34,7 +34,6 @@ from topoalign.allocator.reconciliation.memory import Grant
 from topoalign.allocator.reconciliation.owner_polls import OwnerPolls
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
 from topoalign.allocator.shares import is_of_units
-from topoalign.core.demand.units import unit_of
 from topoalign.core.model.errors import StateFault, Unavailable
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
@@ -146,11 +145,11 @@ class DeviceAllocations:
         listed = hardware.devices.get(resource, NO_DEVICES).some(available)
         offered = listed if len(listed) == len(available) else available
         live, displaced = without(self.state, ended) if ended else self.state, devices_displaced_by(ended)
-        if hardware.has_units and unit_of(hardware, resource) is not None:
-            question = ShareQuestion(resource, offered, must_include, size)
-            chosen = self._grants.shares.prefer(live, question, displaced, self._shared)
-            self._preferences.give(resource, offered, chosen)
-            return chosen
+        question = ShareQuestion(resource, offered, must_include, size)
+        shares = self._grants.prefer_shares(live, question, displaced, self._shared)
+        if shares is not None:
+            self._preferences.give(resource, offered, shares)
+            return shares
         reserved, now = self._reserved(), self._clock.monotonic()
         chosen = prefer_reserved(hardware, reserved, now, resource, offered, must_include, size)
         if not chosen and resource == GPU:

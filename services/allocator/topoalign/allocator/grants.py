@@ -23,12 +23,15 @@ from topoalign.allocator.reconciliation.reconciliation import Reconciliation
 from topoalign.allocator.share_exclusion import ShareExclusion
 from topoalign.allocator.share_starts import ShareStarts
 from topoalign.allocator.shares import Shares
+from topoalign.allocator.slots import SlotGrants
 from topoalign.allocator.told_companions import companions_told
 from topoalign.core.model.errors import DeviceInUse, StateFault
 from topoalign.core.model.events import Allocation, Displaced
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.reservations import ReservedContainer
+from topoalign.core.model.topology.by_amounts import is_by_amounts
 from topoalign.core.ports import Clock
+from topoalign.core.sharing.reserved_units import ShareQuestion
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.ownership import Ownership
 from topoalign.core.state.reservations import NodeReservations
@@ -70,23 +73,53 @@ class Grants:
         )
         self.exclusion = ShareExclusion(lambda: ledger.state, reconciliation.liveness, self.shares)
         self.share_starts = ShareStarts(ledger, reconciliation.liveness)
+        self.slots = SlotGrants(lambda: ledger.state, clock, reserved, reconciliation.liveness)
 
     @property
     def state(self) -> NodeState:
         """What is known of the node now; while calls are judged, with what those before were given."""
         return self._ledger.state
 
+    def prefer_shares(
+        self, live: NodeState, question: ShareQuestion, displaced: Collection[DeviceID], poll: Poll | None
+    ) -> tuple[DeviceID, ...] | None:
+        """
+        The units or slots that a container should get, as `Shares.prefer` and `SlotGrants.prefer`. None: the resource is
+        offered in neither.
+        """
+        if not is_by_amounts(live.hardware):
+            return None
+        match live.hardware.kind_of(question.resource):
+            case "unit":
+                return self.shares.prefer(live, question, displaced, poll)
+            case "slot":
+                return self.slots.prefer(live, question, displaced)
+            case _:
+                return None
+
     def check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
-        """As `check_allocate` and `Shares.check`, by what is known of the node now."""
+        """As `check_allocate`, `Shares.check` and `SlotGrants.check`, by what is known of the node now."""
         check_allocate(self.state, resource, containers)
-        if self.state.hardware.has_units:
+        if is_by_amounts(self.state.hardware):
             self.shares.check(resource, containers)
+            self.slots.check(resource, containers)
 
     def held_beside(self, resource: ResourceName, devices: Sequence[DeviceID]) -> bool:
-        """Whether what is to come with these devices is held, or somebody may have a GPU whole of which these are units."""
+        """
+        Whether what is to come with these devices is held, somebody may have a GPU whole of which these are units, or these
+        are slots of a GPU that has not enough left.
+        """
         if self.companions.held_of(self.companions.waiting(resource, devices)):
             return True
-        return self.state.hardware.has_units and bool(self.exclusion.beside(resource, devices))
+        return bool(self._beside(resource, devices))
+
+    def _beside(
+        self, resource: ResourceName, devices: Collection[DeviceID], granted: Sequence[Allocation] = ()
+    ) -> Sequence[Allocation]:
+        """The records beside which these units or slots may not be given, as far as the record tells."""
+        if not is_by_amounts(self.state.hardware):
+            return ()
+        return [*self.exclusion.beside(resource, devices), *self.slots.beside(resource, devices, granted)]
 
     def record(self, calls: Sequence[AllocateCall]) -> None:
         """
@@ -128,10 +161,11 @@ class Grants:
         listing, known = (call.poll.listing, call.poll.live) if call.poll is not None else (None, frozenset())
         shown, answers = shown_of(listing), list[Allocation]()
         new, in_units = New([], {}, {}), self.state.hardware.has_units
+        ended: dict[AllocationID, Allocation] = {}
         for devices in containers:
             asked, waiting = frozenset(devices), self.companions.waiting(resource, devices)
             records = self._overlapping(asked, waiting)
-            beside = self.exclusion.beside(resource, asked) if in_units else ()
+            beside = self._beside(resource, asked, new.granted)
             if not known.issuperset(record.id for record in (*records, *beside)):
                 return None
             if len(records) == 1 and all_given(records[0]) == asked and shown.issuperset(places(records[0])):
@@ -143,14 +177,16 @@ class Grants:
             if in_units:
                 self.shares.check_half(resource, asked, call.poll)
                 way |= self.exclusion.making_room(resource, asked, beside, way, call.poll)
-            new.gone.update(way)
+            ended |= (room := self.slots.making_room(resource, asked, beside, way, new.granted, call.poll))
+            new.gone.update(way | room)
             displaced = displaced_by(self._reconciliation.liveness, self._ledger, [*way.values()], asked, listing)
             answers.append(self._granted(resource, asked, waiting, new, displaced))
         granted, gone, deviations = new
         for name, chosen in self._preferences.deviations(resource, granted).items():
             deviations.setdefault(name, chosen)
         reasons = {former.allocation: "displaced" for each in granted for former in each.displaced}
-        rests = remainders(self._ledger, gone.values(), containers, listing, granted)
+        replaced = [each for each in gone.values() if each.id not in ended]  # of those nothing stays
+        rests = remainders(self._ledger, replaced, containers, listing, granted)
         granted += [rest.allocation for rest in rests]
         granted += returned(self._ledger, [*gone.values()], listing, granted)
         self._ledger.grant(granted, instead_of=list(gone), reasons=reasons, preferred=deviations)
@@ -209,6 +245,7 @@ class Grants:
                 cards=owned.cards_of(asked),
                 displaced=displaced,
                 companions=companions.ids,
+                slots=self.slots.amounts(resource, asked),
             )
         )
         if companions.lacking:

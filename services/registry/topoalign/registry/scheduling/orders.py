@@ -7,8 +7,9 @@ other may not fit the other way round, where the first one takes CPUs of two NUM
 room to those that come, and one of them may then be aligned to NUMA nodes that another was to get (`realignment`).
 
 And a kubelet does not say for which pod it asks. Pods that ask for the same are interchangeable; a pod whose annotations are
-about its devices is bound beside no other one that asks for as many GPUs, until that one is shown, and a pod with shares of
-GPUs beside no other one that asks for as much of one kind and for something else of the other (`are_mistakable`).
+about its devices is bound beside no other one that asks for as many GPUs, until that one is shown; a pod with units of GPUs
+beside no other one that asks for as much of one kind and for something else of the other, and one with slots beside no other
+one that asks for as many and for other amounts (`are_mistakable`).
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from topoalign.core.admission.feasibility import Need
 from topoalign.core.admission.free_amounts import free_of
 from topoalign.core.admission.realignment import Steps, Waiting, fit_whatever_ends, left_elsewhere
 from topoalign.core.demand.pod_demand import PodDemand
+from topoalign.core.demand.slots import SlotShare, slots_asked
 from topoalign.core.demand.units import Share, share_of
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU
@@ -50,11 +52,14 @@ class Comer(NamedTuple):
 def are_mistakable(topology: Topology, one: Comer, other: Comer) -> bool:
     """
     Whether a kubelet that asks for GPUs for one of the pods may be answered with those of the other, and that matters: both
-    have a container with as many GPUs, or as much computing time or memory of one, and ask for something else with it. A
-    kubelet does not name the pod.
+    have a container with as many GPUs or slots, or as much computing time or memory of one, and ask for something else with
+    it. A kubelet does not name the pod.
     """
     if one.key == other.key:
         return False
+    slots, others_slots = slots_of(topology, one), slots_of(topology, other)
+    if any(a != b and (a.resource, a.gpus) == (b.resource, b.gpus) for a in slots for b in others_slots):
+        return True
     shares, theirs = shares_of(topology, one), shares_of(topology, other)
     if any(a != b and (a.cores == b.cores > 0 or a.blocks == b.blocks > 0) for a in shares for b in theirs):
         return True
@@ -67,6 +72,12 @@ def are_mistakable(topology: Topology, one: Comer, other: Comer) -> bool:
 def shares_of(topology: Topology, pod: Comer) -> set[Share]:
     """What the containers of a pod ask for of GPUs in units."""
     asked = (share_of(topology, each.devices) for each in pod.demand.containers)
+    return {share for share in asked if share is not None}
+
+
+def slots_of(topology: Topology, pod: Comer) -> set[SlotShare]:
+    """What the containers of a pod ask for of GPUs in slots."""
+    asked = (slots_asked(topology, each.devices) for each in pod.demand.containers)
     return {share for share in asked if share is not None}
 
 

@@ -17,6 +17,7 @@ from topoalign.core.admission.admit import decide
 from topoalign.core.admission.feasibility import Need, need_of, verdict
 from topoalign.core.admission.kinds import Kind
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
+from topoalign.core.demand.slots import amount_resources
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.names import ANNOTATIONS
 from topoalign.core.hints.preconditions import UnknownResource
@@ -245,7 +246,7 @@ def unlisted(demand: PodDemand, kind: Kind, view: ClusterView) -> str:
     Code of the refusal because of a resource that nothing lists on nodes of this kind; empty: there is none. A resource that
     no node of the cluster offers and no plugin registered is not looked at, as the kubelet passes over it.
     """
-    missing = demand.device_names - kind.topology.devices.keys()
+    missing = demand.device_names - kind.topology.devices.keys() - amount_resources(kind.topology)
     if kind.registered is not None and missing & kind.registered:
         return DEVICES_UNKNOWN
     return UnknownResource.code if missing & (view.offers.names | {GPU, NIC}) else ""

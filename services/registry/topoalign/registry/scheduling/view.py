@@ -280,13 +280,13 @@ class ClusterView:
         except (Unavailable, InvalidField):
             view.refusal = KUBELET_UNKNOWN
             return
-        kind = Kind(basis.state.hardware, basis.rules, basis.registered)
-        view.kind = self._kinds.setdefault(kind_key(basis), kind)
+        hardware = basis.state.hardware
+        view.kind = self._kinds.setdefault(kind_key(basis), Kind(hardware, basis.rules, basis.registered))
         view.free = free_of(basis.state, basis.rules)
         view.shape = member.state.hardware.shape
         with suppress(NoFit):
             view.left = self.scorer.left(basis.state, basis.rules)
-        self.offers.note(basis.state.hardware)
+        self.offers.note(hardware)
 
     def _drop(self, node: NodeName) -> None:
         view = self.nodes.pop(node, None)

@@ -51,7 +51,7 @@ FINDINGS: Mapping[str, str] = {
     "SplitCore": "a core would be split; ask for CPUs in multiples of the threads per core",
     "OverQuota": "the quota of the namespace for parts of GPUs is used up; wait until its pods end or raise the quota",
     # what the node does not offer
-    "InvalidShare": "not a share of a GPU; ask for cores with memory or for whole GPUs",
+    "InvalidShare": "not a share of a GPU; ask for amounts that a GPU has and for memory with units of cores",
     "UnknownResource": "a resource that the node does not offer; correct the name or label the nodes",
     "SharesRefused": "whole GPUs only; ask for nvidia.com/gpu",
     # what is not known, or set so that a kubelet would not start

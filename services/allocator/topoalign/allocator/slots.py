@@ -1,0 +1,183 @@
+"""
+Slots of GPUs, over the kubelet's protocol.
+
+A kubelet asks for a number of slots, and never for the amounts of cores and memory that go with them. The slots of a
+reservation are its own: who asks for just these holds what is reserved with them. All other slots count as equal parts.
+
+- GetPreferredAllocation: the slots that are reserved for such a question; else slots of different GPUs that have an equal
+  part left beside what is reserved, or at least beside what is held.
+- Allocate: two slots of one GPU are refused (`InvalidShare`), and so is what a GPU has not left any more, by the record.
+  Records of containers that have ended make way.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import msgspec
+
+from topoalign.allocator.ports import Listing, Poll
+from topoalign.allocator.reconciliation.liveness import Liveness, shown_of
+from topoalign.core.demand.slots import resources_in_slots, unknown_share
+from topoalign.core.demand.units import InvalidShare
+from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.errors import InvalidField, quoted
+from topoalign.core.model.holdings import Amount, base_of
+from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.placement.sparing import held_among, overlapping
+from topoalign.core.ports import Clock
+from topoalign.core.sharing.refusals import NotEnoughShareCores, NotEnoughShareMemory, ShareDoesNotFit, ShareFields
+from topoalign.core.sharing.reserved_slots import amounts_reserved, reserved_slots
+from topoalign.core.sharing.reserved_units import ShareQuestion, with_reserved_shares
+from topoalign.core.sharing.slots import choose_gpus, slot_of
+from topoalign.core.state.fold import NodeState
+from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.slot_amounts import equal_part, held_by_slot, offered_in_slots, total
+
+FIELD = "devices_ids"
+FIELDS = ShareFields(cores=FIELD, memory=FIELD, cards=FIELD)
+
+
+class SlotGrants:
+    """Judges what a kubelet asks for of GPUs in slots, by the record and by what is reserved."""
+
+    def __init__(
+        self,
+        state: Callable[[], NodeState],
+        clock: Clock,
+        reserved: Callable[[], NodeReservations],
+        liveness: Liveness,
+    ) -> None:
+        """
+        `state`: of the node now; while calls are judged, with what those before were given. `reserved`: what is reserved on
+        the node now.
+        """
+        self._state, self._clock, self._reserved, self._liveness = state, clock, reserved, liveness
+
+    def prefer(self, live: NodeState, question: ShareQuestion, displaced: Collection[DeviceID]) -> tuple[DeviceID, ...]:
+        """
+        The slots that a container should get; () where too few GPUs have an equal part left. `live`: the state without what
+        has ended; `displaced`: what counts as held besides.
+        """
+        resource, available, must_include, size = question
+        if resource not in resources_in_slots(live.hardware) or not max(1, len(must_include)) <= size <= len(available):
+            return ()
+        reserved, now = self._reserved(), self._clock.monotonic()
+        if own := reserved_slots(live, reserved, now, question):
+            return own
+        devices = live.hardware.devices[resource]
+        offered, must = devices.some(available), {*map(base_of, must_include)}
+        if len(must) < len(must_include) or (devices.some(must_include) - offered).bits:
+            return ()
+        if size == len(must):
+            return tuple(must_include)
+        share = unknown_share(live.hardware, resource, size - len(must))
+        offered -= overlapping(live.ownership, devices, displaced)
+        for state in (with_reserved_shares(live, reserved, now), live) if reserved.reservations else (live,):
+            spare = offered - held_among(state.ownership, resource, devices)
+            among = [gpu for gpu, slots in devices.by_base.items() if gpu not in must and (slots & spare).bits]
+            try:
+                gpus = choose_gpus(live.hardware, state.ownership.slots_left, share, among, FIELDS)
+            except (InvalidField, ShareDoesNotFit):
+                continue
+            return (*must_include, *(slot_of(spare, gpu) for gpu in gpus))
+        return ()
+
+    def check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
+        """Raises InvalidShare for several slots of one GPU, which are no more of it than one."""
+        if resource not in resources_in_slots(self._state().hardware):
+            return
+        for slots in containers:
+            gpus = [base_of(slot) for slot in slots]
+            if twice := sorted({gpu for gpu in gpus if gpus.count(gpu) > 1}):
+                raise InvalidShare(
+                    f"{FIELD}: several slots of {quoted(twice)}, of which a container has one",
+                    "let the pod ask for no more slots than the node has GPUs with enough left",
+                )
+
+    def amounts(self, resource: ResourceName, slots: Collection[DeviceID]) -> dict[DeviceID, Amount]:
+        """What a container that is given these devices holds by them; empty where they are no slots."""
+        hardware = self._state().hardware
+        if resource not in resources_in_slots(hardware):
+            return {}
+        reserved = amounts_reserved(self._reserved(), self._clock.monotonic(), resource, slots)
+        return {slot: reserved.get(slot) or equal_part(hardware, base_of(slot)) for slot in slots}
+
+    def beside(
+        self, resource: ResourceName, slots: Collection[DeviceID], granted: Sequence[Allocation] = ()
+    ) -> list[Allocation]:
+        """
+        The records of these GPUs, where the slots do not fit beside all of them: the kubelet has to tell then which have
+        ended. `granted`: what counts as held besides.
+        """
+        amounts, state = self.amounts(resource, slots), self._state()
+        if not amounts:
+            return []
+        near = self._near(state, amounts)
+        is_full = self._lacking(amounts, (*near, *granted)) is not None
+        return near if is_full else []
+
+    def making_room(
+        self,
+        resource: ResourceName,
+        slots: Collection[DeviceID],
+        beside: Sequence[Allocation],
+        way: Mapping[AllocationID, Allocation],
+        granted: Sequence[Allocation],
+        poll: Poll | None,
+    ) -> dict[AllocationID, Allocation]:
+        """
+        Those of the records `beside` that make way, by id: the slots do not fit beside them, and their containers have
+        ended. `way`: records that make way already, of which what the kubelet has still given out stays. Raises
+        NotEnoughShareCores and NotEnoughShareMemory where that is not enough.
+        """
+        if not beside:
+            return {}
+        assert poll is not None, "a record is known to the poll"
+        amounts, liveness = self.amounts(resource, slots), self._liveness
+        counted = [
+            kept_of(each, poll.listing) if each.id in way and not liveness.is_displaced(each, poll.listing) else each
+            for each in beside
+        ]
+        if self._lacking(amounts, (*counted, *granted)) is None:
+            return {}
+        gone = [each for each in counted if each.id not in way and liveness.has_ended(each, poll.listing, poll.at)]
+        ended = {each.id: each for each in liveness.dropped(gone, (), (), poll.at)}
+        if lacking := self._lacking(amounts, (*(each for each in counted if each.id not in ended), *granted)):
+            raise lacking
+        return ended
+
+    def _near(self, state: NodeState, amounts: Mapping[DeviceID, Amount]) -> list[Allocation]:
+        """The live allocations that have something of the GPUs of these slots."""
+        gpus = {base_of(slot) for slot in amounts}
+        return [each for each in state.allocations.values() if not gpus.isdisjoint(each.shared_bases)]
+
+    def _lacking(self, amounts: Mapping[DeviceID, Amount], held: Sequence[Allocation]) -> ShareDoesNotFit | None:
+        """What a GPU has too little of beside what these allocations hold by other slots; None: of nothing."""
+        hardware = self._state().hardware
+        by_gpu = held_by_slot(hardware, held)
+        for slot, asked in amounts.items():
+            gpu = base_of(slot)
+            offered = offered_in_slots(hardware)[gpu]
+            others = [amount for other, amount in by_gpu.get(gpu, {}).items() if other != slot]
+            used = total(others)
+            cores, memory = offered.cores - used.cores, offered.memory - used.memory
+            if cores < max(1, asked.cores) or (others and asked.cores >= offered.cores):
+                return NotEnoughShareCores(FIELDS, max(1, asked.cores), 1, max(0, cores))
+            if memory < asked.memory:
+                return NotEnoughShareMemory(FIELDS, asked.memory, 1, max(0, memory))
+        return None
+
+
+def kept_of(record: Allocation, listing: Listing) -> Allocation:
+    """What of a record stays when it makes way: what the kubelet has still given out (`displacement.remainders`)."""
+    if listing.checkpoint is None:
+        return record
+    held = shown_of(listing) | listing.checkpoint
+    kept = {name: tuple(each for each in ids if (name, each) in held) for name, ids in record.devices.items()}
+    left = {each for ids in kept.values() for each in ids}
+    return msgspec.structs.replace(
+        record,
+        devices=kept,
+        companions=(),
+        virtual_functions={},
+        slots={slot: amount for slot, amount in record.slots.items() if slot in left},
+    )

@@ -1,0 +1,58 @@
+"""
+Checks of the section `sharing.slots`: the slots of a resource, and the resources by which amounts are asked for, are apart
+from all others. A kubelet that lists one of the latter would be asked for it.
+"""
+
+from collections.abc import Collection
+
+from msgspec.structs import replace
+
+from topoalign.core.model.errors import InvalidField, quoted
+from topoalign.plugin_config import names
+from topoalign.plugin_config.configuration import GpuSlots, Sharing
+
+PATH = "sharing.slots"
+AMOUNTS = ("memory", "percentage", "cores", "priority")
+
+
+def slots(sharing: Sharing) -> GpuSlots | None:
+    """The section with complete resource names. Raises InvalidField for names that are taken within `sharing`."""
+    found = sharing.slots
+    if found is None:
+        return None
+    named = replace(
+        found,
+        name=names.resource(f"{PATH}.name", found.name),
+        **{each: names.resource(f"{PATH}.{each}", getattr(found, each)) for each in AMOUNTS},
+    )
+    shared = {"timeSlicing": sharing.time_slicing.resources, "mps": sharing.mps.resources}
+    ways = {way: {names.qualified(each.name, names.GPU_DOMAIN) for each in some} for way, some in shared.items()}
+    if sharing.units is not None:
+        ways["units"] = {names.qualified(sharing.units.name, names.GPU_DOMAIN)}
+    for way, taken in ways.items():
+        if named.name in taken:
+            raise InvalidField(
+                f"{PATH}.name",
+                f"{quoted([named.name])} is shared by sharing.{way}",
+                "share it in one way; resources.gpus can give some GPUs another name",
+            )
+    return named
+
+
+def keep_apart(sharing: Sharing, others: Collection[str], mig_prefix: str) -> None:
+    """
+    Raises InvalidField for a resource of amounts that is another one as well. `others`: all that GPUs and NICs may be
+    offered as; those of MIG instances begin with `mig_prefix`.
+    """
+    if sharing.slots is None:
+        return
+    seen = {*others, sharing.slots.name}
+    if sharing.units is not None:
+        seen |= {sharing.units.cores, sharing.units.memory}
+    for field in AMOUNTS:
+        name = getattr(sharing.slots, field)
+        if name in seen or name.startswith(mig_prefix):
+            raise InvalidField(
+                f"{PATH}.{field}", f"{quoted([name])} is the name of another resource", "use another name"
+            )
+        seen.add(name)

@@ -1,0 +1,124 @@
+"""Random pods with slots of GPUs, over real sockets, while the kubelet and the agent come and go."""
+
+from collections.abc import Mapping
+from random import Random
+
+import pytest
+from faults_support import THOROUGH
+from slot_node_support import EACH, Ask, SlotNode, slot_node
+
+from topoalign.core.model.decisions import Admission, Refusal
+from topoalign.core.model.ids import PodName
+from topoalign.core.model.requests import PodRequest, Policy
+
+pytestmark = pytest.mark.anyio
+
+ADMISSIONS = 25
+"""Of each seed."""
+
+
+def ask(chance: Random) -> Ask:
+    gpus = chance.choice([1, 1, 1, 2, 2, 3])
+    match chance.random():
+        case low if low < 0.1:
+            return Ask(gpus, cores=100)
+        case low if low < 0.3:
+            return Ask(gpus, percentage=chance.choice([10, 25, 50]), cores=chance.choice([0, 10, 40]))
+        case _:
+            return Ask(gpus, chance.randint(1, EACH // 2), chance.choice([0, 5, 30, 60]))
+
+
+def made_of(it: SlotNode, name: str, chance: Random) -> tuple[PodRequest, Mapping[str, Ask]]:
+    """A pod, and what its app containers ask for."""
+    asked = [ask(chance) for _ in range(chance.choice([1, 1, 1, 2]))]
+    init = [ask(chance) for _ in range(chance.choice([0, 0, 0, 1]))]
+    return it.asking(name, *asked, init=init), {f"c{len(init) + place}": each for place, each in enumerate(asked)}
+
+
+async def end_some(it: SlotNode, running: dict[str, object], chance: Random) -> None:
+    if running and chance.random() < 0.45:
+        gone = chance.choice([*running])
+        del running[gone]
+        await (it.remove(gone) if chance.random() < 0.6 else it.drop(gone))
+
+
+def check_held(it: SlotNode, name: str, asked: Mapping[str, Ask]) -> None:
+    """Each container holds as much of each GPU as it asked for; more only of what its init container left."""
+    left = it.slots_of(name).get("c0", []) if "c0" not in asked else []
+    for container, each in asked.items():
+        (record,) = it.records(name, container)
+        for slot, amount in record.slots.items():
+            if slot in left:
+                assert amount.cores >= each.amount.cores, (name, container)
+                assert amount.memory >= each.amount.memory, (name, container)
+            else:
+                assert each.amount == amount, (name, container)
+        assert record.slots.keys() == record.device_ids
+
+
+@pytest.mark.parametrize("seed", range(80 if THOROUGH else 2))
+async def test_no_container_has_the_slot_or_the_amounts_of_another(seed: int) -> None:
+    """
+    0 containers have another's slot or amounts, 0 GPUs are held above what they have, and PodResources, the record and what
+    containers are told agree. What was reserved is admitted, and whatever is refused has a reason.
+    """
+    chance = Random(seed)
+    policy = chance.choice([Policy.NONE, Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])
+    async with slot_node(policy, Random(seed)) as (it, tasks):
+        running: dict[str, object] = {}
+        admitted = 0
+        for number in range(ADMISSIONS):
+            await end_some(it, running, chance)
+            match chance.random():
+                case low if low < 0.04:
+                    await it.restart_kubelet()
+                case low if low < 0.08:
+                    await it.start_agent(tasks)
+            pod, asked = made_of(it, f"p{number}", chance)
+            is_reserved = is_certain = False
+            if chance.random() < 0.6:
+                (predicted,) = it.reserve_beside(pod)
+                is_reserved = isinstance(predicted, Admission)
+                is_certain = is_reserved and it.is_whole(running)  # the record is not behind the kubelet
+            decision = await it.admit_pod(pod)
+            if isinstance(decision, Admission):
+                running[str(pod.name)] = asked
+                admitted += 1
+            else:
+                assert isinstance(decision, Refusal) and decision.code and decision.finding and decision.remedy
+                assert not is_certain, (number, pod, decision.finding)
+                await it.kubelet.remove(pod.namespace, PodName(pod.name))
+                await it.settle()
+            await it.check([*running])
+            if is_reserved and isinstance(decision, Admission):
+                check_held(it, str(pod.name), asked)
+        assert admitted
+
+
+@pytest.mark.parametrize("seed", range(40 if THOROUGH else 1))
+async def test_pods_that_wait_together_hold_what_each_asked_for(seed: int) -> None:
+    """
+    Several reserved pods come in any order. A registry binds no pods beside one another that a kubelet could mix up: those
+    that ask for as many slots ask for the same amounts of each.
+    """
+    chance = Random(1000 + seed)
+    async with slot_node(chance=Random(seed)) as (it, tasks):
+        for round_number in range(8 if THOROUGH else 4):
+            by_count = {gpus: Ask(gpus, chance.randint(1, 3_000), chance.choice([0, 5, 20])) for gpus in (1, 2, 3)}
+            pods = {
+                f"r{round_number}-{place}": [by_count[chance.randint(1, 3)] for _ in range(chance.randint(1, 2))]
+                for place in range(3)
+            }
+            waiting = [it.asking(name, *asked) for name, asked in pods.items()]
+            decisions = it.reserve_beside(*waiting)
+            assert all(isinstance(each, Admission) for each in decisions), decisions
+            chance.shuffle(waiting)
+            for pod in waiting:
+                if chance.random() < 0.2:
+                    await it.start_agent(tasks)
+                assert isinstance(await it.admit_pod(pod), Admission)
+            await it.check([*pods])
+            for name, asked in pods.items():
+                check_held(it, name, {f"c{place}": each for place, each in enumerate(asked)})
+            for name in pods:
+                await it.remove(name)

@@ -1,0 +1,152 @@
+"""Slots of GPUs over the kubelet's protocol: what a container holds, with and without a reservation."""
+
+import pytest
+from slot_node_support import EACH, SLOTS, Ask, slot_node
+from slot_support import MIB
+
+from topoalign.core.model.decisions import Admission, Decision, Refusal
+from topoalign.core.model.holdings import Amount
+from topoalign.core.model.ids import GPU, DeviceID
+
+pytestmark = pytest.mark.anyio
+
+PART = Amount(cores=100 // SLOTS, memory=EACH // SLOTS * MIB)
+
+
+def refused(decision: Decision) -> str:
+    assert isinstance(decision, Refusal), decision
+    return decision.finding
+
+
+async def test_a_reserved_container_holds_its_amounts() -> None:
+    async with slot_node() as (it, _):
+        pod = it.asking("a", Ask(2, memory=6_000, cores=40), Ask(memory=9_000))
+        it.reserve_beside(pod)
+
+        assert isinstance(await it.admit_pod(pod), Admission)
+        await it.check(["a"])
+
+        assert [Amount(cores=40, memory=6_000 * MIB)] * 2 == [*it.held("a").values()]
+        assert [Amount(cores=0, memory=9_000 * MIB)] == [*it.held("a", "c1").values()]
+
+
+async def test_without_a_reservation_a_slot_is_an_equal_part() -> None:
+    async with slot_node() as (it, _):
+        pod = it.asking("a", Ask(memory=15_000, cores=80))
+
+        assert isinstance(await it.admit_pod(pod), Admission)
+        await it.check(["a"])
+
+        assert [PART] == [*it.held("a").values()]
+
+
+async def test_what_is_reserved_for_others_is_spared() -> None:
+    async with slot_node() as (it, _):
+        reserved = it.asking("later", Ask(2, cores=95))
+        it.reserve_beside(reserved)
+        (gpus,) = (each.containers[0].devices[GPU] for each in it.reserved.reservations)
+
+        assert isinstance(await it.admit_pod(it.asking("now", Ask(1, memory=1))), Admission)
+
+        taken = {slot.partition("::")[0] for slot in it.slots_of("now")["c0"]}
+        assert taken.isdisjoint(slot.partition("::")[0] for slot in gpus)
+        assert isinstance(await it.admit_pod(reserved), Admission)
+        await it.check(["later", "now"])
+
+
+async def test_what_a_gpu_has_not_left_is_refused() -> None:
+    """The kubelet need not take what is preferred."""
+    async with slot_node() as (it, _):
+        first = it.asking("a", Ask(cores=95, memory=100))
+        it.reserve_beside(first)
+        assert isinstance(await it.admit_pod(first), Admission)
+        await it.check(["a"])
+        (gpu,) = it.held("a")
+        it.forced = {GPU: [DeviceID(f"{gpu}::7")]}
+
+        found = refused(await it.admit_pod(it.asking("b", Ask(1))))
+
+        assert "12 cores" in found
+        assert "left is 5" in found
+        await it.check(["a"])
+
+
+async def test_a_record_that_has_ended_makes_room() -> None:
+    async with slot_node() as (it, _):
+        first = it.asking("a", Ask(4, cores=95, memory=100))
+        it.reserve_beside(first)
+        assert isinstance(await it.admit_pod(first), Admission)
+        await it.check(["a"])
+        await it.drop("a")
+        it.forced = {GPU: [DeviceID("GPU-2::7")]}  # the kubelet's checkpoint still has the slots of a
+
+        assert isinstance(await it.admit_pod(it.asking("b", Ask(1))), Admission)
+        await it.check(["b"])
+
+
+async def test_two_slots_of_one_gpu_are_refused() -> None:
+    async with slot_node() as (it, _):
+        it.forced = {GPU: [DeviceID("GPU-1::0"), DeviceID("GPU-1::5")]}
+
+        assert "several slots of 'GPU-1'" in refused(await it.admit_pod(it.asking("a", Ask(2))))
+
+
+async def test_a_spent_gpu_lists_its_free_slots_as_unhealthy() -> None:
+    async with slot_node() as (it, _):
+        pod = it.asking("a", Ask(cores=100))
+        it.reserve_beside(pod)
+        assert isinstance(await it.admit_pod(pod), Admission)
+        await it.listed()
+
+        healthy = {*it.kubelet.state().healthy(GPU)}
+        (mine,) = it.slots_of("a")["c0"]
+        assert {mine} == {slot for slot in healthy if slot.startswith(mine.partition("::")[0])}
+        await it.remove("a")
+        assert 4 * SLOTS == len({*it.kubelet.state().healthy(GPU)})
+
+
+async def test_an_init_container_leaves_its_slot() -> None:
+    async with slot_node() as (it, _):
+        pod = it.asking("a", Ask(2, memory=3_000), init=[Ask(1, memory=9_000, cores=50)])
+        it.reserve_beside(pod)
+
+        assert isinstance(await it.admit_pod(pod), Admission)
+        await it.check(["a"])
+
+        held = sorted(it.held("a", "c1").values(), key=lambda each: each.cores)
+        assert [Amount(cores=0, memory=3_000 * MIB), Amount(cores=50, memory=9_000 * MIB)] == held
+
+
+async def test_a_container_that_is_admitted_again_holds_its_own() -> None:
+    """The kubelet is killed before its checkpoint has the first of two containers, and asks for both anew."""
+    async with slot_node() as (it, tasks):
+        pod = it.asking("a", Ask(memory=2_000), Ask(memory=9_000))
+        it.reserve_beside(pod)
+        (first, second) = (each.devices[GPU] for each in it.reserved.reservations[0].containers)
+        await it.allocations.allocate(GPU, [first])  # the kubelet is gone before it notes the answer
+        await it.start_agent(tasks)
+
+        assert isinstance(await it.admit_pod(pod), Admission)
+        await it.check(["a"])
+
+        assert {"c0": [*first], "c1": [*second]} == it.slots_of("a")
+        assert [2_000 * MIB] == [each.memory for each in it.held("a").values()]
+        assert [9_000 * MIB] == [each.memory for each in it.held("a", "c1").values()]
+
+
+async def test_amounts_outlive_a_restart_and_a_lost_journal_makes_equal_parts() -> None:
+    async with slot_node() as (it, tasks):
+        pod = it.asking("a", Ask(memory=7_000, cores=20))
+        it.reserve_beside(pod)
+        assert isinstance(await it.admit_pod(pod), Admission)
+        await it.check(["a"])
+
+        await it.start_agent(tasks)
+        await it.check(["a"])
+        kept = [*it.held("a").values()]
+        it.journal = type(it.journal)()
+        await it.start_agent(tasks)
+        await it.check(["a"])
+
+        assert [Amount(cores=20, memory=7_000 * MIB)] == kept
+        assert [PART] == [*it.held("a").values()]

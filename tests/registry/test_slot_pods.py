@@ -1,0 +1,148 @@
+"""Pods with slots of GPUs: where they are offered, what is reserved for them, and what their binds wait for."""
+
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from api_server_support import shown_pod
+from binding_support import Registry, Site, running
+from decision_support import machine, node, pod
+from slot_support import CORES, MEMORY, MIB, PERCENTAGE, asks, in_slots
+from unit_support import refused
+from view_support import NODE, RULES, OneNode, asked
+
+from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.demand.units import InvalidShare
+from topoalign.core.model.holdings import Amount
+from topoalign.core.model.ids import GPU, DeviceID, NodeName
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
+from topoalign.core.model.reservations import Reservation
+from topoalign.core.model.topology.model import Topology
+from topoalign.registry.scheduling.holds import Hold
+from topoalign.registry.scheduling.orders import Comer, are_mistakable
+from topoalign.runtime.memory_bus import MemoryBus
+
+EACH = 40_000
+
+
+def shared(gpus: int = 4) -> Topology:
+    """Two NUMA nodes with two GPUs each, of 40000 MiB."""
+    plain = machine()
+    sized = tuple(msgspec.structs.replace(gpu, memory=EACH * MIB) for gpu in plain.gpus)
+    return in_slots(msgspec.structs.replace(plain, gpus=sized), 10, gpus)
+
+
+def world(hardware: Topology) -> OneNode:
+    found = OneNode(RULES, hardware)
+    found.tell(found.says.all())
+    return found
+
+
+def code(of: OneNode, request: PodRequest) -> str:
+    refused = of.scheduler.filter(asked(request), (NODE,)).refused
+    return refused[NODE].code if NODE in refused else ""
+
+
+def test_a_node_is_offered_where_gpus_have_enough_left() -> None:
+    it = world(shared())
+
+    assert "" == code(it, pod(asks(2, memory=9_000)))
+    assert "NotEnoughShareCards" == code(it, pod(asks(5)))
+    assert "NotAligned" == code(it, pod(asks(2, cores=60), asks(2, cores=60, name="two"), asks(1, name="three")))
+
+
+@pytest.mark.parametrize(
+    "asked_for", [asks(memory=EACH + 1), asks(memory=16 << 30), asks(cores=101), asks(percentage=150), asks(0, cores=5)]
+)
+def test_bad_amounts_are_refused_alike_by_webhook_filter_and_node(asked_for: ContainerRequest) -> None:
+    it, bad = world(shared()), pod(asked_for)
+    it.view.renew()
+
+    found = []
+    for check in (lambda: it.scheduler.checks.check(bad), lambda: code(it, bad)):
+        with pytest.raises(InvalidShare) as caught:
+            check()
+        found.append((caught.value.finding, caught.value.remedy))
+
+    refusal = refused(node(shared()), bad, RULES)
+    assert [(refusal.finding, refusal.remedy)] * 2 == found
+    assert refusal.finding.startswith("spec.containers[0].resources.limits[nvidia.com/gpu")
+
+
+def test_a_node_is_not_offered_where_its_alignment_leads_to_full_gpus() -> None:
+    """Both GPUs of the first NUMA node are nearly full, and the kubelet counts their slots all the same."""
+    it = world(shared())
+    held = {gpu: Amount(cores=70, memory=100 * MIB) for gpu in ("GPU-0::0", "GPU-1::0")}
+    it.view.hold(NODE, [Hold(reserved=reserved("first", held))])
+
+    assert "ShareSplit" == code(it, pod(asks(1, memory=100, cores=40)))
+    assert "" == code(it, pod(asks(1, memory=100, cores=20)))
+
+
+def reserved(name: str, held: dict[str, Amount]) -> Reservation:
+    slots = {DeviceID(slot): amount for slot, amount in held.items()}
+    part = {"container": "main", "devices": {GPU: tuple(slots)}, "slots": slots}
+    return msgspec.convert(
+        {
+            "pod_uid": f"uid-{name}",
+            "namespace": "default",
+            "pod": name,
+            "containers": [msgspec.to_builtins(part)],
+            "seconds_left": 30.0,
+        },
+        Reservation,
+    )
+
+
+def test_resources_of_amounts_are_known_where_some_node_offers_slots() -> None:
+    it, plain = world(shared()), world(machine())
+
+    assert "" == code(it, pod(asks(1, memory=100))) == code(plain, pod(asks(1, memory=100)))
+    assert {MEMORY, PERCENTAGE, CORES} <= it.view.offers.names
+    plain.view.offers.names |= {MEMORY}
+    assert "UnknownResource" == code(plain, pod(asks(1, memory=101)))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ((1, 4_000), (1, 4_000), False),
+        ((1, 4_000), (1, 5_000), True),
+        ((1, 4_000), (2, 5_000), False),
+        ((2, 4_000), (2, 0), True),
+    ],
+)
+def test_pods_are_mistakable_by_as_many_slots(one: tuple[int, int], other: tuple[int, int], expected: bool) -> None:
+    def comer(gpus: int, memory: int) -> Comer:
+        return Comer((gpus, memory), read_pod(pod(asks(gpus, memory=memory)), AdmissionRules()), True)
+
+    assert expected is are_mistakable(shared(), comer(*one), comer(*other))
+    assert not are_mistakable(machine(), comer(*one), comer(*other))
+
+
+@pytest.fixture
+async def site() -> Site:
+    return Site(hardware=shared())
+
+
+@pytest.fixture
+async def registry(site: Site) -> AsyncIterator[Registry]:
+    bus = MemoryBus()
+    one = Registry(site, bus)
+    async with running(site, bus, one):
+        yield one
+
+
+@pytest.mark.anyio
+async def test_a_bind_reserves_slots_with_their_amounts(site: Site, registry: Registry) -> None:
+    shown = shown_pod("a", gpus=2)
+    limits = {"nvidia.com/gpu": "2", "nvidia.com/gpumem": "5000", "nvidia.com/gpucores": "30"}
+    shown["spec"]["containers"][0]["resources"] = {"limits": limits, "requests": limits}
+    uid = str(site.cluster.add_pod(shown)["metadata"]["uid"])
+
+    await registry.bind("a", uid)
+
+    (found,) = registry.reservations.held(NodeName("node-1"))
+    assert "node-1" == site.node_of("a")
+    assert {DeviceID("GPU-0::0"), DeviceID("GPU-1::0")} == found.containers[0].slots.keys()
+    assert {(30, 5_000)} == {(each.cores, each.memory // MIB) for each in found.containers[0].slots.values()}
