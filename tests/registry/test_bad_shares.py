@@ -9,6 +9,7 @@ import pytest
 from cluster_support import TIME
 from decision_support import machine
 from scheduling_support import go_json, serving
+from slot_support import in_slots
 from unit_support import CORES, DGX, MEMORY, in_units
 from view_support import OneNode, Says, tell_all
 
@@ -18,6 +19,7 @@ from topoalign.core.model.decisions import Refusal
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
+from topoalign.core.model.topology.model import Topology
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 
 pytestmark = pytest.mark.anyio
@@ -120,9 +122,30 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def cluster() -> OneNode:
-    """A node with GPUs in units, and one with whole GPUs alone."""
-    found = OneNode(RULES, in_units(DGX))
+GPUS, MIB, PERCENT, COMPUTE = (
+    "nvidia.com/gpu",
+    "nvidia.com/gpumem",
+    "nvidia.com/gpumem-percentage",
+    "nvidia.com/gpucores",
+)
+BAD_IN_SLOTS: dict[str, tuple[dict[str, Any], str]] = {
+    "16Gi": (
+        pod({GPUS: "1", MIB: "16Gi"}, {}),
+        f"{SECOND}[{MIB}]: {16 << 30} is above 40960, which is what the largest",
+    ),
+    "memory above a card": (pod({GPUS: "1", MIB: "40961"}, {}), f"{SECOND}[{MIB}]: 40961 is above 40960"),
+    "percentage 150": (pod({GPUS: "1", PERCENT: "150"}, {}), f"{SECOND}[{PERCENT}]: 150 is above 100"),
+    "101 cores": (pod({GPUS: "1", COMPUTE: "101"}, {}), f"{SECOND}[{COMPUTE}]: 101 is above 100"),
+    "-1 cores": (pod({GPUS: "1", COMPUTE: "-1"}, {}), f"{SECOND}[{COMPUTE}]: '-1' is no amount"),
+    "weights": (pod({GPUS: "1", COMPUTE: "5"}, {WEIGHTS: "slot=-1"}), f"metadata.annotations[{WEIGHTS}]: not weights"),
+    "a uuid": (pod({GPUS: "1", COMPUTE: "5"}, {UUIDS: "GPU-nobody"}), f"metadata.annotations[{UUIDS}]: has no effect"),
+}
+"""Pods, and how what is said of them begins."""
+
+
+def cluster(hardware: Topology | None = None) -> OneNode:
+    """A node with GPUs in units, or this one, and one with whole GPUs alone."""
+    found = OneNode(RULES, hardware or in_units(DGX))
     found.tell(found.says.all())
     tell_all(found.cluster, Says("whole", machine(), RULES).all())
     found.view.renew()
@@ -182,6 +205,21 @@ async def test_three_entries_refuse_in_the_same_words(tmp_path: Path) -> None:
             await filtered(http, pod(GOOD, {}))
         )
         assert "" == what_if(node, pod(GOOD, {}), tmp_path)
+
+
+async def test_amounts_of_slots_are_refused_in_the_same_words(tmp_path: Path) -> None:
+    node = cluster(in_slots(DGX))
+    offers, checks = node.view.offers, node.scheduler.checks
+    webhook = Webhook("", lambda resource: resource in offers.names, checks.check, lambda: offers.slots)
+    async with (
+        serving(node.scheduler, more=webhook.routes()) as url,
+        httpx.AsyncClient(base_url=url, timeout=60) as http,
+    ):
+        for name, (given, begin) in BAD_IN_SLOTS.items():
+            text = await said(http, given, "/webhook")
+            assert text.startswith(begin) and "; " in text, name
+            assert {text} == await filtered(http, given), name
+            assert text == what_if(node, given, tmp_path), name
 
 
 async def test_what_one_kind_of_node_can_serve_is_let_pass() -> None:

@@ -21,6 +21,7 @@ from topoalign.registry.scheduling.webhook.rules import (
     Forbidden,
     Offered,
     Pod,
+    Slots,
     annotations_of,
     changes_to,
     check_annotations,
@@ -94,12 +95,19 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Webhook:
-    """Judges pods; `scheduler`: the name of ours, empty where none is demanded; `check`: as of `changes_to`."""
+    """Judges pods; `scheduler`: the name of ours, empty where none is demanded; `check`, `slots`: as of `changes_to`."""
 
     def __init__(
-        self, scheduler: str, offered: Offered, check: Check = check_pod, *, seconds: float = BODY_SECONDS
+        self,
+        scheduler: str,
+        offered: Offered,
+        check: Check = check_pod,
+        slots: Slots = tuple,
+        *,
+        seconds: float = BODY_SECONDS,
     ) -> None:
-        self._scheduler, self._offered, self._check, self._seconds = scheduler, offered, check, seconds
+        self._scheduler, self._offered, self._seconds = scheduler, offered, seconds
+        self._check, self._slots = check, slots
 
     def routes(self) -> list[BaseRoute]:
         """`/webhook` for the mutating configuration, `/webhook/validate` for the validating one, which takes no changes."""
@@ -123,8 +131,7 @@ class Webhook:
             changes = self._judge(asked)
             if changes and not mutating:
                 change = changes[0]
-                where = change.path[1:].replace("/", ".")
-                raise Forbidden(where, f"is not {clean(change.value)}", "leave it to the mutating webhook")
+                raise Forbidden(change.field, f"is not {clean(str(change.value))}", "leave it to the mutating webhook")
         except (BadRequest, NoFit, Unavailable) as error:
             log.info("pod denied", namespace=asked.namespace, code=error.code, finding=error.finding)
             return denied(asked.uid, error)
@@ -138,7 +145,9 @@ class Webhook:
             check_annotations(annotations_of(asked.object), annotations_of(asked.old_object))
             return []
         groups = frozenset(asked.user_info.groups or ())
-        return changes_to(asked.object, asked.namespace, groups, self._scheduler, self._offered, self._check)
+        return changes_to(
+            asked.object, asked.namespace, groups, self._scheduler, self._offered, self._check, self._slots
+        )
 
 
 def read_review(body: bytes) -> Request:

@@ -5,20 +5,24 @@ What is denied of a pod when it is created, and what is filled in.
     pods that ask for   a node of their own choice, a privileged container, another scheduler: each gets devices past the
     devices of ours     decision; requests and annotations that cannot be meant, which no node would ever admit
 
-A pod without a scheduler's name gets ours, where one is set. No label or annotation exempts a pod: whoever may create one
+A pod without a scheduler's name gets ours, where one is set. What a container leaves out that asks for slots of GPUs is
+filled in (`core.sharing.slot_defaults`), and then judged. No label or annotation exempts a pod: whoever may create one
 may write these. Namespaces are exempted in the webhook's configuration.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import msgspec
 
 from topoalign.core.demand.gangs import path
+from topoalign.core.demand.slots import SlotResources
 from topoalign.core.deviceshare.demand import OWN_DOMAIN
 from topoalign.core.model.errors import BadRequest, clean, quoted
 from topoalign.core.model.ids import GPU, NIC, Namespace, ResourceName
 from topoalign.core.model.requests import GANG, GANG_SIZE, PodRequest
 from topoalign.core.sharing.pod_checks import check_pod
+from topoalign.core.sharing.slot_defaults import FilledIn, slot_defaults, with_defaults
 from topoalign.kubelet.files import manifest
 
 OF_USERS = frozenset({GANG, GANG_SIZE})
@@ -29,8 +33,13 @@ MIRROR = "kubernetes.io/config.mirror"
 NODES = "system:nodes"
 """The group of kubelets."""
 
+PLACE = re.compile(r"spec\.(\w+)\[(\d+)\]")
+POSITION = re.compile(r"\.(\d+)(?=\.|$)")
+
 Offered = Callable[[ResourceName], bool]
 """Whether some node offers this resource."""
+Slots = Callable[[], Collection[SlotResources]]
+"""The ways in which some node offers GPUs in slots."""
 Check = Callable[[PodRequest], None]
 """Raises an error for a pod that the cluster does not take."""
 
@@ -51,9 +60,16 @@ class SecurityContext(msgspec.Struct, frozen=True):
     privileged: bool | None = None
 
 
+class Variable(msgspec.Struct, frozen=True):
+    """What counts of an environment variable."""
+
+    name: str = ""
+
+
 class Container(manifest.Container, frozen=True, rename="camel"):
     """What counts of a container."""
 
+    env: list[Variable] | None = None
     security_context: SecurityContext | None = None
 
 
@@ -77,7 +93,14 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     op: str = "add"
     path: str
-    value: str
+    value: object
+
+    @property
+    def field(self) -> str:
+        """The path as errors have it: `spec.containers[0].resources.limits[nvidia.com/gpucores]`."""
+        path = POSITION.sub(r"[\1]", self.path[1:].replace("/", "."))
+        before, limits, name = path.partition(".limits.")
+        return f"{before}.limits[{name.replace('~1', '/')}]" if limits else path
 
 
 def changes_to(
@@ -87,10 +110,11 @@ def changes_to(
     scheduler: str,
     offered: Offered,
     check: Check = check_pod,
+    slots: Slots = tuple,
 ) -> list[Change]:
     """
     What is filled in of a new pod. `groups`: those of who creates it; `scheduler`: the name of ours, or empty; `check`:
-    what the cluster says to what it asks for.
+    what the cluster says to what it asks for, with what is filled in.
 
     Raises Forbidden, InvalidField and what `check` raises for what is denied.
     """
@@ -101,11 +125,14 @@ def changes_to(
     if kubelet_shows_it:
         return []
     check_placement(pod.spec)
-    check(request_of(pod, namespace))
+    request = request_of(pod, namespace)
+    filled = slot_defaults(request, slots())
+    check(with_defaults(request, filled) if filled else request)
+    changes = [change for each in filled for change in changes_of(each, pod.spec)]
     if not scheduler or pod.spec.scheduler_name == scheduler:
-        return []
+        return changes
     if pod.spec.scheduler_name in (None, "", DEFAULT_SCHEDULER):
-        return [Change(path="/spec/schedulerName", value=scheduler)]
+        return [Change(path="/spec/schedulerName", value=scheduler), *changes]
     finding = f"{quoted([pod.spec.scheduler_name])} does not know which devices fit together"
     raise Forbidden("spec.schedulerName", finding, f"leave it out, or name {scheduler}")
 
@@ -136,6 +163,23 @@ def request_of(pod: Pod, namespace: str) -> PodRequest:
     """What the pod asks for. Raises InvalidField for amounts that cannot be read."""
     request = manifest.kubelet_request_of(pod)
     return msgspec.structs.replace(request, namespace=Namespace(namespace) if namespace else request.namespace)
+
+
+def changes_of(filled: FilledIn, spec: Spec) -> Iterator[Change]:
+    """What is filled in of one container. A variable that it sets itself stays."""
+    found = PLACE.fullmatch(filled.where)
+    assert found is not None, "spec.containers[0]"
+    group, position = found[1], int(found[2])
+    at = f"/spec/{group}/{position}"
+    for name, amount in filled.limits.items():
+        yield Change(path=f"{at}/resources/limits/{name.replace('~', '~0').replace('/', '~1')}", value=str(amount))
+    container = ((spec.init_containers if group == "initContainers" else spec.containers) or [])[position]
+    env = list(container.env or [])
+    for variable in ({"name": name, "value": value} for name, value in filled.environment.items()):
+        if not env:
+            yield Change(path=f"{at}/env", value=[variable])
+        elif all(each.name != variable["name"] for each in env):
+            yield Change(path=f"{at}/env/-", value=variable)
 
 
 def is_ours(resource: ResourceName, offered: Offered) -> bool:

@@ -1,0 +1,159 @@
+"""The webhook fills in what a container leaves out that asks for slots of GPUs, and judges the pod with that."""
+
+import base64
+import json
+from copy import deepcopy
+from typing import Any
+
+import httpx
+import pytest
+from scheduling_support import RecordedScheduling, go_json, serving
+from slot_support import in_slots
+from unit_support import DGX
+
+from topoalign.core.demand.slots import slot_resources
+from topoalign.core.model.ids import GPU, ResourceName
+from topoalign.core.model.topology.offers import Slots
+from topoalign.core.sharing.pod_checks import check_pod
+from topoalign.registry.scheduling.webhook.reviews import Webhook
+
+pytestmark = pytest.mark.anyio
+
+MACHINE = in_slots(DGX)
+OFFERED = slot_resources(MACHINE)
+CORES, MEMORY = "nvidia.com/gpucores", "nvidia.com/gpumem"
+PERCENTAGE, PRIORITY = "nvidia.com/gpumem-percentage", "nvidia.com/priority"
+NAMES = {GPU, CORES, MEMORY, PERCENTAGE, PRIORITY}
+
+Limits = dict[str, str]
+
+
+def webhook(offered: Any = OFFERED) -> Webhook:
+    names = {name for each in offered for name in (each.resource, *each.slots.resources)}
+    return Webhook("", names.__contains__, lambda pod: check_pod(pod, (), offered), lambda: offered)
+
+
+def pod(limits: Limits, **container: Any) -> dict[str, Any]:
+    asks = {"name": "asks", "resources": {"limits": limits}, **container}
+    return {"metadata": {"name": "p"}, "spec": {"initContainers": [{"name": "i"}], "containers": [{"name": "m"}, asks]}}
+
+
+async def answer(hook: Webhook, given: dict[str, Any], path: str = "/webhook") -> Any:
+    resource = {"group": "", "version": "v1", "resource": "pods"}
+    request = {"uid": "r", "operation": "CREATE", "namespace": "team", "resource": resource, "object": given}
+    review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    async with serving(RecordedScheduling(), more=hook.routes()) as url, httpx.AsyncClient(base_url=url) as http:
+        got = await http.post(path, content=go_json(review), headers={"content-type": "application/json"})
+    return got.json()["response"]
+
+
+def patched(given: dict[str, Any], said: Any) -> dict[str, Any]:
+    """The pod after the patch of the answer: `add` of RFC 6902, with the requests that an API server fills in."""
+    found = deepcopy(given)
+    for change in json.loads(base64.b64decode(said["patch"])) if "patch" in said else ():
+        assert "add" == change["op"]
+        *way, last = [each.replace("~1", "/").replace("~0", "~") for each in change["path"][1:].split("/")]
+        at: Any = found
+        for step in way:
+            at = at[int(step)] if isinstance(at, list) else at[step]
+        if isinstance(at, list):
+            at.insert(len(at) if last == "-" else int(last), change["value"])
+        else:
+            at[last] = change["value"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("asked", "added"),
+    [
+        ({GPU: "1"}, {CORES: "100"}),
+        ({GPU: "2", PERCENTAGE: "100"}, {CORES: "100"}),
+        ({GPU: "2", PERCENTAGE: "50"}, {}),
+        ({GPU: "1", MEMORY: "4000"}, {}),
+        ({GPU: "1", CORES: "30"}, {}),
+        ({MEMORY: "4000"}, {GPU: "1"}),
+        ({CORES: "30"}, {GPU: "1"}),
+        ({PERCENTAGE: "100"}, {GPU: "1", CORES: "100"}),
+        ({GPU: "0"}, {}),
+        ({"example.com/fpga": "1"}, {}),
+    ],
+)
+async def test_what_is_left_out_is_filled_in(asked: Limits, added: Limits) -> None:
+    """By HAMi's rules; what comes out is what the validating webhook lets pass, and is filled in no further."""
+    hook, given = webhook(), pod(asked)
+    said = await answer(hook, given)
+    after = patched(given, said)
+
+    assert said["allowed"], said
+    assert {**asked, **added} == after["spec"]["containers"][1]["resources"]["limits"]
+    assert given["spec"]["initContainers"] == after["spec"]["initContainers"]
+    for path in ("/webhook", "/webhook/validate"):
+        again = await answer(hook, after, path)
+        assert again["allowed"] and "patch" not in again
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        (None, [{"name": "CUDA_TASK_PRIORITY", "value": "1"}]),
+        ([], [{"name": "CUDA_TASK_PRIORITY", "value": "1"}]),
+        ([{"name": "A", "value": "b"}], [{"name": "A", "value": "b"}, {"name": "CUDA_TASK_PRIORITY", "value": "1"}]),
+        ([{"name": "CUDA_TASK_PRIORITY", "value": "0"}], [{"name": "CUDA_TASK_PRIORITY", "value": "0"}]),
+    ],
+)
+async def test_the_priority_is_a_variable_of_the_container(env: Any, expected: list[dict[str, str]]) -> None:
+    given = pod({GPU: "1", MEMORY: "1", PRIORITY: "1"}, env=env)
+    after = patched(given, await answer(webhook(), given))
+
+    assert expected == after["spec"]["containers"][1]["env"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [({GPU: "1", PERCENTAGE: "150"}, PERCENTAGE), ({MEMORY: "16Gi"}, MEMORY), ({PRIORITY: "1"}, PRIORITY)],
+)
+async def test_what_cannot_be_meant_is_not_mended(asked: Limits, field: str) -> None:
+    said = await answer(webhook(), pod(asked))
+
+    assert (False, 422) == (said["allowed"], said["status"]["code"])
+    assert f"spec.containers[1].resources.limits[{field}]: " in said["status"]["message"]
+
+
+async def test_the_validating_webhook_names_what_is_missing() -> None:
+    """Another webhook may have taken away what was filled in."""
+    said = await answer(webhook(), pod({GPU: "1"}), "/webhook/validate")
+
+    assert (
+        403,
+        f"topoalign: spec.containers[1].resources.limits[{CORES}]: is not 100; leave it to the mutating webhook",
+    ) == (
+        said["status"]["code"],
+        said["status"]["message"],
+    )
+
+
+async def test_the_slots_that_are_asked_for_decide_under_which_names() -> None:
+    """Two kinds of GPUs with the same names for amounts; and names of their own."""
+    other = OFFERED[0]._replace(resource=ResourceName("example.com/a100"))
+    renamed = OFFERED[0]._replace(
+        resource=ResourceName("example.com/l4"),
+        slots=Slots(memory=ResourceName("example.com/mib"), cores=ResourceName("x.y/c")),
+    )
+    hook = webhook((OFFERED[0], other, renamed))
+
+    async def limits(asked: Limits) -> Limits:
+        given = pod(asked)
+        found: Limits = patched(given, await answer(hook, given))["spec"]["containers"][1]["resources"]["limits"]
+        return found
+
+    assert {"example.com/a100": "1", CORES: "100"} == await limits({"example.com/a100": "1"})
+    assert {"example.com/mib": "9", "example.com/l4": "1"} == await limits({"example.com/mib": "9"})
+    assert {"example.com/l4": "1", "x.y/c": "100"} == await limits({"example.com/l4": "1"})
+    assert {MEMORY: "9", "example.com/a100": "1"} == await limits({MEMORY: "9"})
+
+
+async def test_without_slots_nothing_is_filled_in() -> None:
+    hook = Webhook("", NAMES.__contains__)
+    said = await answer(hook, pod({GPU: "1"}))
+
+    assert said["allowed"] and "patch" not in said
