@@ -9,6 +9,8 @@ import msgspec
 import pytest
 from decision_support import NODE, node
 from draw_support import check_scene
+from slot_support import holding as slots_held
+from slot_support import in_slots
 from unit_support import CORES, DGX, MEMORY, holds, in_units
 
 from topoalign.cli import link, root
@@ -115,6 +117,22 @@ def test_explain_shows_the_gpu_that_a_share_is_of(run: Any, capsys: pytest.Captu
     assert 1 == shown.count("18 units of GPU-0") and 1 == shown.count("30 units of GPU-0")
     assert "18 cores of GPU0 30 blocks of GPU0" == brief(allocation, state.hardware)
     assert "28 cores, 2560 MiB" in cards and "default/serve-0-3/main" in cards and "GPU1" not in cards
+
+
+def test_slots_are_shown_with_their_amounts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = slots_held(node(in_slots(DGX, gpus=2)), (0, 30, 8000), 0)
+    monkeypatch.setattr(link, "discovered_or_read", lambda *_: standing(state))
+    assert 0 == root.run(["gpu", "list"])
+    shown = capsys.readouterr()
+    rows = [re.split(r" {2,}", line.strip()) for line in shown.out.splitlines()]
+    lines = text(drawn(state), 120).splitlines()
+
+    assert ["slots", "default/held-0/main: 1 slot, 30 cores, 8000 MiB", "8 slots, 60 cores, 28864 MiB"] == rows[1][4:7]
+    assert ["default/held-1/main: 1 slot, 10 cores, 4096 MiB"] == rows[2]
+    assert "GPU0 slots, left: 60% 28 GiB; A 30% 7.8 GiB; B 10% 4 GiB" in lines
+    assert "not enforced" in shown.err
 
 
 def drawn(state: NodeState) -> Diagram:

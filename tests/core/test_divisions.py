@@ -6,6 +6,8 @@ from random import Random
 import msgspec
 import pytest
 from decision_support import NODE, node
+from slot_support import MIB, in_slots
+from slot_support import holding as slots_held
 from unit_support import CORES, DGX, MEMORY, holds, in_units
 
 from topoalign.core.model.allocations import Allocation
@@ -93,6 +95,21 @@ def test_time_slices_and_shares_by_mps_are_counted() -> None:
         assert ((way,), Parts(slices=10), Parts(slices=8)) == (found.ways, found.offered, found.left)
         assert [Parts(slices=2)] == [each.parts for each in found.held]
         assert not found.is_whole
+
+
+def test_slots_are_held_with_amounts() -> None:
+    """A slot of which no amount is recorded is an equal part; of a GPU whose cores are all held nothing is left."""
+    state = slots_held(node(in_slots(DGX)), (0, 30, 8000), 0, (1, 100, 40960))
+    found = divisions(state)
+    first, second = found[GPU0], found[DGX.gpus[1].id]
+
+    assert (("slots",), Parts(slots=10, cores=100, memory=40960 * MIB)) == (first.ways, first.offered)
+    assert [Parts(slots=1, cores=30, memory=8000 * MIB), Parts(slots=1, cores=10, memory=4096 * MIB)] == [
+        each.parts for each in first.held
+    ]
+    assert Parts(slots=8, cores=60, memory=28864 * MIB) == first.left
+    assert Parts() == second.left
+    assert Parts() == of_first(node(in_slots(DGX), unhealthy=[GPU0])).left
 
 
 def test_instances_are_named_by_their_profiles() -> None:

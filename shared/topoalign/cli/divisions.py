@@ -18,6 +18,7 @@ def parts_text(parts: Parts) -> str:
     said = ["whole"] if parts.whole else []
     said += [f"{clean(profile)}" for profile in parts.instances]
     said += [f"{parts.slices} slice{'' if parts.slices == 1 else 's'}"] if parts.slices else []
+    said += [f"{parts.slots} slot{'' if parts.slots == 1 else 's'}"] if parts.slots else []
     said += [f"{parts.cores} cores"] if parts.cores else []
     said += [f"{parts.memory // MIB} MiB"] if parts.memory else []
     return ", ".join(said)

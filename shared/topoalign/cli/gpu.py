@@ -18,7 +18,8 @@ from topoalign.core.model.topology.model import Gpu
 from topoalign.core.state.divisions import Division, divisions
 
 NOT_ENFORCED = (
-    "Limiter: none. Nothing limits what a container takes of a GPU in units: they are counted, and not enforced."
+    "Limiter: none. Nothing limits what a container takes of a GPU in units or slots: amounts are counted, and not "
+    "enforced."
 )
 
 
@@ -85,7 +86,7 @@ def list_devices(link: Link) -> None:
                 for row in rows_of(standing, device, health, divided.get(device))
             ],
         )
-    if any(offer.unit is not None and offer.limiter == "none" for offer in standing.topology.offered):
+    if any((offer.unit or offer.slots) and offer.limiter == "none" for offer in standing.topology.offered):
         output.note(NOT_ENFORCED)
 
 

@@ -12,11 +12,13 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from topoalign.core.model.allocations import Allocation, Owner
-from topoalign.core.model.holdings import Instance, Part, TimeSlice, Unit, Whole, holding_of
+from topoalign.core.model.holdings import Amount, Instance, Part, TimeSlice, Unit, Whole, holding_of
 from topoalign.core.model.ids import AllocationID, DeviceID
+from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import MEMORY_BLOCK, Offer
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.slot_amounts import equal_part, is_spent, offered_in_slots
 
 Way = Literal["whole", "MIG", "time slices", "MPS", "units", "slots"]
 
@@ -29,11 +31,13 @@ class Parts(NamedTuple):
     instances: tuple[str, ...] = ()
     """Profiles of MIG instances, `1g.10gb`; of one that the GPU does not have any more its uuid."""
     slices: int = 0
-    """Time slices, or shares by MPS; of MIG instances, too. Slots, of which the amounts are not told here."""
+    """Time slices, or shares by MPS; of MIG instances, too."""
+    slots: int = 0
+    """Each with an amount, which is in `cores` and `memory`."""
     cores: int = 0
-    """Hundredths of computing time, in units."""
+    """Hundredths of computing time, in units or by slots."""
     memory: int = 0
-    """Bytes, in units."""
+    """Bytes, in units or by slots."""
 
 
 class HeldParts(NamedTuple):
@@ -80,14 +84,7 @@ def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
     return {
         gpu: Division(
             ways=ways_of(gpu, by_card.get(gpu, ())),
-            offered=counted(
-                (
-                    holding_of(unit, hardware.cards).part
-                    for offer, base in by_card.get(gpu, ())
-                    for unit in offer.handed_out(base)
-                ),
-                profiles,
-            ),
+            offered=offered_of(hardware, gpu, by_card.get(gpu, ()), profiles),
             held=tuple(
                 HeldParts(first.owner, first.id, counted(parts, profiles))
                 for first, parts in held.get(gpu, {}).values()
@@ -99,12 +96,15 @@ def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
 
 
 def parts_of(allocation: Allocation, hardware: Topology) -> Iterable[tuple[DeviceID, Part]]:
-    """GPU or NIC and which part of it, for all that an allocation holds."""
-    cards = {**hardware.cards, **allocation.cards}
+    """GPU or NIC and which part of it, for all that an allocation holds; by a slot an amount of it."""
+    cards, in_slots = {**hardware.cards, **allocation.cards}, offers_in_slots(hardware)
     for devices in allocation.devices.values():
         for device in devices:
             holding = holding_of(device, cards)
-            yield holding.device, holding.part
+            if isinstance(holding.part, TimeSlice) and holding.device in in_slots:
+                yield holding.device, allocation.slots.get(device) or equal_part(hardware, holding.device)
+            else:
+                yield holding.device, holding.part
 
 
 def ways_of(gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]]) -> tuple[Way, ...]:
@@ -124,6 +124,17 @@ def ways_of(gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]]) -> tuple[Wa
     return tuple(found)
 
 
+def offered_of(
+    hardware: Topology, gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]], profiles: Mapping[DeviceID, str]
+) -> Parts:
+    """All that a GPU is offered in."""
+    if (offer := offers_in_slots(hardware).get(gpu)) is not None:
+        offered = offered_in_slots(hardware)[gpu]
+        return Parts(slots=offer.replicas, cores=offered.cores, memory=offered.memory)
+    handed_out = (unit for offer, base in offers for unit in offer.handed_out(base))
+    return counted((holding_of(unit, hardware.cards).part for unit in handed_out), profiles)
+
+
 def left_of(
     state: NodeState, gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]], profiles: Mapping[DeviceID, str]
 ) -> Parts:
@@ -132,6 +143,9 @@ def left_of(
     if (units := ownership.units_left.get(gpu)) is not None:
         some = units.cores > 0 and units.blocks > 0
         return Parts(cores=units.cores, memory=units.blocks * MEMORY_BLOCK) if some else Parts()
+    if (slots := ownership.slots_left.get(gpu)) is not None:
+        some = slots.usable and slots.slots > 0 and not is_spent(slots.offered, slots.held)
+        return Parts(slots=slots.slots, cores=slots.left.cores, memory=slots.left.memory) if some else Parts()
     free: list[Part] = []
     for offer, base in offers:
         devices = hardware.devices[offer.resource].by_base.get(base)
@@ -142,7 +156,7 @@ def left_of(
 
 def counted(parts: Iterable[Part], profiles: Mapping[DeviceID, str]) -> Parts:
     """So many parts of one GPU, together."""
-    whole, slices, cores, blocks = False, 0, 0, 0
+    whole, slices, slots, cores, memory = False, 0, 0, 0, 0
     instances: list[str] = []
     for part in parts:
         match part:
@@ -154,5 +168,7 @@ def counted(parts: Iterable[Part], profiles: Mapping[DeviceID, str]) -> Parts:
                 slices += 1
             case Unit():
                 cores += part.kind == "cores"
-                blocks += part.kind == "memory"
-    return Parts(whole, tuple(instances), slices, cores, blocks * MEMORY_BLOCK)
+                memory += MEMORY_BLOCK if part.kind == "memory" else 0
+            case Amount():
+                slots, cores, memory = slots + 1, cores + part.cores, memory + part.memory
+    return Parts(whole, tuple(instances), slices, slots, cores, memory)
