@@ -3,13 +3,16 @@
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from registry_support import World
 from scheduling_support import go_json
 from unit_support import CORES, DGX, MEMORY, in_units
 from view_support import NODE, Says
 
+from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
+from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.sharing.quotas import OverQuota
 from topoalign.registry.kubernetes.memory import pod_of
 from topoalign.registry.ports import SeenQuota
@@ -189,6 +192,23 @@ async def test_hamis_amounts_count_for_each_gpu() -> None:
 
         assert (200, "") == await at.created({"nvidia.com/gpu": "2", "nvidia.com/gpumem": "4000"})
         assert 403 == (await at.created({"nvidia.com/gpu": "2", "nvidia.com/gpumem": "4001"}))[0]
+
+
+def test_slots_count_for_each_gpu_under_the_names_that_they_have() -> None:
+    """Also those of pods that were there before any node offered them."""
+    cluster, offers = FakeCluster(), OfferedResources()
+    quotas = Quotas(offers, lambda uid: True)
+    mib, count = ResourceName("example.com/mib"), ResourceName("example.com/l4")
+    quotas.listed = True
+    quotas.see(SeenQuota(namespace="ml", name="gpus", uid="q", limits={mib: 1000}))
+    quotas.see_pod(pod_of(cluster.add_pod(pod("one", {count: "3", mib: "200"}))))
+    offer = Offer(resource=count, devices=(DGX.gpus[0].id,), replicas=10, slots=Slots(memory=mib))
+    offers.note(msgspec.structs.replace(DGX, offers=(offer,)))
+    new = {amount: pod_of(cluster.add_pod(pod(f"n{amount}", {count: "2", mib: amount}))) for amount in ("200", "201")}
+
+    quotas.check_new(new["200"].to_schedule().request)
+    with pytest.raises(OverQuota, match="is 1000, its pods hold 600, and this pod asks for 402"):
+        quotas.check_new(new["201"].to_schedule().request)
 
 
 async def test_waiting_pods_are_woken_when_a_limit_changes() -> None:

@@ -15,18 +15,18 @@ Amounts in hundredths of a GPU's memory depend on the GPU and are not counted. O
 from collections.abc import Iterable, Mapping
 
 from topoalign.core.demand.quantities import device_limits, pod_wide
+from topoalign.core.demand.slots import SlotResources
 from topoalign.core.model.errors import NoFit, clean
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.core.sharing.hami.names import DEFAULT_NAMES
 
-PER_GPU: Mapping[ResourceName, ResourceName] = {
-    DEFAULT_NAMES.memory: DEFAULT_NAMES.count,
-    DEFAULT_NAMES.cores: DEFAULT_NAMES.count,
-}
-"""Amounts that are meant for each GPU -> the resource that says of how many."""
-
 Amounts = Mapping[ResourceName, int]
+PerGpu = Mapping[ResourceName, frozenset[ResourceName]]
+"""Amounts that are meant for each GPU -> the resources that say of how many."""
+
+HAMI: PerGpu = dict.fromkeys((DEFAULT_NAMES.memory, DEFAULT_NAMES.cores), frozenset({DEFAULT_NAMES.count}))
+"""What they are called where nobody has renamed them."""
 
 
 class OverQuota(NoFit):
@@ -43,15 +43,29 @@ class OverQuota(NoFit):
         )
 
 
-def quota_amounts(pod: PodRequest) -> dict[ResourceName, int]:
+def amounts_per_gpu(slots: Iterable[SlotResources]) -> PerGpu:
+    """Those of HAMi, and what slots that are offered call them."""
+    found = dict(HAMI)
+    for each in slots:
+        for name in (each.slots.memory, each.slots.cores):
+            found[name] = found.get(name, frozenset()) | {each.resource}
+    return found
+
+
+def quota_amounts(pod: PodRequest, per_gpu: PerGpu = HAMI) -> dict[ResourceName, int]:
     """What a pod holds of each extended resource, as quotas count it, whether any quota is about that or not."""
-    return pod_wide(pod, container_amounts)
+    return pod_wide(pod, lambda container: container_amounts(container, per_gpu))
 
 
-def container_amounts(container: ContainerRequest) -> dict[ResourceName, int]:
+def container_amounts(container: ContainerRequest, per_gpu: PerGpu = HAMI) -> dict[ResourceName, int]:
     """The same of one container. One that does not say of how many GPUs is of one."""
     limits = device_limits(container)
-    return {name: amount * (limits.get(PER_GPU[name], 1) if name in PER_GPU else 1) for name, amount in limits.items()}
+
+    def gpus(name: ResourceName) -> int:
+        said = [limits[each] for each in per_gpu.get(name, ()) if each in limits]
+        return sum(said) if said else 1
+
+    return {name: amount * gpus(name) for name, amount in limits.items()}
 
 
 def lowest_limits(quotas: Iterable[Amounts]) -> dict[ResourceName, int]:

@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+import msgspec
 import structlog
 
 from topoalign.core.model.errors import InvalidField, Unavailable, clean
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.sharing.quotas import PER_GPU, check_quota, lowest_limits, quota_amounts, total
+from topoalign.core.sharing.quotas import amounts_per_gpu, check_quota, lowest_limits, quota_amounts, total
 from topoalign.registry.ports import SeenPod, SeenQuota
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.offered import OfferedResources
@@ -51,8 +52,8 @@ class Quotas:
         self._quotas: dict[str, SeenQuota] = {}
         self._limits: dict[str, Amounts] = {}
         """Namespace -> the lowest limits of its quotas."""
-        self._held: dict[str, dict[str, Amounts]] = {}
-        """Namespace -> UID of a pod -> what it holds."""
+        self._held: dict[str, dict[str, PodRequest]] = {}
+        """Namespace -> UID of a pod that asks for devices -> what it asks for."""
         self._namespaces: dict[str, str] = {}
         """UID of a pod -> its namespace, if it holds anything."""
         self._claims = Counter[str]()
@@ -84,11 +85,11 @@ class Quotas:
         if pod.uid in self._namespaces or not names_devices(pod):
             return
         try:
-            amounts = quota_amounts(pod.to_schedule().request)
+            request = pod.to_schedule().request
         except InvalidField:  # no kubelet gives it anything
             return
         self._namespaces[pod.uid] = pod.namespace
-        self._held.setdefault(pod.namespace, {})[pod.uid] = amounts
+        self._held.setdefault(pod.namespace, {})[pod.uid] = msgspec.structs.replace(request, annotations={})
 
     def end_pod(self, uid: str) -> None:
         """A pod has ended, or is gone."""
@@ -100,18 +101,18 @@ class Quotas:
 
     def check_new(self, pod: PodRequest) -> None:
         """Raises OverQuota and QuotasUnknown for a pod that is to be created."""
-        self._check(pod.namespace, quota_amounts(pod), self._held.get(pod.namespace, {}).values())
+        self._check(pod, self._held.get(pod.namespace, {}).values())
 
     def check_waiting(self, pod: PodToSchedule) -> None:
         """The same for a pod that is to be bound. One that is placed counts already."""
-        self._check_one(pod.uid, pod.request.namespace, quota_amounts(pod.request))
+        self._check_one(pod.uid, pod.request)
 
     @contextmanager
     def claim(self, uid: str) -> Iterator[None]:
         """The pod counts while it is being bound, for those that are asked about meanwhile. Raises as `check_waiting`."""
         namespace = self._namespaces.get(uid)
         if namespace is not None:
-            self._check_one(uid, namespace, self._held[namespace][uid])
+            self._check_one(uid, self._held[namespace][uid])
         self._claims[uid] += 1
         try:
             yield
@@ -120,24 +121,27 @@ class Quotas:
             if not self._claims[uid]:
                 del self._claims[uid]
 
-    def _check_one(self, uid: str, namespace: str, amounts: Amounts) -> None:
+    def _check_one(self, uid: str, pod: PodRequest) -> None:
         if not self._counts(uid):
-            held = self._held.get(namespace, {}).items()
-            self._check(namespace, amounts, (each for other, each in held if other != uid and self._counts(other)))
+            held = self._held.get(pod.namespace, {}).items()
+            self._check(pod, (each for other, each in held if other != uid and self._counts(other)))
 
     def _counts(self, uid: str) -> bool:
         return uid in self._claims or self._is_placed(uid)
 
-    def _check(self, namespace: str, amounts: Amounts, others: Iterable[Amounts]) -> None:
-        counted = {*PER_GPU, *(name for each in self._offers.units for name, _ in each.units)}
+    def _check(self, pod: PodRequest, others: Iterable[PodRequest]) -> None:
+        per_gpu = amounts_per_gpu(self._offers.slots)
+        counted = {*per_gpu, *(name for each in self._offers.units for name, _ in each.units)}
+        amounts = quota_amounts(pod, per_gpu)
         asked = {name: amount for name, amount in amounts.items() if amount and name in counted}
         if not asked:
             return
         if not self.listed:
             raise QuotasUnknown
-        limits = self._limits.get(namespace)
+        limits = self._limits.get(pod.namespace)
         if limits is not None and not limits.keys().isdisjoint(asked):
-            check_quota(namespace, asked, total(others), limits)
+            used = total(quota_amounts(each, per_gpu) for each in others)
+            check_quota(pod.namespace, asked, used, limits)
 
 
 def names_devices(pod: SeenPod) -> bool:
