@@ -16,7 +16,7 @@ from topoalign.allocator.device_plugin.host import ContainerUnready
 from topoalign.allocator.ports import Part
 from topoalign.allocator.vcuda.directories import name_of
 from topoalign.allocator.vcuda.limits import Limits
-from topoalign.allocator.vcuda.owners import limits_for
+from topoalign.allocator.vcuda.owners import Calls, limits_for
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import DeviceID, PodName
@@ -116,6 +116,23 @@ async def test_the_same_units_for_another_pod_have_a_directory_made_anew() -> No
         assert {"vcuda.config", "vcuda.sock"} == {*os.listdir(again)}
         assert [] == os.listdir(old)
         os.close(old)
+
+
+def test_an_init_container_with_one_half_is_told_from_the_app_with_both() -> None:
+    """The kubelet calls for both halves of the app, in any order; what the last call says is what the container gets."""
+    shared = frozenset([DeviceID("GPU-0::m0")])
+    cores = frozenset([DeviceID("GPU-0::c0")])
+    init, app = Holder("uid-p", "c0"), Holder("uid-p", "c1")
+    parts = (Part(MEMORY, shared, *init), Part(CORES, cores, *app), Part(MEMORY, shared, *app))
+    calls, written = Calls(), None
+    for expected, order in ((init, [MEMORY]), (app, [CORES, MEMORY]), (init, [MEMORY]), (app, [MEMORY, CORES])):
+        for resource in order:
+            written = calls.starting(resource, cores if resource == CORES else shared, parts, written)
+
+        assert expected == written
+    calls.forget()
+    calls.forget()
+    assert init == calls.starting(MEMORY, shared, parts, app)
 
 
 async def test_a_container_that_starts_again_finds_nothing_of_the_former() -> None:

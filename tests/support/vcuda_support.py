@@ -4,6 +4,7 @@ import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 import anyio
@@ -75,8 +76,8 @@ class Host:
 class VcudaNode(ShareNode):
     """As `ShareNode`, with the limiter."""
 
-    def __init__(self, directory: Path, host: Host) -> None:
-        super().__init__(directory, TWO, (CORES, MEMORY), Policy.NONE, None)
+    def __init__(self, directory: Path, host: Host, chance: Random | None) -> None:
+        super().__init__(directory, TWO, (CORES, MEMORY), Policy.NONE, chance)
         self.host, self.root = host, directory / "vcuda"
         offers = tuple(msgspec.structs.replace(each, limiter="vcuda") for each in self.machine.offered)
         self.machine = with_addresses(msgspec.structs.replace(self.machine, offers=offers))
@@ -137,9 +138,9 @@ def with_addresses(machine: Topology) -> Topology:
 
 
 @asynccontextmanager
-async def vcuda_node() -> AsyncIterator[tuple[VcudaNode, TaskGroup]]:
+async def vcuda_node(chance: Random | None = None) -> AsyncIterator[tuple[VcudaNode, TaskGroup]]:
     with short_directory() as directory:
-        node = VcudaNode(directory, Host(directory / "host"))
+        node = VcudaNode(directory, Host(directory / "host"), chance)
         async with anyio.create_task_group() as tasks:
             await tasks.start(node.kubelet.run)
             await node.start_agent(tasks)

@@ -25,7 +25,7 @@ from topoalign.allocator.share_starts import limits_of, live_parts, of
 from topoalign.allocator.vcuda import directories
 from topoalign.allocator.vcuda.callers import caller_of
 from topoalign.allocator.vcuda.limits import CONFIG_FILE, PIDS_FILE, Limits, config_of, pids_of
-from topoalign.allocator.vcuda.owners import holders, limits_for, starting_holder
+from topoalign.allocator.vcuda.owners import Calls, limits_for
 from topoalign.allocator.vcuda.registrations import Refused, RegistrationServer
 from topoalign.core.model.errors import StateFault, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -72,6 +72,7 @@ class VcudaLimiter:
         self._parts: Sequence[Part] = ()
         """What the checkpoint has of units, as the kubelet answered last."""
         self._names: dict[tuple[ResourceName, frozenset[DeviceID]], str] = {}
+        self._calls = Calls()
         self._groups: dict[str, Path | None] = {}
         """Container id -> the directory of its control group, since the last sweep."""
         self._is_closed = False
@@ -95,7 +96,7 @@ class VcudaLimiter:
             if self._is_closed:
                 raise Unavailable("the agent is stopping", "the kubelet starts the container again")
             parts = self._parts = live_parts(poll.listing)
-            holder = starting_holder(holders(resource, asked, parts), directories.owner_of(root, name))
+            holder = self._calls.starting(resource, asked, parts, directories.owner_of(root, name))
             limits = limits_for(holder, parts, self._hardware())
             try:
                 for part in of(holder, parts):
@@ -184,6 +185,7 @@ class VcudaLimiter:
             present = directories.listed(root) if configured else []
             needed = self._needed(state) if configured else set()
             self._groups.clear()
+            self._calls.forget()
             failure: Exception | None = None
             for name in present:
                 owner = directories.owner_of(root, name)

@@ -2,9 +2,13 @@
 Whose a directory is, and what that container is limited to, by the entries of the kubelet's checkpoint.
 
 Two containers of one pod may have been given the same units: an app container takes over those of an init container. Which
-of them starts, the units do not tell. The other half does: the kubelet calls for both before it starts a container. Where
-both halves of the two are the same, so are their limits. So what a directory says already stays where the units alone do not
-tell, and the call for the half that does tell writes over it.
+of them starts, the units do not tell. The kubelet calls for all halves of a container, one right after the other, before it
+starts it, and so there are these cases:
+
+- The half that only one of the two has was called for just before: it is that one (`Calls`).
+- One of them has this half alone: it is that one. Should it be the other, the call for its other half comes next, and writes
+  over it.
+- Both halves of the two are the same, and so are their limits: what a directory says stays.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -25,14 +29,41 @@ def holders(resource: ResourceName, units: frozenset[DeviceID], parts: Iterable[
     return sorted({Holder(*each[2:]) for each in parts if each[:2] == (resource, units)})
 
 
-def starting_holder(found: Sequence[Holder], written: tuple[str, str] | None) -> Holder:
-    """Which of these containers starts: the one whose directory it is already, else the first. Raises Unavailable."""
-    if len({each.pod for each in found}) != 1:
-        raise Unavailable(
-            f"the kubelet's checkpoint has the units for containers of {len({each.pod for each in found})} pods",
-            "the kubelet starts the container again; see whether its device plugin directory can be read",
-        )
-    return next((each for each in found if each == written), found[0])
+class Calls:
+    """Which halves of containers were called for a short while ago, where a half told which container starts."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, Holder] = {}
+        """Pod UID -> the container."""
+        self._before: dict[str, Holder] = {}
+
+    def starting(
+        self, resource: ResourceName, units: frozenset[DeviceID], parts: Sequence[Part], written: tuple[str, str] | None
+    ) -> Holder:
+        """
+        Which container starts, where the kubelet calls for this half. `written`: whose its directory is. Raises Unavailable
+        where that may be one of several pods, or none has it.
+        """
+        found = holders(resource, units, parts)
+        pods = {each.pod for each in found}
+        if len(pods) != 1:
+            raise Unavailable(
+                f"the kubelet's checkpoint has the units for containers of {len(pods)} pods",
+                "the kubelet starts the container again; see whether its device plugin directory can be read",
+            )
+        (pod,) = pods
+        if len(found) == 1:
+            self._told[pod] = found[0]
+            return found[0]
+        told = self._told.pop(pod, None) or self._before.pop(pod, None)
+        if told in found:
+            return told
+        alone = [each for each in found if len([*of(each, parts)]) == 1]
+        return next((each for each in alone or found if each == written), (alone or found)[0])
+
+    def forget(self) -> None:
+        """What was called for before the last time that this was called is forgotten."""
+        self._before, self._told = self._told, {}
 
 
 def limits_for(holder: Holder, parts: Collection[Part], hardware: Topology) -> Limits:
