@@ -164,15 +164,21 @@ def what_if(node: OneNode, given: dict[str, Any], directory: Path) -> str:
     return f"{decision.finding}; {decision.remedy}" if isinstance(decision, Refusal) else ""
 
 
-async def said(http: httpx.AsyncClient, given: dict[str, Any], path: str) -> str:
-    """What the webhook says; empty: it lets the pod pass."""
+async def review(http: httpx.AsyncClient, given: dict[str, Any], path: str) -> Any:
+    """The webhook's answer."""
     resource = {"group": "", "version": "v1", "resource": "pods"}
     request = {"uid": "r", "operation": "CREATE", "namespace": "team", "resource": resource, "object": given}
-    review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-    answer = (await http.post(path, content=go_json(review), headers={"content-type": "application/json"})).json()
-    status = answer["response"].get("status", {})
+    asked = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    answer = await http.post(path, content=go_json(asked), headers={"content-type": "application/json"})
+    return answer.json()["response"]
 
-    assert answer["response"]["allowed"] or ("Invalid", 422) == (status["reason"], status["code"])
+
+async def said(http: httpx.AsyncClient, given: dict[str, Any], path: str) -> str:
+    """What the webhook says; empty: it lets the pod pass."""
+    answer = await review(http, given, path)
+    status = answer.get("status", {})
+
+    assert answer["allowed"] or ("Invalid", 422) == (status["reason"], status["code"])
     return str(status.get("message", "")).removeprefix("topoalign: ")
 
 
@@ -220,6 +226,24 @@ async def test_amounts_of_slots_are_refused_in_the_same_words(tmp_path: Path) ->
             assert text.startswith(begin) and "; " in text, name
             assert {text} == await filtered(http, given), name
             assert text == what_if(node, given, tmp_path), name
+
+
+@pytest.mark.parametrize("hardware", [in_units(DGX), in_slots(DGX)], ids=["units", "slots"])
+async def test_a_privileged_container_gets_no_share(hardware: Topology) -> None:
+    """It has all devices of its node, whatever it asks for. One beside a container that asks is no better."""
+    node = cluster(hardware)
+    webhook = Webhook("", lambda resource: resource in node.view.offers.names, node.scheduler.checks.check)
+    limits = GOOD if node.view.offers.units else {GPUS: "1", MIB: "1000"}
+    async with serving(node.scheduler, more=webhook.routes()) as url, httpx.AsyncClient(base_url=url) as http:
+        for place in (0, 1):
+            given = pod(limits, {})
+            given["spec"]["containers"][place]["securityContext"] = {"privileged": True}
+            answer = await review(http, given, "/webhook")
+
+            assert (403, False) == (answer["status"]["code"], answer["allowed"])
+            field = f"spec.containers[{place}].securityContext.privileged"
+            finding = "a privileged container has all devices of its node; add the capabilities it needs"
+            assert f"topoalign: {field}: {finding}" == answer["status"]["message"]
 
 
 async def test_what_one_kind_of_node_can_serve_is_let_pass() -> None:
