@@ -330,9 +330,9 @@ class Plant(NamedTuple):
 
 
 PLANTS: dict[str, Plant] = {
-    "pause-in-admissions": Plant("I1", PausingAdmissions),
+    "pause-in-admissions": Plant("I1", PausingAdmissions, first=240),
     "pause-in-allocate": Plant("I1", PausingDeviceAllocations),
-    "judges-a-group-at-once": Plant("I1", HastyDeviceAllocations),
+    "judges-a-group-at-once": Plant("I1", HastyDeviceAllocations, first=50),
     "grants-late": Plant("I13", PatientAdmissions),
     "half-a-release": Plant("I10", HalvingLedger),
     "anything-is-given": Plant("I2", TrustingDeviceAllocations),
@@ -340,15 +340,15 @@ PLANTS: dict[str, Plant] = {
     "forgetful-snapshots": Plant("I4", ForgetfulLedger),
     "newest-first": Plant("I5", HastyLedger),
     "ends-twice": Plant("I6", RepeatingLedger),
-    "whims": Plant("I7", WhimsicalLedger),
+    "whims": Plant("I7", WhimsicalLedger, first=60),
     "no-remedy": Plant("I8", TerseDeviceAllocations),
     "answers-before-the-disk": Plant("I9", CarelessLedger),
-    "never-compacts": Plant("I12", HoardingLedger),
+    "never-compacts": Plant("I12", HoardingLedger, first=160),
     "believes-duplicates": Plant("I5", BelievingBus),
-    "confirms-by-the-first": Plant("I5", OptimisticBus),
+    "confirms-by-the-first": Plant("I5", OptimisticBus, first=120),
     "sends-backwards": Plant("I5", SkippingBus),
-    "entries-count": Plant("I10", ByEntriesDeviceAllocations),
-    "forgets-the-lost": Plant("C29", ForgettingDeviceAllocations),
+    "entries-count": Plant("I10", ByEntriesDeviceAllocations, first=50),
+    "forgets-the-lost": Plant("C29", ForgettingDeviceAllocations, first=140),
     "displaces-silently": Plant("F21", SilentDeviceAllocations, first=450),
     "prefers-the-lost": Plant("F21", BelievingDeviceAllocations, first=1_130),
 }
