@@ -79,6 +79,15 @@ def test_a_node_is_not_offered_where_its_alignment_leads_to_full_gpus() -> None:
     assert "" == code(it, pod(asks(1, memory=100, cores=20)))
 
 
+def test_a_pod_of_another_scheduler_is_expected_to_hold_an_equal_part() -> None:
+    """Its node knows no amounts of it, whatever it asks for."""
+    it = world(shared(1))
+    it.view.expect(NODE, asked(pod(asks(1, memory=100, cores=80), name="foreign")))
+
+    assert "" == code(it, pod(asks(1, memory=100, cores=90)))
+    assert "NotEnoughShareCores" == code(it, pod(asks(1, memory=100, cores=91)))
+
+
 def reserved(name: str, held: dict[str, Amount]) -> Reservation:
     slots = {DeviceID(slot): amount for slot, amount in held.items()}
     part = {"container": "main", "devices": {GPU: tuple(slots)}, "slots": slots}

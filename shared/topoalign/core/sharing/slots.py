@@ -92,8 +92,8 @@ class SlotChooser:
         self._state, self._container, self._share, self.resource = state, container, share, share.resource
         self._left = state.ownership.slots_left
         self._fields = fields_of(state.hardware, share.resource)
-        reusable = reusable_devices(held_by_pod(state, container), share.resource)
-        self._own = own_amounts(state.hardware, held_by_pod(state, container), reusable)
+        held = held_by_pod(state, container)
+        self._own = own_amounts(state.hardware, held, reusable_devices(held, share.resource))
 
     def room(self) -> DeviceSet:
         """A slot of each GPU that has enough. Raises ShareDoesNotFit where they are too few."""

@@ -218,7 +218,8 @@ def predicted(state: NodeState, pod: PodToSchedule, rules: AdmissionRules) -> Ho
     decision = decide(as_others(state, demand), demand)
     if not isinstance(decision, Admission):
         return None
-    return Hold(reserved=reservation_of(pod.uid, pod.request, decision.allocations, 0.0))
+    equal = [msgspec.structs.replace(each, slots={}) for each in decision.allocations]  # no amounts are reserved for it
+    return Hold(reserved=reservation_of(pod.uid, pod.request, equal, 0.0))
 
 
 def holds_something(request: PodRequest) -> bool:
