@@ -121,7 +121,7 @@ async def test_directories_go_with_their_allocations_and_nothing_else_does(tmp_p
 async def test_a_directory_of_nobody_goes_and_one_that_was_being_removed() -> None:
     async with vcuda_node() as (it, _):
         await it.admit("p", (20, 4))
-        unknown, half = it.root / f"units-{'0' * 32}", it.root / f".gone-units-{'1' * 32}"
+        unknown, half = it.root / f"units-{'0' * 32}", it.root / f".gone-{'1' * 16}"
         for directory in (unknown, half):
             (directory / ID).mkdir(parents=True)
         await it.sweep()
@@ -152,7 +152,7 @@ class Nothing(NamedTuple):
 
 
 async def test_the_limiter_runs_from_when_its_directory_is_configured(tmp_path: Path) -> None:
-    root, clock, left = [""], ManualClock(), tmp_path / f".gone-units-{'1' * 32}"
+    root, clock, left = [""], ManualClock(), tmp_path / f".gone-{'1' * 16}"
     left.mkdir()
     limiter = LimiterOnDemand(lambda: root[0], lambda: NodeState(node=NODE).hardware)
     async with background() as tasks:

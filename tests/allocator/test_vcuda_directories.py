@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from topoalign.allocator.vcuda.limits import Limits, config_of, pids_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 
 NAME = f"units-{'a' * 32}"
-LIMITS = Limits("uid-p", "c0", 20, 4 << 30)
+LIMITS, ID = Limits("uid-p", "c0", 20, 4 << 30), "f" * 32
 KILLED = Path(__file__).with_name("vcuda_killed.py")
 
 
@@ -76,13 +77,13 @@ def test_a_full_disk_leaves_no_half_file_and_the_next_try_succeeds(full_disk: Pa
 def test_a_full_disk_keeps_the_former_processes(full_disk: Path) -> None:
     directories.prepare(full_disk, NAME, LIMITS)
     files = {"vcuda.config": config_of(LIMITS), "pids.config": pids_of([1])}
-    directories.write_registered(full_disk, NAME, "f" * 32, files, "pids.config")
+    directories.write_registered(full_disk, NAME, ID, files, "pids.config")
     fill(full_disk)
 
     with pytest.raises(OSError, match="No space"):
-        directories.write_registered(full_disk, NAME, "f" * 32, files | {"pids.config": pids_of([1, 2])}, "pids.config")
+        directories.write_registered(full_disk, NAME, ID, files | {"pids.config": pids_of([1, 2])}, "pids.config")
     assert pids_of([1]) == (full_disk / NAME / "pids.config").read_bytes()
-    assert {"vcuda.config", "pids.config", "f" * 32} == {*os.listdir(full_disk / NAME)}
+    assert {"vcuda.config", "pids.config", ID} == {*os.listdir(full_disk / NAME)}
 
 
 def test_a_link_in_place_of_a_directory_is_not_followed(tmp_path: Path) -> None:
@@ -112,6 +113,60 @@ def test_a_link_in_a_directory_of_ours_goes_and_what_it_names_stays(tmp_path: Pa
 
     assert ["vcuda.config"] == os.listdir(tmp_path / NAME)
     assert ["file"] == os.listdir(other)
+
+
+def pipes_in(*paths: Path) -> list[int]:
+    """Pipes that somebody reads and writes: whoever opens one is not held up, and is noticed."""
+    for path in paths:
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    return [os.open(path, os.O_RDWR | os.O_NONBLOCK) for path in paths]
+
+
+def test_a_pipe_in_place_of_a_file_is_neither_read_nor_written(tmp_path: Path) -> None:
+    """Opened for writing, one without a reader would hold the agent up for ever; a device would be written to."""
+    directories.prepare(tmp_path, NAME, LIMITS)
+    own, files = tmp_path / NAME / ID, {"vcuda.config": config_of(LIMITS), "pids.config": pids_of([1])}
+    own.mkdir()
+    pipes = pipes_in(own / "vcuda.config", own / ".vcuda.config.new", tmp_path / NAME / ".pids.config.new")
+    directories.write_registered(tmp_path, NAME, ID, files, "pids.config")
+
+    assert files == {name: (own / name).read_bytes() for name in os.listdir(own) if (own / name).is_file()}
+    assert [*files] == sorted(os.listdir(own), reverse=True)
+    assert pids_of([1]) == (tmp_path / NAME / "pids.config").read_bytes()
+    for pipe in pipes:
+        with pytest.raises(BlockingIOError):
+            os.read(pipe, 1)
+        os.close(pipe)
+
+
+def nested(top: Path, depth: int) -> None:
+    """So many directories, each in the one before it."""
+    at = os.open(top, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("x", dir_fd=at)
+        below = os.open("x", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["the same container", "another one"])
+def test_what_a_container_has_left_keeps_its_units_from_nobody(tmp_path: Path, *, same: bool) -> None:
+    """A tree deeper than can be descended, and more files than are removed at once: they go in steps that are short."""
+    directories.prepare(tmp_path, NAME, LIMITS)
+    nested(tmp_path / NAME, 1_000)
+    for number in range(600):
+        (tmp_path / NAME / f"f{number}").touch()
+    next_one = LIMITS if same else LIMITS._replace(pod_uid="uid-q")
+    directories.prepare(tmp_path, NAME, next_one)
+
+    assert ["vcuda.config"] == os.listdir(tmp_path / NAME)
+    assert (next_one.pod_uid, "c0") == directories.owner_of(tmp_path, NAME)
+    for _ in range(20):
+        with suppress(OSError):
+            directories.remove_leftovers(tmp_path)
+    assert [NAME] == os.listdir(tmp_path)
 
 
 def test_files_can_be_read_by_everybody_whatever_the_umask(tmp_path: Path) -> None:

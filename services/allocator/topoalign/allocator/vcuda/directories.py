@@ -14,19 +14,24 @@ gives a container again whenever that starts, always finds it.
 The same units may be another container's later. Its directory is made anew then: the former container, should it still run,
 keeps what it has mounted, which has no name any more.
 
-Files are replaced as a whole, and only directories with such a name that belong to this process' user are touched. Links are
-not followed. What a process that was killed leaves (a draft, a directory that is being removed) is overwritten or removed.
+Files are replaced as a whole, and only directories with such a name that belong to this process' user are touched. What a
+process that was killed leaves (a draft, a directory that is being removed) is removed.
+
+A container may write in its directory where its mount is not read-only. So nothing there is opened but files and
+directories, and no link is followed. A directory that goes loses its name at once, and what is in it in short steps: a
+pipe, a deep tree or a million files neither keep the agent busy nor keep the units from the next container.
 """
 
 import fcntl
 import hashlib
 import os
 import re
-import shutil
 import stat
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
+from secrets import token_hex
 
 from topoalign.allocator.vcuda.limits import CONFIG_FILE, Limits, config_of, owner_in
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -34,10 +39,16 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 SOCKET = "vcuda.sock"
 MODE = 0o755
 NAME = re.compile(r"units-[0-9a-f]{32}")
-GONE = ".gone-"
-"""Before the name of a directory that is being removed."""
+GONE = re.compile(r"\.gone-[0-9a-f]{16}")
+"""The name of a directory that is being removed, whoever made it."""
 MOST_LISTED = 16_384
 """Entries of the root that are looked at."""
+MOST_KEPT = 64
+"""Entries of a directory that is used again: the agent makes four, and a draft."""
+MOST_REMOVED = 512
+"""Entries that are removed in one go: milliseconds."""
+LARGEST = 1 << 16
+"""Bytes of a file that are read: a whole one has 8,240 at most."""
 
 
 def name_of(resource: ResourceName, units: Collection[DeviceID]) -> str:
@@ -77,30 +88,41 @@ def prepare(root: Path, name: str, limits: Limits) -> None:
     """
     root.mkdir(mode=MODE, parents=True, exist_ok=True)
     with opened(root) as at:
-        if owner_of(root, name) != (limits.pod_uid, limits.container):
+        if owner_of(root, name) != (limits.pod_uid, limits.container) or is_crowded(at, name):
             discard(at, name)
             os.mkdir(name, MODE, dir_fd=at)
         with opened(name, at) as directory:
             os.fchmod(directory, MODE)
             for each in entries(directory):
-                if each not in (CONFIG_FILE, SOCKET):
-                    remove_entry(directory, each)
+                if is_directory(directory, each):
+                    put_aside(directory, each, at)
+                elif each not in (CONFIG_FILE, SOCKET):
+                    os.unlink(each, dir_fd=directory)
             if read_file(directory, CONFIG_FILE) != (config := config_of(limits)):
                 write_file(directory, CONFIG_FILE, config, durable=True)
 
 
 def remove(root: Path, name: str) -> None:
-    """Removes a directory of ours, or what is left of it. Raises OSError."""
+    """Removes a directory of ours; what takes longer, `remove_leftovers` does. Raises OSError."""
     with suppress(FileNotFoundError), opened(root) as at:
         discard(at, name)
 
 
 def remove_leftovers(root: Path) -> None:
-    """Removes directories of ours that were being removed when a former process ended. Raises OSError."""
+    """
+    Goes on removing directories that were being removed, also when a former process ended. Raises OSError, once all have had
+    their turn, where some are not gone yet.
+    """
+    failure: OSError | None = None
     with suppress(FileNotFoundError), opened(root) as at:
         for each in entries(at):
-            if each.startswith(GONE) and NAME.fullmatch(each.removeprefix(GONE)) and is_ours(at, each):
-                shutil.rmtree(each, dir_fd=at)
+            if GONE.fullmatch(each):
+                try:
+                    remove_tree(at, each)
+                except OSError as error:
+                    failure = error
+    if failure is not None:
+        raise failure
 
 
 def write_registered(root: Path, name: str, container_id: str, files: dict[str, bytes], pids: str) -> None:
@@ -121,18 +143,53 @@ def write_registered(root: Path, name: str, container_id: str, files: dict[str, 
 
 
 def discard(at: int, name: str) -> None:
-    """Removes a directory of ours below this one: it loses its name first. Raises OSError for one that is not ours."""
-    gone = f"{GONE}{name}"
-    if is_ours(at, gone):
-        shutil.rmtree(gone, dir_fd=at)
+    """Takes a directory of ours below this one away: its name is free then. Raises OSError for one that is not ours."""
     try:
         found = os.stat(name, dir_fd=at, follow_symlinks=False)
     except FileNotFoundError:
         return
     if not is_own_directory(found):
         raise FileExistsError(17, "something that is not ours is in the way", name)
-    os.rename(name, gone, src_dir_fd=at, dst_dir_fd=at)
-    shutil.rmtree(gone, dir_fd=at)
+    put_aside(at, name, at)
+
+
+def put_aside(directory: int, name: str, at: int) -> None:
+    """Moves a directory out of the way, to `at`, and removes it so far as this is done quickly. Raises OSError."""
+    gone = f".gone-{token_hex(8)}"
+    os.rename(name, gone, src_dir_fd=directory, dst_dir_fd=at)
+    with suppress(OSError):
+        remove_tree(at, gone)
+
+
+def remove_tree(at: int, name: str) -> None:
+    """
+    Removes a directory with what is in it, `MOST_REMOVED` entries at most. A directory in one of its directories is moved
+    up: so two are open, however deep the tree is. Raises OSError where it is not gone afterwards.
+    """
+    moved = token_hex(8)
+    with opened(name, at) as top:
+        for number in range(MOST_REMOVED):
+            each = next(iter(entries(top, 1)), None)
+            if each is None:
+                break
+            if not is_directory(top, each):
+                os.unlink(each, dir_fd=top)
+                continue
+            with opened(each, top) as directory:
+                below = next(iter(entries(directory, 1)), None)
+                if below is None:
+                    os.rmdir(each, dir_fd=top)
+                elif is_directory(directory, below):
+                    os.rename(below, f"{moved}-{number}", src_dir_fd=directory, dst_dir_fd=top)
+                else:
+                    os.unlink(below, dir_fd=directory)
+    os.rmdir(name, dir_fd=at)
+
+
+def is_crowded(at: int, name: str) -> bool:
+    """Whether a directory has more in it than `MOST_KEPT`. Raises OSError where there is none."""
+    with opened(name, at) as directory:
+        return len(entries(directory, MOST_KEPT + 1)) > MOST_KEPT
 
 
 def is_ours(at: int, name: str) -> bool:
@@ -148,12 +205,9 @@ def is_own_directory(found: os.stat_result) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
-def remove_entry(directory: int, name: str) -> None:
-    """Removes a file, a link or a whole directory. Raises OSError."""
-    if stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
-        shutil.rmtree(name, dir_fd=directory)
-    else:
-        os.unlink(name, dir_fd=directory)
+def is_directory(directory: int, name: str) -> bool:
+    """Whether this is a directory, and no link to one. Raises OSError."""
+    return stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
 
 
 @contextmanager
@@ -167,20 +221,28 @@ def opened(path: Path | str, at: int | None = None) -> Iterator[int]:
         os.close(directory)
 
 
-def entries(directory: int) -> list[str]:
-    """The names in it, `MOST_LISTED` at most. Raises OSError."""
+def entries(directory: int, most: int = MOST_LISTED) -> list[str]:
+    """The names in it, so many at most. Raises OSError."""
     with os.scandir(directory) as found:
-        return [entry.name for entry, _ in zip(found, range(MOST_LISTED), strict=False)]
+        return [entry.name for entry in islice(found, most)]
 
 
 def read_file(directory: int, name: str) -> bytes:
-    """The content of a file of ours; empty where there is none."""
+    """The content of a file; empty where there is none. Nothing else is opened: a device could do something then."""
     try:
-        file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+        found = os.open(name, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory)
     except OSError:
         return b""
     try:
-        return os.read(file, 1 << 16)
+        if not stat.S_ISREG(os.fstat(found).st_mode):
+            return b""
+        file = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # no lease is waited for
+    except OSError:
+        return b""
+    finally:
+        os.close(found)
+    try:
+        return os.read(file, LARGEST)
     finally:
         os.close(file)
 
@@ -188,11 +250,13 @@ def read_file(directory: int, name: str) -> bytes:
 def write_file(directory: int, name: str, content: bytes, *, durable: bool = False) -> None:
     """
     Replaces a file as a whole: who opens it has the former content or this one. It is locked until it has its name, as its
-    reader does; no lock of a reader is waited for, as a container could keep it for ever. `durable`: it is on the disk then.
-    Raises OSError, and leaves the former one.
+    reader does; no lock of a reader is waited for, as a container could keep it for ever, and nothing that is there is
+    written to. `durable`: it is on the disk then. Raises OSError, and leaves the former one.
     """
     draft = f".{name}.new"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    with suppress(FileNotFoundError):
+        os.unlink(draft, dir_fd=directory)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     file = os.open(draft, flags, 0o644, dir_fd=directory)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
