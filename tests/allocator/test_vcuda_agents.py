@@ -1,5 +1,7 @@
 """Directories of containers that are limited by vcuda, through agents that end, full disks, and pods that go."""
 
+import asyncio
+import fcntl
 import os
 import shutil
 import socket
@@ -80,6 +82,42 @@ async def test_a_successor_serves_when_its_predecessor_has_let_go() -> None:
 
         assert {"OK"} == await answers(it)
         await it.limiter.close()
+
+
+async def test_a_lock_that_a_container_holds_on_its_directory_is_not_waited_for() -> None:
+    """It can lock what it may read; and the next agent serves it all the same."""
+    async with vcuda_node() as (it, _):
+        await it.admit("p", (20, 4))
+        locked = [os.open(directory, os.O_RDONLY) for directory in it.mounts("p").values()]
+        for directory in locked:
+            fcntl.flock(directory, fcntl.LOCK_EX)
+        await it.end_agent()
+        it.new_limiter()
+        await it.limiter.sweep(it.ledger.state, None)
+
+        assert {"OK"} == await answers(it)
+        for directory in locked:
+            os.close(directory)
+        await it.limiter.close()
+
+
+async def test_a_kubelet_that_hangs_up_at_any_step_leaves_no_socket_of_nobody() -> None:
+    """grpclib cancels the call then; the next start finds a place for its sockets."""
+    async with vcuda_node() as (it, _):
+        await it.admit("p", (20, 4))
+        _, resource, units = next(iter(it.kubelet.running[DEFAULT, PodName("p")].parts()))
+        poll = it.allocations.polled
+        assert poll is not None
+        for steps in range(10):
+            shutil.rmtree(it.root)
+            call = asyncio.create_task(it.limiter.starting(resource, [*units], poll))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.wait([call])
+            await it.limiter.starting(resource, [*units], poll)
+
+            assert {"OK"} == await answers(it)
 
 
 async def test_a_full_disk_fails_the_start_and_the_next_one_succeeds() -> None:

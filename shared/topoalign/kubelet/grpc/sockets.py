@@ -66,16 +66,17 @@ def peer(connection: socket.socket) -> Peer:
     return Peer(pid, uid)
 
 
-def listen(path: Path, field: str, mode: int = 0o600) -> socket.socket:
+def listen(path: Path, field: str, mode: int = 0o600, guard: Path | None = None) -> socket.socket:
     """
-    A socket that listens at this path, with this mode. What a dead process left there is removed.
+    A socket that listens at this path, with this mode. What a dead process left there is removed. `guard`: the directory
+    that is locked meanwhile, where others may hold a lock on the socket's own for ever.
 
     Raises InvalidField about the setting `field` for a path that is too long, StateFault if the directory cannot be used,
     if another process serves there, or if something stands there that is not a socket.
     """
     check_length(path, field)
     try:
-        with directory_lock(path.parent):
+        with directory_lock(guard or path.parent):
             clear(path)
             listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
             try:

@@ -167,6 +167,8 @@ class Server(grpclib.server.Server):
 
     mode = 0o600
     """Of the socket."""
+    guard: Path | None = None
+    """The directory that is locked while the socket is made. None: its own."""
 
     def __init__(self, servicer: Servicer, path: Path, field: str, load: Load | None = None) -> None:
         """`field` names the setting that the path came from, for errors. `load`: shared with others; None: its own."""
@@ -188,7 +190,7 @@ class Server(grpclib.server.Server):
 
     async def listen(self) -> None:
         """Binds and serves. Raises what `sockets.listen` raises."""
-        listening = sockets.listen(self.path, self.field, self.mode)
+        listening = sockets.listen(self.path, self.field, self.mode, self.guard)
         self.identity = sockets.identity(self.path)
         await self.start(sock=listening, backlog=ACCEPTED_AT_ONCE)
         listening.listen(sockets.BACKLOG)  # asyncio has one number for what may wait and what is accepted at once

@@ -12,6 +12,7 @@ registers while it runs.
 Calls and sweeps take turns; nothing here waits for a caller.
 """
 
+from asyncio import shield
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -92,22 +93,7 @@ class VcudaLimiter:
         name = self._name(resource, asked)
         if not any(each.limiter == "vcuda" for each in offers) and directories.owner_of(root, name) is None:
             return
-        async with self._turn:
-            if self._is_closed:
-                raise Unavailable("the agent is stopping", "the kubelet starts the container again")
-            parts = self._parts = live_parts(poll.listing)
-            holder = self._calls.starting(resource, asked, parts, directories.owner_of(root, name))
-            limits = limits_for(holder, parts, self._hardware())
-            try:
-                for part in of(holder, parts):
-                    await self._prepare(root, self._name(part.resource, part.devices), limits)
-            except OSError as error:
-                told = " and ".join(each for named in limits_of(holder, parts) for each in named)
-                raise StateFault(
-                    f"the limits of container {holder.container} ({told}) cannot be written below {clean(configured)}: "
-                    f"{error.strerror}",
-                    "make room there, and see that it belongs to the agent's user; the kubelet starts the container again",
-                ) from error
+        await shield(self._start(root, resource, asked, poll))  # half of it would leave a socket that nobody knows of
 
     def register(self, root: Path, name: str, pid: int) -> None:
         """
@@ -204,6 +190,26 @@ class VcudaLimiter:
                 directories.remove_leftovers(root)
             if failure is not None:
                 raise failure
+
+    async def _start(self, root: Path, resource: ResourceName, asked: frozenset[DeviceID], poll: Poll) -> None:
+        """The rest of `starting`. To its end, also where the kubelet has hung up."""
+        async with self._turn:
+            if self._is_closed:
+                raise Unavailable("the agent is stopping", "the kubelet starts the container again")
+            parts = self._parts = live_parts(poll.listing)
+            written = directories.owner_of(root, self._name(resource, asked))
+            holder = self._calls.starting(resource, asked, parts, written)
+            limits = limits_for(holder, parts, self._hardware())
+            try:
+                for part in of(holder, parts):
+                    await self._prepare(root, self._name(part.resource, part.devices), limits)
+            except OSError as error:
+                told = " and ".join(each for named in limits_of(holder, parts) for each in named)
+                raise StateFault(
+                    f"the limits of container {holder.container} ({told}) cannot be written below {clean(str(root))}: "
+                    f"{error.strerror}",
+                    "make room there, and see that it belongs to the agent's user; the kubelet starts the container again",
+                ) from error
 
     async def _prepare(self, root: Path, name: str, limits: Limits) -> None:
         """Has one directory and its socket in place. Raises OSError and StateFault."""

@@ -60,6 +60,7 @@ class RegistrationServer(Server):
         """`others`: all sockets with which this one shares the bound on connections."""
         super().__init__(Registrations(register), directory / SOCKET, FIELD, load)
         self._others = others
+        self.guard = directory.parent  # a container may lock its own: for that it is enough to read it
 
     def is_welcome(self, peer: sockets.Peer) -> bool:
         """Every process that reaches the socket: it is mounted into one container."""
