@@ -11,9 +11,9 @@ from unit_support import CORES, DGX, MEMORY, in_units
 from view_support import NODE, Says
 
 from topoalign.core.model.ids import ResourceName
-from topoalign.core.model.requests import AdmissionRules, Mode, Policy
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Policy
 from topoalign.core.model.topology.offers import Offer, Slots
-from topoalign.core.sharing.quotas import OverQuota
+from topoalign.core.sharing.quotas import OverQuota, PerGpu, quota_amounts
 from topoalign.registry.kubernetes.memory import pod_of
 from topoalign.registry.ports import SeenQuota
 from topoalign.registry.scheduling.offered import OfferedResources
@@ -209,6 +209,36 @@ def test_slots_count_for_each_gpu_under_the_names_that_they_have() -> None:
     quotas.check_new(new["200"].to_schedule().request)
     with pytest.raises(OverQuota, match="is 1000, its pods hold 600, and this pod asks for 402"):
         quotas.check_new(new["201"].to_schedule().request)
+
+
+def test_what_a_pod_holds_is_counted_once_for_all_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The filter asks hundreds of times a second. It is counted anew when nodes offer slots under other names."""
+    cluster, offers, counted = FakeCluster(), OfferedResources(), list[str]()
+    offers.note(in_units(DGX))
+    quotas = Quotas(offers, lambda uid: True)
+    quotas.listed = True
+    quotas.see(SeenQuota(namespace="ml", name="gpus", uid="q", limits={CORES: 100}))
+    held = [pod_of(cluster.add_pod(pod(name, share(30)))) for name in ("one", "two")]
+    new = pod_of(cluster.add_pod(pod("new", share(30)))).to_schedule().request
+    for each in held:
+        quotas.see_pod(each)
+
+    def counting(request: PodRequest, per_gpu: PerGpu) -> dict[ResourceName, int]:
+        counted.append(request.name)
+        return quota_amounts(request, per_gpu)
+
+    monkeypatch.setattr("topoalign.registry.scheduling.quotas.quota_amounts", counting)
+    quotas.check_new(new)
+    quotas.check_new(new)
+    assert ["new", "one", "two", "new"] == counted
+
+    offer = Offer(resource=ResourceName("example.com/l4"), devices=(DGX.gpus[0].id,), replicas=10, slots=Slots())
+    offers.note(msgspec.structs.replace(DGX, offers=(offer,)))
+    quotas.check_new(new)
+    assert ["new", "one", "two"] == counted[4:]
+    quotas.end_pod(held[0].uid)
+    quotas.check_new(new)
+    assert ["new"] == counted[7:]
 
 
 async def test_waiting_pods_are_woken_when_a_limit_changes() -> None:

@@ -10,21 +10,26 @@ A quota with scopes is about some pods only and is not counted; the log says so.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import msgspec
 import structlog
 
 from topoalign.core.model.errors import InvalidField, Unavailable, clean
-from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.sharing.quotas import amounts_per_gpu, check_quota, lowest_limits, quota_amounts, total
+from topoalign.core.sharing.quotas import (
+    Amounts,
+    PerGpu,
+    amounts_per_gpu,
+    check_quota,
+    lowest_limits,
+    quota_amounts,
+    total,
+)
 from topoalign.registry.ports import SeenPod, SeenQuota
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.offered import OfferedResources
-
-Amounts = Mapping[ResourceName, int]
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 
@@ -56,6 +61,9 @@ class Quotas:
         """Namespace -> UID of a pod that asks for devices -> what it asks for."""
         self._namespaces: dict[str, str] = {}
         """UID of a pod -> its namespace, if it holds anything."""
+        self._amounts: dict[str, Amounts] = {}
+        """UID of a pod -> what it holds, where that was counted with the slots `_counted_by`."""
+        self._counted_by = offers.slots
         self._claims = Counter[str]()
         """UIDs of pods that are being bound."""
 
@@ -96,12 +104,13 @@ class Quotas:
         namespace = self._namespaces.pop(uid, None)
         if namespace is not None:
             del self._held[namespace][uid]
+            self._amounts.pop(uid, None)
             if not self._held[namespace]:
                 del self._held[namespace]
 
     def check_new(self, pod: PodRequest) -> None:
         """Raises OverQuota and QuotasUnknown for a pod that is to be created."""
-        self._check(pod, self._held.get(pod.namespace, {}).values())
+        self._check(pod, self._held.get(pod.namespace, ()))
 
     def check_waiting(self, pod: PodToSchedule) -> None:
         """The same for a pod that is to be bound. One that is placed counts already."""
@@ -123,13 +132,14 @@ class Quotas:
 
     def _check_one(self, uid: str, pod: PodRequest) -> None:
         if not self._counts(uid):
-            held = self._held.get(pod.namespace, {}).items()
-            self._check(pod, (each for other, each in held if other != uid and self._counts(other)))
+            held = self._held.get(pod.namespace, ())
+            self._check(pod, (other for other in held if other != uid and self._counts(other)))
 
     def _counts(self, uid: str) -> bool:
         return uid in self._claims or self._is_placed(uid)
 
-    def _check(self, pod: PodRequest, others: Iterable[PodRequest]) -> None:
+    def _check(self, pod: PodRequest, others: Iterable[str]) -> None:
+        """`others`: UIDs of the pods of the namespace beside which it counts."""
         per_gpu = amounts_per_gpu(self._offers.slots)
         counted = {*per_gpu, *(name for each in self._offers.units for name, _ in each.units)}
         amounts = quota_amounts(pod, per_gpu)
@@ -140,8 +150,16 @@ class Quotas:
             raise QuotasUnknown
         limits = self._limits.get(pod.namespace)
         if limits is not None and not limits.keys().isdisjoint(asked):
-            used = total(quota_amounts(each, per_gpu) for each in others)
+            used = total(self._amounts_of(other, pod.namespace, per_gpu) for other in others)
             check_quota(pod.namespace, asked, used, limits)
+
+    def _amounts_of(self, uid: str, namespace: str, per_gpu: PerGpu) -> Amounts:
+        """What a pod holds. Counted once for all that ask: a filter that counts 5,000 pods anew takes 50 ms."""
+        if self._counted_by != self._offers.slots:
+            self._amounts, self._counted_by = {}, self._offers.slots
+        if uid not in self._amounts:
+            self._amounts[uid] = quota_amounts(self._held[namespace][uid], per_gpu)
+        return self._amounts[uid]
 
 
 def names_devices(pod: SeenPod) -> bool:
