@@ -216,7 +216,7 @@ async def test_three_entries_refuse_in_the_same_words(tmp_path: Path) -> None:
 async def test_amounts_of_slots_are_refused_in_the_same_words(tmp_path: Path) -> None:
     node = cluster(in_slots(DGX))
     offers, checks = node.view.offers, node.scheduler.checks
-    webhook = Webhook("", lambda resource: resource in offers.names, checks.check, lambda: offers.slots)
+    webhook = Webhook("", lambda resource: resource in offers.names, checks.check, offers.left_out)
     async with (
         serving(node.scheduler, more=webhook.routes()) as url,
         httpx.AsyncClient(base_url=url, timeout=60) as http,

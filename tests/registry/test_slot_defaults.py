@@ -15,6 +15,7 @@ from topoalign.core.demand.slots import slot_resources
 from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.topology.offers import Slots
 from topoalign.core.sharing.pod_checks import check_pod
+from topoalign.core.sharing.slot_defaults import slot_defaults
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 
 pytestmark = pytest.mark.anyio
@@ -30,7 +31,9 @@ Limits = dict[str, str]
 
 def webhook(offered: Any = OFFERED) -> Webhook:
     names = {name for each in offered for name in (each.resource, *each.slots.resources)}
-    return Webhook("", names.__contains__, lambda pod: check_pod(pod, (), offered), lambda: offered)
+    return Webhook(
+        "", names.__contains__, lambda pod: check_pod(pod, (), offered), lambda pod: slot_defaults(pod, offered)
+    )
 
 
 def pod(limits: Limits, **container: Any) -> dict[str, Any]:

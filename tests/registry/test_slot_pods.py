@@ -18,6 +18,7 @@ from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.sharing.slot_defaults import with_defaults
 from topoalign.registry.scheduling.holds import Hold
 from topoalign.registry.scheduling.orders import Comer, are_mistakable
 from topoalign.runtime.memory_bus import MemoryBus
@@ -86,6 +87,21 @@ def test_a_pod_of_another_scheduler_is_expected_to_hold_an_equal_part() -> None:
 
     assert "" == code(it, pod(asks(1, memory=100, cores=90)))
     assert "NotEnoughShareCores" == code(it, pod(asks(1, memory=100, cores=91)))
+
+
+def test_a_pod_for_a_gpu_fits_nodes_in_slots_and_others_after_the_webhook() -> None:
+    """Nodes without slots have no resource of amounts; only pods that name one are for slots alone."""
+    it, plain = world(shared()), world(machine())
+    plain.view.renew()
+    plain.view.offers.note(shared())
+
+    def made(request: PodRequest) -> PodRequest:
+        return with_defaults(request, plain.view.offers.left_out(request))
+
+    whole, percentage = made(pod(asks(1))), made(pod(asks(1, percentage=100)))
+    assert ("", "") == (code(it, whole), code(plain, whole))
+    assert 100 == percentage.containers[0].limits[CORES]
+    assert ("", "UnknownResource") == (code(it, percentage), code(plain, percentage))
 
 
 def reserved(name: str, held: dict[str, Amount]) -> Reservation:

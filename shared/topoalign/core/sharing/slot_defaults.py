@@ -7,6 +7,9 @@ What a pod that asks for slots of GPUs leaves out, filled in as HAMi does (`hami
     nvidia.com/gpu: 1, gpumem: 4000  nothing
     nvidia.com/priority: 1           CUDA_TASK_PRIORITY=1 in the environment, beside slots
 
+Where nodes offer the same resource in another way, too, `nvidia.com/gpu: 1` alone is left as it is: with an amount it would
+be refused by these nodes, and without one no other container has memory of its GPU, either.
+
 What cannot be meant is left as it is: `pod_checks` refuses it.
 """
 
@@ -33,17 +36,24 @@ class FilledIn(NamedTuple):
     environment: Mapping[str, str]
 
 
-def slot_defaults(pod: PodRequest, offered: Collection[SlotResources]) -> list[FilledIn]:
-    """What is added to the containers of a valid pod; nothing to one that names none of the resources of slots."""
+def slot_defaults(
+    pod: PodRequest, offered: Collection[SlotResources], otherwise: Collection[ResourceName] = ()
+) -> list[FilledIn]:
+    """
+    What is added to the containers of a valid pod; nothing to one that names none of the resources of slots. `otherwise`:
+    what nodes offer in another way than in slots.
+    """
     found = []
     for where, container in containers_of(pod):
-        changes = defaults_of(where, container, offered)
+        changes = defaults_of(where, container, offered, otherwise)
         if changes.limits or changes.env:
             found.append(FilledIn(where, changes.limits, changes.env))
     return found
 
 
-def defaults_of(where: str, container: ContainerRequest, offered: Iterable[SlotResources]) -> Changes:
+def defaults_of(
+    where: str, container: ContainerRequest, offered: Iterable[SlotResources], otherwise: Collection[ResourceName]
+) -> Changes:
     """
     The same for one container. Of several offers that have the amounts under one name, the one counts whose slots are asked
     for; without a number of GPUs the first by name.
@@ -56,6 +66,8 @@ def defaults_of(where: str, container: ContainerRequest, offered: Iterable[SlotR
     if limits.get(each.resource) == 0:
         return Changes()
     slots = each.slots
+    if each.resource in otherwise and limits.keys().isdisjoint(slots.resources):
+        return Changes()
     names = ResourceNames(
         count=each.resource,
         memory=slots.memory,

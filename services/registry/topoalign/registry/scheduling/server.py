@@ -15,7 +15,7 @@ from topoalign.registry.scheduling.extender.connection import IDLE_SECONDS, Sche
 from topoalign.registry.scheduling.extender.pages import Extender, application
 from topoalign.registry.scheduling.model import Scheduling
 from topoalign.registry.scheduling.webhook.reviews import Webhook
-from topoalign.registry.scheduling.webhook.rules import Check, Offered, Slots
+from topoalign.registry.scheduling.webhook.rules import Check, LeftOut, Offered, nothing_left_out
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.context import Context
 from topoalign.runtime.http_server import listen, serve_application
@@ -37,13 +37,13 @@ async def serve_scheduler(
     kubernetes: Callable[[], tuple[int, int] | None] = lambda: None,
     *,
     check: Check = check_pod,
-    slots: Slots = tuple,
+    left_out: LeftOut = nothing_left_out,
     task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """
     Serves until cancelled; has started, with its URL, once it listens. Expects that the settings have a port. `offered`,
-    `check` and `slots`: for the webhook, which is served at the same address; `kubernetes`: the version of the API server,
-    which counts as the scheduler's where the settings have none.
+    `check` and `left_out`: for the webhook, which is served at the same address; `kubernetes`: the version of the API
+    server, which counts as the scheduler's where the settings have none.
 
     Raises InvalidField for a version or certificates that cannot be used, and AddressInUse.
     """
@@ -62,7 +62,7 @@ async def serve_scheduler(
         if certificates is not None:
             tasks.start_soon(certificates.keep_up)
         await serve_application(
-            application([*extender.routes(), *Webhook(settings.scheduler_name, offered, check, slots).routes()]),
+            application([*extender.routes(), *Webhook(settings.scheduler_name, offered, check, left_out).routes()]),
             listener,
             protocol=SchedulerConnection,
             idle_seconds=IDLE_SECONDS,

@@ -132,7 +132,7 @@ class Scheduling:
                 self.offers,
                 lambda: watch.version if watch is not None else None,
                 check=self.check_new,
-                slots=lambda: self.view.offers.slots,
+                left_out=self.view.offers.left_out,
                 task_status=task_status,
             )
 

@@ -19,12 +19,13 @@ from topoalign.registry.scheduling.webhook.rules import (
     Change,
     Check,
     Forbidden,
+    LeftOut,
     Offered,
     Pod,
-    Slots,
     annotations_of,
     changes_to,
     check_annotations,
+    nothing_left_out,
 )
 
 LARGEST_REVIEW = 3 * 1024 * 1024
@@ -95,19 +96,19 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Webhook:
-    """Judges pods; `scheduler`: the name of ours, empty where none is demanded; `check`, `slots`: as of `changes_to`."""
+    """Judges pods; `scheduler`: the name of ours, empty where none is demanded; `check`, `left_out`: as of `changes_to`."""
 
     def __init__(
         self,
         scheduler: str,
         offered: Offered,
         check: Check = check_pod,
-        slots: Slots = tuple,
+        left_out: LeftOut = nothing_left_out,
         *,
         seconds: float = BODY_SECONDS,
     ) -> None:
         self._scheduler, self._offered, self._seconds = scheduler, offered, seconds
-        self._check, self._slots = check, slots
+        self._check, self._left_out = check, left_out
 
     def routes(self) -> list[BaseRoute]:
         """`/webhook` for the mutating configuration, `/webhook/validate` for the validating one, which takes no changes."""
@@ -146,7 +147,7 @@ class Webhook:
             return []
         groups = frozenset(asked.user_info.groups or ())
         return changes_to(
-            asked.object, asked.namespace, groups, self._scheduler, self._offered, self._check, self._slots
+            asked.object, asked.namespace, groups, self._scheduler, self._offered, self._check, self._left_out
         )
 
 

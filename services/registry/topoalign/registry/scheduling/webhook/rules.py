@@ -11,18 +11,17 @@ may write these. Namespaces are exempted in the webhook's configuration.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from topoalign.core.demand.gangs import path
-from topoalign.core.demand.slots import SlotResources
 from topoalign.core.deviceshare.demand import OWN_DOMAIN
 from topoalign.core.model.errors import BadRequest, clean, quoted
 from topoalign.core.model.ids import GPU, NIC, Namespace, ResourceName
 from topoalign.core.model.requests import GANG, GANG_SIZE, PodRequest
 from topoalign.core.sharing.pod_checks import check_pod
-from topoalign.core.sharing.slot_defaults import FilledIn, slot_defaults, with_defaults
+from topoalign.core.sharing.slot_defaults import FilledIn, with_defaults
 from topoalign.kubelet.files import manifest
 
 OF_USERS = frozenset({GANG, GANG_SIZE})
@@ -38,8 +37,8 @@ POSITION = re.compile(r"\.(\d+)(?=\.|$)")
 
 Offered = Callable[[ResourceName], bool]
 """Whether some node offers this resource."""
-Slots = Callable[[], Collection[SlotResources]]
-"""The ways in which some node offers GPUs in slots."""
+LeftOut = Callable[[PodRequest], Sequence[FilledIn]]
+"""What a pod that asks for slots of GPUs leaves out."""
 Check = Callable[[PodRequest], None]
 """Raises an error for a pod that the cluster does not take."""
 
@@ -103,6 +102,11 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         return f"{before}.limits[{name.replace('~1', '/')}]" if limits else path
 
 
+def nothing_left_out(pod: PodRequest) -> Sequence[FilledIn]:
+    """No node offers slots."""
+    return ()
+
+
 def changes_to(
     pod: Pod,
     namespace: str,
@@ -110,7 +114,7 @@ def changes_to(
     scheduler: str,
     offered: Offered,
     check: Check = check_pod,
-    slots: Slots = tuple,
+    left_out: LeftOut = nothing_left_out,
 ) -> list[Change]:
     """
     What is filled in of a new pod. `groups`: those of who creates it; `scheduler`: the name of ours, or empty; `check`:
@@ -126,7 +130,7 @@ def changes_to(
         return []
     check_placement(pod.spec)
     request = request_of(pod, namespace)
-    filled = slot_defaults(request, slots())
+    filled = left_out(request)
     check(with_defaults(request, filled) if filled else request)
     changes = [change for each in filled for change in changes_of(each, pod.spec)]
     if not scheduler or pod.spec.scheduler_name == scheduler:
