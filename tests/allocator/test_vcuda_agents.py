@@ -5,24 +5,27 @@ import fcntl
 import os
 import shutil
 import socket
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
+import grpc
 import msgspec
 import pytest
+from anyio.lowlevel import checkpoint
 from disk_support import fill, small_disk
 from grpclib.exceptions import GRPCError
 from kubelet_support import NODE
 from share_support import DEFAULT
-from vcuda_support import VcudaNode, read_config, register, vcuda_node
+from vcuda_support import METHOD, VcudaNode, read_config, register, vcuda_node
 
+from topoalign.allocator.vcuda import limiter
 from topoalign.allocator.vcuda.on_demand import LimiterOnDemand
 from topoalign.core.model.errors import StateFault, Unavailable
 from topoalign.core.model.ids import PodName
 from topoalign.core.state.fold import NodeState
 from topoalign.plugin_config.configuration import Sharing, Units
-from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.tasks import background
 
 pytestmark = pytest.mark.anyio
@@ -182,6 +185,40 @@ async def test_nothing_is_removed_without_an_answer_of_the_kubelet() -> None:
         await it.limiter.close()
 
 
+async def test_nothing_is_removed_while_the_checkpoint_cannot_be_read() -> None:
+    """Nor while the pods' directories cannot: under load both are given up on. The record is a new one here."""
+    async with vcuda_node() as (it, _):
+        await it.admit("p", (20, 4))
+        before, poll = it.directories(), it.allocations.polled
+        assert poll is not None
+        for name in [*it.ledger.state.allocations]:
+            it.ledger.release([name], "gone")
+        unread = msgspec.structs.replace(poll.listing, checkpoint=None, parts=(), directories=None)
+        await it.limiter.sweep(it.ledger.state, poll._replace(listing=unread))
+
+        assert before == it.directories()
+        assert {"OK"} == await answers(it)
+
+
+async def test_calls_that_do_not_end_keep_no_other_socket_from_being_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may hold a call open; an agent that stops lets go of all sockets at once."""
+    monkeypatch.setattr(limiter, "DRAIN_SECONDS", 0.05)
+    async with vcuda_node() as (it, _), AsyncExitStack() as channels:
+        await it.admit("p", (20, 4))
+        sockets = [directory / "vcuda.sock" for directory in it.mounts("p").values()]
+        held = []
+        for path in sockets:
+            channel = await channels.enter_async_context(grpc.aio.insecure_channel(f"unix://{path}"))
+            held.append(channel.stream_unary(METHOD, request_serializer=bytes)())
+        while not all(server.servicer.calls for server in it.limiter._servers.values()):
+            await checkpoint()
+        async with background() as tasks:
+            tasks.start_soon(it.limiter.close)
+            await all_tasks_blocked()
+
+            assert [False, False] == [path.exists() for path in sockets]
+
+
 class Nothing(NamedTuple):
     """An allocator without a record, and a kubelet that does not answer."""
 
@@ -192,16 +229,16 @@ class Nothing(NamedTuple):
 async def test_the_limiter_runs_from_when_its_directory_is_configured(tmp_path: Path) -> None:
     root, clock, left = [""], ManualClock(), tmp_path / f".gone-{'1' * 16}"
     left.mkdir()
-    limiter = LimiterOnDemand(lambda: root[0], lambda: NodeState(node=NODE).hardware)
+    on_demand = LimiterOnDemand(lambda: root[0], lambda: NodeState(node=NODE).hardware)
     async with background() as tasks:
-        tasks.start_soon(limiter.run, Nothing(), clock)
+        tasks.start_soon(on_demand.run, Nothing(), clock)
         await clock.advance(10)
-        assert left.exists() and 0 == limiter.figure().read()
+        assert left.exists() and 0 == on_demand.figure().read()
         root[0] = str(tmp_path)
         await clock.advance(10)
 
         assert not left.exists()
-        assert 0 == limiter.figure().read()
+        assert 0 == on_demand.figure().read()
 
 
 async def test_a_container_keeps_its_directory_when_the_limiter_is_switched_off() -> None:

@@ -7,7 +7,8 @@ registers while it runs.
   container does not start, and the next try makes it.
 - RegisterVDevice writes which processes the container has, for a caller that is in the container whose units these are.
 - Every few seconds, and when the agent has started: a directory whose units are in the record, in the checkpoint, or whose
-  pod is there has its socket; any other is removed. Without an answer of the kubelet nothing is removed.
+  pod is there has its socket; any other is removed. Without an answer of the kubelet, or where its checkpoint cannot be
+  read, nothing is removed.
 
 Calls and sweeps take turns; nothing here waits for a caller.
 """
@@ -152,17 +153,22 @@ class VcudaLimiter:
                 await self.close()
 
     async def close(self) -> None:
-        """Closes all sockets. No container can start any more: the next agent is to make them again."""
-        async with self._turn:
+        """
+        Closes all sockets, at the same time: a container may keep its own open for a while. No container can start any more:
+        the next agent is to make them again.
+        """
+        async with self._turn, anyio.create_task_group() as tasks:
             self._is_closed = True
-            for path in tuple(self._servers):
-                await self._stop(path)
+            for path in self._servers:
+                tasks.start_soon(self._stop, path)
 
     async def sweep(self, state: NodeState, poll: Poll | None) -> None:
         """
         Has a socket in every directory that is needed, and removes the others. Raises OSError and StateFault once all that
         can be done is done.
         """
+        if poll is not None and poll.listing.checkpoint is None:
+            poll = None
         async with self._turn:
             configured = self._root()
             root = Path(configured)
