@@ -195,7 +195,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     @cached_property
     def shared_bases(self) -> frozenset[DeviceID]:
         """The devices, MIG instances and virtual functions of which it has shares, units or slots."""
-        return frozenset(base_of(device) for device in self.device_ids if is_share(device))
+        return frozenset(base for given in self.given.values() for base in given.shares)
 
     @cached_property
     def whole_ids(self) -> frozenset[DeviceID]:
