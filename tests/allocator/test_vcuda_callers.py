@@ -12,13 +12,14 @@ import anyio
 import grpc
 import pytest
 from anyio.abc import ByteReceiveStream, Process
+from anyio.lowlevel import checkpoint
 from faults_support import THOROUGH
 from structlog.testing import capture_logs
 from unit_support import CORES, MEMORY
 from vcuda_support import PARTS, Host, read_config, read_pids, register, registered, vcuda_node
 
 from topoalign.allocator.vcuda import registrations
-from topoalign.allocator.vcuda.limiter import CGROUPS
+from topoalign.allocator.vcuda.limiter import CGROUPS, VcudaLimiter
 from topoalign.core.model.decisions import Admission
 from topoalign.kubelet.processes import sees_all_processes
 from topoalign.runtime.clock import all_tasks_blocked
@@ -145,6 +146,33 @@ async def test_many_calls_of_another_pod_leave_nothing_and_slow_nobody() -> None
         assert CALLS == it.limiter.refused
         assert before == files(it.root)
         assert isinstance(await it.admit("r", (20, 4)), Admission)
+
+
+async def test_calls_that_come_at_once_are_answered_one_in_each_round_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a container of 30,000 processes, or as many mounts, each takes 20 ms: the kubelet is answered in between."""
+    rounds: list[int] = [0]
+    answered: list[int] = []
+    monkeypatch.setattr(VcudaLimiter, "register", lambda *_: answered.append(rounds[0]))
+
+    async def count() -> None:
+        while True:
+            rounds[0] += 1
+            await checkpoint()
+
+    async with vcuda_node() as (it, tasks):
+        await it.admit("p", (20, 4))
+        (directory, *_) = it.mounts("p").values()
+        tasks.start_soon(count)
+        async with (
+            grpc.aio.insecure_channel(f"unix://{directory / 'vcuda.sock'}") as channel,
+            anyio.create_task_group() as calls,
+        ):
+            for _ in range(20):
+                calls.start_soon(registered, channel)
+
+        assert 20 == len(answered) == len({*answered})
 
 
 async def test_a_real_control_group_and_real_mounts_tell_who_calls(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from topoalign.core.usage.cgroups import placement_of
+from topoalign.kubelet import control_groups
 from topoalign.kubelet.control_groups import container_group, directory_of, processes_in
 
 UID = "1b4e28ba-2fa1-11d2-883f-0016d3cca427"
@@ -65,3 +66,21 @@ def test_groups_below_count_and_what_ends_meanwhile_does_not(tmp_path: Path) -> 
 
     assert (4, 5, 12) == processes_in(made)
     assert () == processes_in(tmp_path / "never")
+
+
+def test_of_a_container_that_makes_too_many_a_bounded_number_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole ids, the nearest groups first: half of an id would be a process of somebody else."""
+    monkeypatch.setattr(control_groups, "LONGEST_LISTS", 12)
+    monkeypatch.setattr(control_groups, "MOST_BELOW", 3)
+    made = group(tmp_path / ID, 123, 45)
+    for number in range(5):
+        (made / str(number)).mkdir()
+        group(made / str(number) / "below", 9)
+
+    assert (45, 123) == processes_in(made)
+    group(made, 123, 4567, 890)
+    assert (123, 4567) == processes_in(made)
+    group(made, 1)
+    assert (1,) == processes_in(made)

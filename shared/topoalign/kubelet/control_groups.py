@@ -15,6 +15,7 @@ Source: cgroups(7), and "Control Group v2" of the kernel's documentation.
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from topoalign.core.usage.cgroups import Placement
@@ -24,8 +25,10 @@ HIERARCHIES = ("memory", "pids", "", "unified")
 PROCESSES = "cgroup.procs"
 MOST_GROUPS = 4_096
 """That are looked at in one tree."""
-LONGEST_LIST = 1 << 20
-"""Bytes of a list of processes that are read: some 130,000 processes."""
+MOST_BELOW = 1_024
+"""Of these in a container, which may make as many as it likes: a tenth of a second."""
+LONGEST_LISTS = 1 << 18
+"""Bytes of a container's lists of processes that are read: some 30,000 processes."""
 DEPTH = 3
 """Groups of the kubelet above a pod's: kubelet.slice, kubelet-kubepods.slice, kubelet-kubepods-burstable.slice."""
 
@@ -47,9 +50,17 @@ def container_group(placement: Placement) -> PurePosixPath | None:
 def processes_in(directory: Path) -> tuple[int, ...]:
     """
     The ids of the processes in the group of this directory and in those below it, ascending, as this process' PID namespace
-    has them; () where there is none any more.
+    has them; () where there is none any more. Of more than `LONGEST_LISTS` and `MOST_BELOW` those that come first.
+
+    0 stands for a process of another PID namespace and is left out.
     """
-    return tuple(sorted({pid for each in tree(directory) for pid in listed(each)}))
+    found: set[int] = set()
+    left = LONGEST_LISTS
+    for each in islice(tree(directory), MOST_BELOW):
+        text = listed(each, left)
+        left -= len(text)
+        found.update(pid for word in text.split() if word.isdigit() and (pid := int(word)))
+    return tuple(sorted(found))
 
 
 def directory_of(root: Path, group: PurePosixPath) -> Path | None:
@@ -82,18 +93,21 @@ def tree(directory: Path, depth: int | None = None) -> Iterator[Path]:
                 return
             yield each
             with suppress(OSError), os.scandir(each) as entries:
-                below += [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+                found = (Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+                below += islice(found, MOST_GROUPS - len(below))
         level, depth = below, None if depth is None else depth - 1
 
 
-def listed(directory: Path) -> Iterator[int]:
+def listed(directory: Path, most: int) -> bytes:
     """
-    The processes in one group. 0 stands for those of another PID namespace and is left out; a group that goes while it is
-    read, or has threads only, has none.
+    The list of the processes in one group, so many bytes of it at most and whole lines; empty of a group that goes while it
+    is read, or has threads only.
     """
+    text = b""
     try:
         with (directory / PROCESSES).open("rb", buffering=0) as opened:
-            text = b"".join(iter(lambda: opened.read(LONGEST_LIST), b""))[:LONGEST_LIST]
+            while len(text) < most and (more := opened.read(most - len(text))):
+                text += more
     except OSError:
-        return
-    yield from (pid for word in text.split() if word.isdigit() and (pid := int(word)))
+        return b""
+    return text[: text.rfind(b"\n") + 1]

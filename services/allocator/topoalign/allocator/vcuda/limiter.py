@@ -113,7 +113,7 @@ class VcudaLimiter:
             self.refused += 1
             raise
         group = self._groups.get(who.container_id)
-        if group is None or not group.is_dir():
+        if who.container_id not in self._groups or (group is not None and not group.is_dir()):
             group = self._groups[who.container_id] = directory_of(self._cgroups, who.group)
         pids = processes_in(group) if group is not None else ()
         if not pids:

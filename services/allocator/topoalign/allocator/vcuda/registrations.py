@@ -41,6 +41,7 @@ class Registrations(Servicer, vcuda.VcudaServiceBase):
     async def register_v_device(self, message: vcuda.VDeviceRequest) -> vcuda.VDeviceResponse:
         """Answers RegisterVDevice. Raises GRPCError PERMISSION_DENIED for a process of another container."""
         connection = cast(Connection, caller())
+        await connection.server.turns.turn(connection)  # milliseconds each, more where processes are many
         try:
             self._register(connection.peer.pid)
         except Refused as refused:
