@@ -127,12 +127,29 @@ def test_an_init_container_with_one_half_is_told_from_the_app_with_both() -> Non
     calls, written = Calls(), None
     for expected, order in ((init, [MEMORY]), (app, [CORES, MEMORY]), (init, [MEMORY]), (app, [MEMORY, CORES])):
         for resource in order:
-            written = calls.starting(resource, cores if resource == CORES else shared, parts, written)
+            written = calls.starting(resource, cores if resource == CORES else shared, parts, written, 7.0)
 
         assert expected == written
-    calls.forget()
-    calls.forget()
-    assert init == calls.starting(MEMORY, shared, parts, app)
+    calls.starting(CORES, cores, parts, written, 10.0)
+    assert init == calls.starting(MEMORY, shared, parts, app, 16.0)
+
+
+async def test_sweeps_between_the_calls_for_two_halves_change_nothing() -> None:
+    """Where one fails, as on a full disk, they come twice a second."""
+    async with vcuda_node() as (it, _):
+        assert isinstance(await it.admit("p", (20, 4), init=((0, 4),)), Admission)
+        app = {
+            resource: [*units]
+            for name, resource, units in it.kubelet.running[DEFAULT, PodName("p")].parts()
+            if str(name) == "c1"
+        }
+        await it.allocations.start_container(CORES, app[CORES])
+        for _ in range(3):
+            await it.sweep()
+        await it.allocations.start_container(MEMORY, app[MEMORY])
+
+        limits = Read("uid-p", "c1", BUS, 4 << 28, 20, 1, 1)
+        assert [limits, limits] == [read_config(it.root / name_of(*each) / "vcuda.config") for each in app.items()]
 
 
 async def test_a_container_that_starts_again_finds_nothing_of_the_former() -> None:

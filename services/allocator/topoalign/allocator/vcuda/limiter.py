@@ -177,7 +177,6 @@ class VcudaLimiter:
             present = directories.listed(root) if configured else []
             needed = self._needed(state) if configured else set()
             self._groups.clear()
-            self._calls.forget()
             failure: Exception | None = None
             for name in present:
                 owner = directories.owner_of(root, name)
@@ -204,7 +203,7 @@ class VcudaLimiter:
                 raise Unavailable("the agent is stopping", "the kubelet starts the container again")
             parts = self._parts = live_parts(poll.listing)
             written = directories.owner_of(root, self._name(resource, asked))
-            holder = self._calls.starting(resource, asked, parts, written)
+            holder = self._calls.starting(resource, asked, parts, written, poll.at)
             limits = limits_for(holder, parts, self._hardware())
             try:
                 for part in of(holder, parts):

@@ -23,6 +23,9 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES
 from topoalign.core.state.unit_amounts import Holder
 
+TOLD_SECONDS = 5.0
+"""Between the calls for two halves of a container, at most: each takes milliseconds, and seconds on a busy node."""
+
 
 def holders(resource: ResourceName, units: frozenset[DeviceID], parts: Iterable[Part]) -> list[Holder]:
     """The containers that have exactly these units, in the order of their names."""
@@ -33,17 +36,22 @@ class Calls:
     """Which halves of containers were called for a short while ago, where a half told which container starts."""
 
     def __init__(self) -> None:
-        self._told: dict[str, Holder] = {}
-        """Pod UID -> the container."""
-        self._before: dict[str, Holder] = {}
+        self._told: dict[str, tuple[Holder, float]] = {}
+        """Pod UID -> the container, and when it was told, in monotonic seconds."""
 
     def starting(
-        self, resource: ResourceName, units: frozenset[DeviceID], parts: Sequence[Part], written: tuple[str, str] | None
+        self,
+        resource: ResourceName,
+        units: frozenset[DeviceID],
+        parts: Sequence[Part],
+        written: tuple[str, str] | None,
+        at: float,
     ) -> Holder:
         """
-        Which container starts, where the kubelet calls for this half. `written`: whose its directory is. Raises Unavailable
-        where that may be one of several pods, or none has it.
+        Which container starts, where the kubelet calls for this half at this monotonic second. `written`: whose its
+        directory is. Raises Unavailable where that may be one of several pods, or none has it.
         """
+        self._told = {pod: told for pod, told in self._told.items() if at - told[1] <= TOLD_SECONDS}
         found = holders(resource, units, parts)
         pods = {each.pod for each in found}
         if len(pods) != 1:
@@ -53,17 +61,13 @@ class Calls:
             )
         (pod,) = pods
         if len(found) == 1:
-            self._told[pod] = found[0]
+            self._told[pod] = found[0], at
             return found[0]
-        told = self._told.pop(pod, None) or self._before.pop(pod, None)
+        told, _ = self._told.pop(pod, (None, at))
         if told in found:
             return told
         alone = [each for each in found if len([*of(each, parts)]) == 1]
         return next((each for each in alone or found if each == written), (alone or found)[0])
-
-    def forget(self) -> None:
-        """What was called for before the last time that this was called is forgotten."""
-        self._before, self._told = self._told, {}
 
 
 def limits_for(holder: Holder, parts: Collection[Part], hardware: Topology) -> Limits:
