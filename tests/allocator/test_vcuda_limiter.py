@@ -101,7 +101,7 @@ async def test_an_init_container_and_the_app_with_its_units_have_their_own() -> 
 
 
 async def test_the_same_units_for_another_pod_have_a_directory_made_anew() -> None:
-    """What a former container has mounted does not change, and is served no more."""
+    """What a former container has mounted is empty then: the library ends what still runs there."""
     async with vcuda_node() as (it, _):
         await it.admit("old", (20, 4))
         (directory, *_) = it.mounts("old").values()

@@ -11,8 +11,9 @@ gives a container again whenever that starts, always finds it.
         vcuda.sock
         <container id>/         the two files once more, where the library looks if there is no vcuda.config above
 
-The same units may be another container's later. Its directory is made anew then: the former container, should it still run,
-keeps what it has mounted, which has no name any more.
+The same units may be another container's later. Its directory is made anew then: should the former container still run, what
+it has mounted is empty from then on, and the library ends its processes, as it opens `pids.config` again and again (source:
+vcuda-controller 72e0115, src/hijack_call.c).
 
 Files are replaced as a whole, and only directories with such a name that belong to this process' user are touched. What a
 process that was killed leaves (a draft, a directory that is being removed) is removed.
