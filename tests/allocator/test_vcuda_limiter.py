@@ -167,14 +167,17 @@ async def test_a_container_that_starts_again_finds_nothing_of_the_former() -> No
 
 
 async def test_allocate_is_refused_where_nobody_could_register(tmp_path: Path) -> None:
-    """The agent does not see the node's processes, has no control groups, or no place for its files."""
+    """The agent does not see the node's processes, no control groups or its own alone, or has no place for its files."""
     async with vcuda_node() as (it, _):
-        for broken, finding in ((0, "node's processes"), (1, "control groups"), (2, "its directory")):
+        findings = ("node's processes", "control groups", "its directory", "host's control groups")
+        for broken, finding in enumerate(findings):
             host, configuration = Host(tmp_path / str(broken)), it.configuration
             if broken == 0:
                 (host.proc / "self" / "ns" / "pid").unlink()
             elif broken == 1:
                 (host.cgroups / "cgroup.procs").unlink()
+            elif broken == 3:
+                (host.cgroups / "cgroup.events").touch()
             else:
                 (tmp_path / "file").touch()
                 flags = msgspec.structs.replace(configuration.flags, vcuda_root=str(tmp_path / "file" / "vcuda"))

@@ -64,8 +64,8 @@ def unready(root: str, proc: Path, cgroups: Path) -> ContainerUnready | None:
     if not sees_all_processes(proc):
         finding = "the limiter vcuda cannot tell who registers: the agent does not see the node's processes"
         return ContainerUnready(finding, "run the agent in the host's PID namespace (hostPID)")
-    if not any((cgroups / each / PROCESSES).is_file() for each in HIERARCHIES):
-        finding = f"the limiter vcuda finds no control groups at {cgroups}"
+    if not any(is_root(cgroups / each) for each in HIERARCHIES):
+        finding = f"the limiter vcuda does not find the host's control groups at {cgroups}"
         return ContainerUnready(finding, "mount the host's /sys/fs/cgroup there")
     try:
         Path(root).mkdir(mode=MODE, parents=True, exist_ok=True)
@@ -73,3 +73,11 @@ def unready(root: str, proc: Path, cgroups: Path) -> ContainerUnready | None:
         finding = f"the limiter vcuda cannot make its directory: {error.strerror}"
         return ContainerUnready(finding, "see that flags.vcudaRoot is a directory on the host that the agent may write")
     return None
+
+
+def is_root(hierarchy: Path) -> bool:
+    """
+    Whether this is a hierarchy of control groups, and not of the agent's container alone: its root is the one group of
+    version 2 without events ("Control Group v2" of the kernel's documentation). Of version 1 nothing tells.
+    """
+    return (hierarchy / PROCESSES).is_file() and not (hierarchy / "cgroup.events").exists()
