@@ -151,19 +151,23 @@ def nested(top: Path, depth: int) -> None:
     os.close(at)
 
 
-@pytest.mark.parametrize("same", [True, False], ids=["the same container", "another one"])
-def test_what_a_container_has_left_keeps_its_units_from_nobody(tmp_path: Path, *, same: bool) -> None:
-    """A tree deeper than can be descended, and more files than are removed at once: they go in steps that are short."""
+@pytest.mark.parametrize(
+    ("same", "depth", "files"), [(True, 3, 100), (False, 1_000, 3)], ids=["the same container", "another one"]
+)
+def test_what_a_container_has_left_keeps_its_units_from_nobody(
+    tmp_path: Path, *, same: bool, depth: int, files: int
+) -> None:
+    """Many files, and a tree deeper than can be descended and larger than is removed at once: it goes in short steps."""
     directories.prepare(tmp_path, NAME, LIMITS)
-    nested(tmp_path / NAME, 1_000)
-    for number in range(600):
+    nested(tmp_path / NAME, depth)
+    for number in range(files):
         (tmp_path / NAME / f"f{number}").touch()
     next_one = LIMITS if same else LIMITS._replace(pod_uid="uid-q")
     directories.prepare(tmp_path, NAME, next_one)
 
     assert ["vcuda.config"] == os.listdir(tmp_path / NAME)
     assert (next_one.pod_uid, "c0") == directories.owner_of(tmp_path, NAME)
-    for _ in range(20):
+    for _ in range(5):
         with suppress(OSError):
             directories.remove_leftovers(tmp_path)
     assert [NAME] == os.listdir(tmp_path)
