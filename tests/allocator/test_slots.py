@@ -7,6 +7,7 @@ from slot_support import MIB
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, DeviceID
+from topoalign.core.model.requests import Policy
 
 pytestmark = pytest.mark.anyio
 
@@ -150,3 +151,23 @@ async def test_amounts_outlive_a_restart_and_a_lost_journal_makes_equal_parts() 
 
         assert [Amount(cores=20, memory=7_000 * MIB)] == kept
         assert [PART] == [*it.held("a").values()]
+
+
+@pytest.mark.parametrize("policy", [Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])
+async def test_containers_that_are_aligned_elsewhere_hold_what_they_asked_for(policy: Policy) -> None:
+    """What filled the first NUMA node ends between the bind and the admission, and the kubelet aligns them to that."""
+    async with slot_node(policy) as (it, _):
+        full = it.asking("full", Ask(2, cores=100))
+        it.reserve_beside(full)
+        assert isinstance(await it.admit_pod(full), Admission)
+        await it.check(["full"])
+        pod = it.asking("a", Ask(memory=7_000, cores=5), Ask(memory=9_100, cores=60), Ask(memory=7_000, cores=5))
+        it.reserve_beside(pod)
+        await it.remove("full")
+
+        assert isinstance(await it.admit_pod(pod), Admission)
+        await it.check(["a"])
+
+        assert {"GPU-0": Amount(cores=5, memory=7_000 * MIB)} == it.held("a", "c0")
+        assert {"GPU-0": Amount(cores=60, memory=9_100 * MIB)} == it.held("a", "c1")
+        assert {"GPU-1": Amount(cores=5, memory=7_000 * MIB)} == it.held("a", "c2")

@@ -1,5 +1,7 @@
 """Slots in reservations: what is held for a pod until it is shown, and what a kubelet is told that asks for slots."""
 
+from collections.abc import Collection
+
 import msgspec
 from decision_support import NODE, node, pod
 from reservation_support import changed
@@ -11,7 +13,7 @@ from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.reservations import Reservation
-from topoalign.core.sharing.reserved_slots import amounts_reserved, reserved_slots
+from topoalign.core.sharing.reserved_slots import amounts_reserved, answering_part, open_parts
 from topoalign.core.sharing.reserved_units import ShareQuestion, with_reserved_shares
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations, allocations_of, reservation_of
@@ -35,6 +37,14 @@ def gets(state: NodeState, name: str, slots: tuple[DeviceID, ...], container: st
     owner = Owner(namespace=Namespace("default"), pod=PodName(name), container=ContainerName(container))
     given = Allocation(id=AllocationID(f"{name}/{container}"), owner=owner, devices={GPU: slots}, pod_uid=f"uid-{name}")
     return state.apply(AllocationGranted(node=NODE, epoch=state.epoch, seq=state.seq + 1, allocation=given))
+
+
+def answer(
+    state: NodeState, kept: NodeReservations, available: Collection[DeviceID], size: int, now: float = 0.0
+) -> tuple[DeviceID, ...]:
+    question = ShareQuestion(GPU, available, (), size)
+    part = answering_part(question, [*open_parts(state, kept, now, question)])
+    return () if part is None else tuple(sorted(part.slots))
 
 
 def test_what_is_reserved_is_held_with_its_amounts() -> None:
@@ -89,14 +99,16 @@ def test_the_kubelet_is_told_the_slots_of_each_container_in_order() -> None:
     free = {*state.hardware.devices[GPU]}
 
     def told(size: int, *gone: tuple[DeviceID, ...]) -> tuple[DeviceID, ...]:
-        available = free.difference(*gone)
-        return reserved_slots(state, kept, 0.0, ShareQuestion(GPU, available, (), size))
+        available, now = free.difference(*gone), state
+        for place, slots in enumerate(gone):
+            now = gets(now, "somebody", slots, f"c{place}")
+        return answer(now, kept, available, size)
 
     assert parts[0] == told(1)
     assert parts[1] == told(1, parts[0])
     assert () == told(1, parts[0], parts[1])
     assert parts[2] == told(2)
-    assert () == reserved_slots(state, kept, 61.0, ShareQuestion(GPU, free, (), 1))
+    assert () == answer(state, kept, free, 1, 61.0)
     assert {30_000 * MIB} == {each.memory for each in amounts_reserved(kept, 0.0, GPU, parts[1]).values()}
     assert {} == amounts_reserved(kept, 0.0, GPU, parts[1] + parts[0])
 
@@ -109,7 +121,19 @@ def test_a_container_that_is_shown_is_not_told_its_slots_again() -> None:
     slots = kept.reservations[0].containers[0].devices[GPU]
     free = {*state.hardware.devices[GPU]}
 
-    told = reserved_slots(gets(state, "a", slots), kept, 0.0, ShareQuestion(GPU, free, (), 1))
+    told = answer(gets(state, "a", slots), kept, free, 1)
 
     assert slots != told
     assert told == kept.reservations[1].containers[0].devices[GPU]
+
+
+def test_a_container_aligned_elsewhere_is_not_told_the_slots_of_the_next() -> None:
+    """Both ask for one slot, and for other amounts."""
+    state = node(in_slots(DGX, gpus=2))
+    kept = of(reserved(state, "a", (1, 9_000), (1, 35_000), (1, 9_000)))
+    first, second, third = (each.devices[GPU] for each in kept.reservations[0].containers)
+    free = {*state.hardware.devices[GPU]}.difference(first)
+
+    assert third == answer(state, kept, free, 1)
+    assert () == answer(state, kept, free.difference(third), 1)
+    assert second == answer(gets(state, "somebody", first), kept, free, 1)

@@ -4,19 +4,21 @@ Slots of GPUs, over the kubelet's protocol.
 A kubelet asks for a number of slots, and never for the amounts of cores and memory that go with them. The slots of a
 reservation are its own: who asks for just these holds what is reserved with them. All other slots count as equal parts.
 
-- GetPreferredAllocation: the slots that are reserved for such a question; else slots of different GPUs that have an equal
-  part left beside what is reserved, or at least beside what is held.
+- GetPreferredAllocation: the slots that are reserved for such a question. Where the kubelet does not offer them, because it
+  aligns the container to other NUMA nodes, slots of different GPUs that have as much left; who is given these holds what is
+  reserved. Else slots of GPUs that have an equal part left. Both beside what is reserved, or at least beside what is held.
 - Allocate: two slots of one GPU are refused (`InvalidShare`), and so is what a GPU has not left any more, by the record.
   Records of containers that have ended make way.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from topoalign.allocator.ports import Listing, Poll
 from topoalign.allocator.reconciliation.liveness import Liveness, shown_of
-from topoalign.core.demand.slots import resources_in_slots, unknown_share
+from topoalign.core.demand.slots import resources_in_slots, share_of_amount, unknown_share
 from topoalign.core.demand.units import InvalidShare
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import InvalidField, quoted
@@ -25,7 +27,7 @@ from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.placement.sparing import held_among, overlapping
 from topoalign.core.ports import Clock
 from topoalign.core.sharing.refusals import NotEnoughShareCores, NotEnoughShareMemory, ShareDoesNotFit, ShareFields
-from topoalign.core.sharing.reserved_slots import amounts_reserved, reserved_slots
+from topoalign.core.sharing.reserved_slots import OpenPart, PartName, amounts_reserved, answering_part, open_parts
 from topoalign.core.sharing.reserved_units import ShareQuestion, with_reserved_shares
 from topoalign.core.sharing.slots import choose_gpus, slot_of
 from topoalign.core.state.fold import NodeState
@@ -34,6 +36,14 @@ from topoalign.core.state.slot_amounts import equal_part, held_by_slot, offered_
 
 FIELD = "devices_ids"
 FIELDS = ShareFields(cores=FIELD, memory=FIELD, cards=FIELD)
+
+
+class Moved(NamedTuple):
+    """What a container was told instead of what is reserved for it."""
+
+    slots: frozenset[DeviceID]
+    amount: Amount | None
+    """That it holds of each GPU; None: an equal part."""
 
 
 class SlotGrants:
@@ -51,6 +61,8 @@ class SlotGrants:
         the node now.
         """
         self._state, self._clock, self._reserved, self._liveness = state, clock, reserved, liveness
+        self._moved: dict[PartName, Moved] = {}
+        """Container -> what it was told instead of what is reserved for it."""
 
     def prefer(self, live: NodeState, question: ShareQuestion, displaced: Collection[DeviceID]) -> tuple[DeviceID, ...]:
         """
@@ -61,25 +73,52 @@ class SlotGrants:
         if resource not in resources_in_slots(live.hardware) or not max(1, len(must_include)) <= size <= len(available):
             return ()
         reserved, now = self._reserved(), self._clock.monotonic()
-        if own := reserved_slots(live, reserved, now, question):
-            return own
+        instead = {name: each.slots for name, each in self._moved.items()}
+        parts = [*open_parts(live, reserved, now, question, instead)]
+        if (own := answering_part(question, parts)) is not None:
+            self._swap(parts[0], own, reserved)
+            return tuple(slot for slot in live.hardware.devices[resource] if slot in own.slots)
         devices = live.hardware.devices[resource]
         offered, must = devices.some(available), {*map(base_of, must_include)}
         if len(must) < len(must_include) or (devices.some(must_include) - offered).bits:
             return ()
         if size == len(must):
             return tuple(must_include)
-        share = unknown_share(live.hardware, resource, size - len(must))
         offered -= overlapping(live.ownership, devices, displaced)
-        for state in (with_reserved_shares(live, reserved, now), live) if reserved.reservations else (live,):
-            spare = offered - held_among(state.ownership, resource, devices)
-            among = [gpu for gpu, slots in devices.by_base.items() if gpu not in must and (slots & spare).bits]
-            try:
-                gpus = choose_gpus(live.hardware, state.ownership.slots_left, share, among, FIELDS)
-            except (InvalidField, ShareDoesNotFit):
-                continue
-            return (*must_include, *(slot_of(spare, gpu) for gpu in gpus))
+        states = (with_reserved_shares(live, reserved, now), live) if reserved.reservations else (live,)
+        unknown = unknown_share(live.hardware, resource, size - len(must))
+        for amount in (*(each.amount for each in parts[:1] if each.amount is not None), None):
+            share = unknown if amount is None else share_of_amount(unknown, amount)
+            for state in states:
+                spare = offered - held_among(state.ownership, resource, devices)
+                among = [gpu for gpu, slots in devices.by_base.items() if gpu not in must and (slots & spare).bits]
+                try:
+                    gpus = choose_gpus(live.hardware, state.ownership.slots_left, share, among, FIELDS)
+                except (InvalidField, ShareDoesNotFit):
+                    continue
+                chosen = (*must_include, *(slot_of(spare, gpu) for gpu in gpus))
+                if parts:
+                    self._move(parts[0].name, Moved(frozenset(chosen), amount), reserved)
+                return chosen
         return ()
+
+    def _swap(self, asking: OpenPart, other: OpenPart, reserved: NodeReservations) -> None:
+        """The kubelet was told the slots of another part, which is to have those of this one."""
+        if asking is not other:
+            self._move(asking.name, Moved(other.slots, asking.amount), reserved)
+            self._move(other.name, Moved(asking.slots, asking.amount), reserved)
+
+    def _move(self, name: PartName, moved: Moved, reserved: NodeReservations) -> None:
+        """A container is to have these slots instead of those that are reserved for it."""
+        self._moved = {key: each for key, each in self._moved.items() if key[0] in reserved.until} | {name: moved}
+
+    def _amounts_moved(self, slots: Collection[DeviceID]) -> Mapping[DeviceID, Amount]:
+        """What a container holds that is given just the slots that were told instead of a part; else empty."""
+        until, now, wanted = self._reserved().until, self._clock.monotonic(), frozenset(slots)
+        for (uid, _), moved in self._moved.items():
+            if moved.amount is not None and moved.slots == wanted and until.get(uid, now) > now:
+                return dict.fromkeys(slots, moved.amount)
+        return {}
 
     def check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
         """Raises InvalidShare for several slots of one GPU, which are no more of it than one."""
@@ -98,7 +137,9 @@ class SlotGrants:
         hardware = self._state().hardware
         if resource not in resources_in_slots(hardware):
             return {}
-        reserved = amounts_reserved(self._reserved(), self._clock.monotonic(), resource, slots)
+        reserved = self._amounts_moved(slots) or amounts_reserved(
+            self._reserved(), self._clock.monotonic(), resource, slots
+        )
         return {slot: reserved.get(slot) or equal_part(hardware, base_of(slot)) for slot in slots}
 
     def beside(

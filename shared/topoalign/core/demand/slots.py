@@ -89,6 +89,11 @@ def unknown_share(topology: Topology, resource: ResourceName, gpus: int) -> Slot
     return SlotShare(resource, gpus, cores=0, memory=0, percentage=0, parts=min(slots))
 
 
+def share_of_amount(share: SlotShare, amount: Amount) -> SlotShare:
+    """Slots of as many GPUs as of a share, with so much of each."""
+    return share._replace(cores=amount.cores, memory=amount.memory // MIB, parts=0)
+
+
 class SlotResources(NamedTuple):
     """By which names a machine offers GPUs in slots, and how large they are."""
 

@@ -3,48 +3,82 @@ What reservations say to a kubelet that asks for slots of GPUs.
 
 The slots of a reservation are its own, so a kubelet that takes them tells by that what its container holds of each GPU. A
 part of a reservation is open as long as the kubelet takes its slots to be free; so a kubelet that has started anew, and asks
-again for a container that it had admitted half, is told the same again. Example:
+again for a container that it had admitted half, is told the same again. It is open as well where nobody holds its slots and
+the kubelet does not offer them: it may align the container to other NUMA nodes than was predicted. Example:
 
     reserved: for a's first container GPU-0::3 with 20 cores, for its second one GPU-1::0 with 60
-    asked for one of all slots: GPU-0::3; then for one of all but this: GPU-1::0
+    asked for one of all slots: GPU-0::3; when this is held, for one of all others: GPU-1::0
+    asked for one of GPU-1's slots, when nobody holds GPU-0::3: none, it is the container with 20 cores
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from topoalign.core.model.holdings import Amount
-from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.ids import ContainerName, DeviceID, ResourceName
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.sharing.reserved_units import ShareQuestion, reservations_of
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.slot_amounts import NONE_HELD, larger
+
+PartName = tuple[str, ContainerName]
+"""UID of a pod and its container."""
 
 
-def reserved_slots(
-    state: NodeState, reserved: NodeReservations, now: float, question: ShareQuestion
-) -> tuple[DeviceID, ...]:
-    """
-    The slots reserved at monotonic second `now` that fit the question, in the hardware's order; () where none do. Of several
-    that fit, those come first of which the pod was reserved first, and its containers in their order.
-    """
-    resource, available, must_include, size = question
-    if not reserved.reservations:
-        return ()
-    offered, required = frozenset(available), frozenset(must_include)
-    for slots in open_parts(state, reserved, now, resource):
-        if len(slots) == size and required <= slots <= offered:
-            return tuple(slot for slot in state.hardware.devices.get(resource, {}) if slot in slots)
-    return ()
+class OpenPart(NamedTuple):
+    """The slots of a container that it is not known to have."""
+
+    name: PartName
+    slots: frozenset[DeviceID]
+    amount: Amount | None
+    """The most that it will hold of a GPU; None: it is not known of all."""
 
 
 def open_parts(
-    state: NodeState, reserved: NodeReservations, now: float, resource: ResourceName
-) -> Iterator[frozenset[DeviceID]]:
-    """The slots of each container that it is not known to have."""
+    state: NodeState,
+    reserved: NodeReservations,
+    now: float,
+    question: ShareQuestion,
+    instead: Mapping[PartName, frozenset[DeviceID]] = {},
+) -> Iterator[OpenPart]:
+    """
+    The parts, at monotonic second `now`, of as many slots as are asked for: in the order in which the pods were reserved,
+    and in that of their containers. `instead`: the slots that a kubelet was told instead of those of a part.
+    """
+    if not reserved.reservations:
+        return
+    offered, is_held = frozenset(question.available), state.ownership.is_held
     for each in reserved.reservations:
         for container in each.containers if reserved.until[each.pod_uid] > now else ():
-            slots = frozenset(container.devices.get(resource, ()))
-            if slots and not has_got(state, each, container, slots):
-                yield slots
+            own = frozenset(container.devices.get(question.resource, ()))
+            slots = instead.get((each.pod_uid, container.container), own) if own else own
+            if len(slots) != question.size or has_got(state, each, container, slots):
+                continue
+            if slots <= offered or not any(map(is_held, slots)):
+                yield OpenPart((each.pod_uid, container.container), slots, most_of(container, own))
+
+
+def most_of(container: ReservedContainer, slots: Collection[DeviceID]) -> Amount | None:
+    """The most that a container will hold by one of these slots; None: it is not known of all."""
+    if not container.slots.keys() >= {*slots}:
+        return None
+    most = NONE_HELD
+    for slot in slots:
+        most = larger(most, container.slots[slot])
+    return most
+
+
+def answering_part(question: ShareQuestion, parts: Sequence[OpenPart]) -> OpenPart | None:
+    """
+    The part of which the slots are the answer: the first one, which the question is about, or a later one with as much that
+    fits where it does not. `parts`: those that are open.
+    """
+    offered, required = frozenset(question.available), frozenset(question.must_include)
+    return next(
+        (each for each in parts if each.amount == parts[0].amount and required <= each.slots <= offered),
+        None,
+    )
 
 
 def has_got(
