@@ -148,7 +148,7 @@ async def test_many_calls_of_another_pod_leave_nothing_and_slow_nobody() -> None
         assert isinstance(await it.admit("r", (20, 4)), Admission)
 
 
-async def test_calls_that_come_at_once_are_answered_one_in_each_round_of_the_loop(
+async def test_calls_that_come_at_once_are_answered_one_in_a_round_of_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In a container of 30,000 processes, or as many mounts, each takes 20 ms: the kubelet is answered in between."""
