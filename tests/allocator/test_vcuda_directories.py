@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from disk_support import fill, small_disk
 
+from topoalign.allocator import limiter_files
 from topoalign.allocator.vcuda import directories
 from topoalign.allocator.vcuda.limits import Limits, config_of, pids_of
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -98,7 +99,7 @@ def test_a_link_in_place_of_a_directory_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="not ours"):
         directories.prepare(root, NAME, LIMITS)
     with pytest.raises(OSError, match="not ours"):
-        directories.remove(root, NAME)
+        limiter_files.remove(root, NAME)
     assert ["vcuda.config"] == os.listdir(other)
 
 
@@ -169,7 +170,7 @@ def test_what_a_container_has_left_keeps_its_units_from_nobody(
     assert (next_one.pod_uid, "c0") == directories.owner_of(tmp_path, NAME)
     for _ in range(5):
         with suppress(OSError):
-            directories.remove_leftovers(tmp_path)
+            limiter_files.remove_leftovers(tmp_path)
     assert [NAME] == os.listdir(tmp_path)
 
 

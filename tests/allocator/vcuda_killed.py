@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from topoalign.allocator import limiter_files
 from topoalign.allocator.vcuda import directories
 from topoalign.allocator.vcuda.limits import Limits
 
@@ -53,7 +54,7 @@ def main() -> None:
         print(shown(root, names), end="; ")
         for name in names:
             directories.prepare(root, name, LIMITS)
-        directories.remove_leftovers(root)
+        limiter_files.remove_leftovers(root)
         files = sorted(each for name in names for each in os.listdir(root / name))
         print(shown(root, names), files, sorted(os.listdir(root)) == names)
         if not status:

@@ -72,7 +72,7 @@ def test_the_list_has_a_row_for_each_holder_and_what_is_left(run: Any) -> None:
     assert ["whole", "-", "whole"] == rows[12][4:7]
 
 
-@pytest.mark.parametrize(("limiter", "expected"), [("none", True), ("vcuda", False)])
+@pytest.mark.parametrize(("limiter", "expected"), [("none", True), ("vcuda", False), ("hami-core", False)])
 def test_the_list_warns_of_units_that_nothing_limits(
     limiter: Limiter, expected: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

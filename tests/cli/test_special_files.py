@@ -18,6 +18,7 @@ COMMANDS = {
     "pod-file": ("what-if", "--machine", "dgx2", "--pod-file", "{}"),
     "kubelet-config": ("what-if", "--machine", "dgx2", "--gpus", "1", "--kubelet-config", "{}"),
     "config": ("config", "check", "{}"),
+    "hook": ("hook", "install", "--library", "{}", "--to", "/nonexistent"),
     "conformance": ("conformance", "kubelet/merge", "{}"),
 }
 

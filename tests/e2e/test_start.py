@@ -79,6 +79,9 @@ LATER = {
     "topoalign.allocator.device_plugin.mps": "tells of shares by MPS",
     "topoalign.allocator.vcuda.answers": "tells of the limiter vcuda",
     "topoalign.allocator.vcuda.limiter": "keeps the files of the limiter vcuda",
+    "topoalign.allocator.hami_core.answers": "tells of the limiter hami-core",
+    "topoalign.allocator.hami_core.sweeps": "keeps the directories of the limiter hami-core",
+    "topoalign.plugin_config.hook_files": "tells whether HAMi-core is in place",
     "topoalign.plugin_config.mps_files": "tells whether a daemon of MPS serves",
 }
 """Modules that a node agent has no use for when its first list is out, with what they are for."""

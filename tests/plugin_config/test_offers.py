@@ -73,6 +73,18 @@ def test_gpus_in_slots_are_offered_with_the_names_of_amounts() -> None:
     validate(msgspec.structs.replace(machine(gpus), offers=found.offers))
 
 
+def test_slots_with_a_limiter_say_which_and_units_beside_them_have_none() -> None:
+    node = machine([msgspec.structs.replace(gpu(number), memory=1 << 30) for number in range(2)])
+    named = "resources: {gpus: [{indexes: [1], name: other}]}\n"
+    sharing = "sharing: {slots: {}, units: {name: nvidia.com/other}, limiter: hami-core}"
+    found = made(node, f"{named}flags: {{hamiRoot: /hami}}\n{sharing}")
+
+    assert {"nvidia.com/gpu": "hami-core", "tencent.com/vcuda-core": "none", "tencent.com/vcuda-memory": "none"} == {
+        str(each.resource): each.limiter for each in found.offers
+    }
+    assert ["sharing.units"] == [text.partition(":")[0] for text in said(found) if "limiter: none" in text]
+
+
 def test_units_of_a_resource_that_the_node_does_not_have_are_none() -> None:
     found = made(machine([gpu(0)]), "sharing: {units: {name: nvidia.com/large}}")
 

@@ -52,6 +52,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "allocate": Entry("cli.allocate:allocate", "Request GPUs, CPUs, memory and NICs of a node."),
         "release": Entry("cli.allocate:release", "Release an allocation."),
         "gpu": Entry("cli.gpu:gpu", "Show the status of a node's devices, or override it."),
+        "hook": Entry("cli.hook:hook", "Install the library that limits containers with slots of GPUs."),
         "forget": Entry("cli.forget:forget", "Delete the facts of a node that is gone for good."),
         "trust": Entry("cli.allocate:trust", "Confirm a node's record after its journal was damaged."),
     },

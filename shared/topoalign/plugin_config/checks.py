@@ -76,6 +76,7 @@ def told(flags: Flags) -> None:
         "flags.mpsRoot": flags.mps_root or "/",
         "flags.vcudaRoot": flags.vcuda_root or "/",
         "flags.vcudaLibraries": flags.vcuda_libraries or "/",
+        "flags.hamiRoot": flags.hami_root or "/",
         "flags.plugin.containerDriverRoot": flags.plugin.container_driver_root,
         "flags.plugin.nvidiaCDIHookPath": flags.plugin.nvidia_cdi_hook_path or "/",
     }
@@ -193,6 +194,9 @@ def check_limiter(found: Configuration) -> None:
         finding = f"has {len(root.encode())} bytes, and the path of a socket in it would be too long"
         raise InvalidField("flags.vcudaRoot", finding, f"use a path of at most {LONGEST_VCUDA_ROOT}")
     if found.sharing.limiter == "none":
+        return
+    if found.sharing.limiter == "hami-core":
+        slot_checks.check_limiter(found)
         return
     if found.sharing.units is None:
         remedy = "add sharing.units, or leave the limiter out"

@@ -14,7 +14,7 @@ import msgspec
 MigStrategy = Literal["none", "single", "mixed"]
 DeviceList = Literal["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"]
 Packing = Literal["distributed", "packed"]
-Limiter = Literal["none", "vcuda"]
+Limiter = Literal["none", "vcuda", "hami-core"]
 
 MOST_REPLICAS = 2_500
 """Of one device, as many as are asked of NVIDIA's plugin; a number with a digit too many is refused."""
@@ -62,6 +62,8 @@ class Flags(Section, frozen=True, kw_only=True):
     """Directory on the host for what the limiter `vcuda` writes. Needed where `sharing.limiter` is that."""
     vcuda_libraries: str = ""
     """Directory on the host with its library, for containers. Empty: they have it in another way."""
+    hami_root: str = ""
+    """Directory on the host where `topoalign hook install` puts HAMi-core. Needed where `sharing.limiter` is that."""
     gdrcopy_enabled: bool = False
     gds_enabled: bool = False
     mofed_enabled: bool = False
@@ -201,7 +203,7 @@ class Sharing(Section, frozen=True, kw_only=True):
     units: Units | None = None
     """None: no GPU is offered in units."""
     limiter: Limiter = "none"
-    """What limits containers to their units: nothing, or the library of Gaia's vcuda-controller."""
+    """What limits containers: nothing, Gaia's library to their units (`vcuda`), or HAMi-core to their slots."""
     slots: GpuSlots | None = None
     """None: no GPU is offered in slots."""
 

@@ -23,7 +23,6 @@ from topoalign.plugin_config.bases import Base, gpu_bases, nic_bases
 from topoalign.plugin_config.configuration import (
     Chosen,
     Configuration,
-    GpuSlots,
     Limiter,
     Mps,
     Packing,
@@ -77,7 +76,7 @@ def offers(topology: Topology, configuration: Configuration, before: Sequence[Of
     everything = (*gpus, *nic_bases(topology, configuration.nics, findings))
     by_amounts = {
         **chosen_for_units(topology, gpus, configuration.sharing, findings),
-        **chosen_for_slots(topology, gpus, configuration.sharing.slots, findings),
+        **chosen_for_slots(topology, gpus, configuration.sharing, findings),
     }
     shared: dict[DeviceID, Share] = {}
     unfit: set[DeviceID] = set()
@@ -106,6 +105,11 @@ def ways(sharing: Sharing) -> tuple[tuple[Way, str, TimeSlicing | Mps], ...]:
     return ("time-slicing", "timeSlicing", sharing.time_slicing), ("mps", "mps", sharing.mps)
 
 
+def limiter_of(sharing: Sharing, mine: Limiter) -> Limiter:
+    """The limiter of GPUs that only this one can limit: the other one is for those that are shared in the other way."""
+    return mine if sharing.limiter == mine else "none"
+
+
 def in_mig_mode(
     topology: Topology, devices: Sequence[DeviceID], field: str, findings: list[Finding]
 ) -> Sequence[DeviceID]:
@@ -122,7 +126,7 @@ def chosen_for_units(
     topology: Topology, gpus: Sequence[Base], sharing: Sharing, findings: list[Finding]
 ) -> Mapping[DeviceID, tuple[Division, ...]]:
     """GPU -> how its computing time and its memory are offered, for those that are offered in units."""
-    units, limiter = sharing.units, sharing.limiter
+    units, limiter = sharing.units, limiter_of(sharing, "vcuda")
     if units is None:
         return {}
     mine = [base for base in gpus if base.resource == units.name and not base.part]
@@ -153,12 +157,13 @@ def chosen_for_units(
 
 
 def chosen_for_slots(
-    topology: Topology, gpus: Sequence[Base], slots: GpuSlots | None, findings: list[Finding]
+    topology: Topology, gpus: Sequence[Base], sharing: Sharing, findings: list[Finding]
 ) -> Mapping[DeviceID, tuple[Division, ...]]:
     """
     Device of the resource that is in slots -> how it is offered: not at all where it is no GPU of which the memory is known,
     for its resource has slots alone.
     """
+    slots, limiter = sharing.slots, limiter_of(sharing, "hami-core")
     if slots is None:
         return {}
     mine = [base for base in gpus if base.resource == slots.name]
@@ -176,12 +181,13 @@ def chosen_for_slots(
     for base in mine:
         gpu = topology.gpu_by_id[topology.card_of(base.id)]
         fits = not base.part and gpu.mig is None and gpu.memory is not None
-        found[base.id] = (Division(resource=base.resource, replicas=slots.replicas, slots=terms),) if fits else ()
+        one = Division(resource=base.resource, replicas=slots.replicas, limiter=limiter, slots=terms)
+        found[base.id] = (one,) if fits else ()
     if unfit := sum(not divisions for divisions in found.values()):
         finding = f"{unfit} devices of {slots.name} are in MIG mode, or have no memory that is known: not offered"
         remedy = "switch MIG mode off, or give them another name in resources"
         findings.append(Finding(field="sharing.slots", finding=finding, remedy=remedy, severe=True))
-    if in_slots := len(found) - unfit:
+    if (in_slots := len(found) - unfit) and limiter == "none":
         finding = f"{in_slots} GPUs are in slots: their amounts are counted, and nothing enforces them (limiter: none)"
         findings.append(Finding(field="sharing.slots", finding=finding))
     return found

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.plugin_config import names
-from topoalign.plugin_config.configuration import GpuSlots, Sharing
+from topoalign.plugin_config.configuration import Configuration, GpuSlots, Sharing
 
 PATH = "sharing.slots"
 AMOUNTS = ("memory", "percentage", "cores", "priority")
@@ -37,6 +37,16 @@ def slots(sharing: Sharing) -> GpuSlots | None:
                 "share it in one way; resources.gpus can give some GPUs another name",
             )
     return named
+
+
+def check_limiter(found: Configuration) -> None:
+    """Raises InvalidField where HAMi-core is to limit nothing, or has no directory."""
+    if found.sharing.slots is None:
+        remedy = "add sharing.slots, or leave the limiter out"
+        raise InvalidField("sharing.limiter", "hami-core limits GPUs in slots, and none are offered so", remedy)
+    if not found.flags.hami_root.rstrip("/"):
+        remedy = "name a directory on the host that is for this alone: /var/lib/topoalign/hami"
+        raise InvalidField("flags.hamiRoot", "is missing, and the limiter hami-core needs it", remedy)
 
 
 def keep_apart(sharing: Sharing, others: Collection[str], mig_prefix: str) -> None:

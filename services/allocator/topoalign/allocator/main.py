@@ -1,6 +1,6 @@
 """Runs the allocator of one node."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from anyio.abc import TaskStatus
 from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
+from topoalign.allocator.hami_core.on_demand import keep_directories
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.journal import FileJournal
 from topoalign.allocator.ledger.ledger import Ledger
@@ -28,6 +29,8 @@ from topoalign.allocator.takeover import Vacancy, hardware_known, open_in_turn, 
 from topoalign.allocator.use_series import UseSeries
 from topoalign.allocator.vcuda.on_demand import LimiterOnDemand
 from topoalign.core.model.requests import PodRequest
+from topoalign.core.ports import Clock
+from topoalign.plugin_config.configuration import Flags
 from topoalign.runtime.context import Context
 from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.runtime.settings import from_environment
@@ -36,7 +39,8 @@ from topoalign.runtime.settings import from_environment
 class KubeletSide(NamedTuple):
     """
     The parts of an allocator whose node has a kubelet: its PodResources, what is reserved, what it allocated, what limits
-    containers, the device plugins, the watch of its files, and what tells of changes in its directories.
+    containers, the device plugins, the watch of its files, what tells of changes in its directories, and
+    the flags of the newest configuration.
     """
 
     pod_resources: PodResourcesClient
@@ -46,6 +50,13 @@ class KubeletSide(NamedTuple):
     front: KubeletFront
     watch: KubeletWatch
     changes: DirectoryChanges
+    flags: Callable[[], Flags]
+
+    async def keep_limits(self, clock: Clock) -> None:
+        """Keeps what the limiters of containers need on the disk, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.limiter.run, self.allocations, clock)
+            tasks.start_soon(keep_directories, lambda: self.flags().hami_root, self.allocations, clock)
 
     def confirmed(self, pod: PodRequest) -> None:
         """A registry has been told what this pod would get, and is about to reserve it."""
@@ -98,7 +109,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
                 tasks.start_soon(kubelet.changes.run)
                 tasks.start_soon(kubelet.watch.run)
                 tasks.start_soon(containers.run, kubelet.allocations, context.clock)
-                tasks.start_soon(kubelet.limiter.run, kubelet.allocations, context.clock)
+                tasks.start_soon(kubelet.keep_limits, context.clock)
                 await tasks.start(kubelet.front.run)
             await tasks.start(serve_display, settings.display, context, ledger)
             task_status.started()
@@ -135,7 +146,11 @@ def kubelet_side(
     rules, pod_resources = settings.rules, PodResourcesClient(settings.pod_resources, Path(settings.kubelet_dir))
     reservations = Reservations(ledger, context.hub or context.bus, context.clock)
     changes = DirectoryChanges()
-    limiter = LimiterOnDemand(lambda: context.configuration.current.flags.vcuda_root, lambda: ledger.state.hardware)
+
+    def flags() -> Flags:
+        return context.configuration.current.flags
+
+    limiter = LimiterOnDemand(lambda: flags().vcuda_root, lambda: ledger.state.hardware)
     allocations = DeviceAllocations(
         ledger,
         context.clock,
@@ -165,7 +180,7 @@ def kubelet_side(
         settle_seconds=settings.settle_seconds,
     )
     watch = KubeletWatch(ledger, files, context.clock, pod_resources.devices, allocations.ended, changes)
-    return KubeletSide(pod_resources, reservations, allocations, limiter, front, watch, changes)
+    return KubeletSide(pod_resources, reservations, allocations, limiter, front, watch, changes, flags)
 
 
 def tell_state(

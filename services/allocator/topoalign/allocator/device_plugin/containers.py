@@ -22,7 +22,7 @@ from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
-from topoalign.plugin_config.configuration import Configuration
+from topoalign.plugin_config.configuration import Configuration, Limiter
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.tasks import either
 
@@ -74,8 +74,13 @@ class Containers:
         if not has_gpus(topology, resource):
             return Teller()
         teller = self._teller(topology)
-        if is_limited_by_vcuda(topology, resource):
-            from topoalign.allocator.vcuda.answers import vcuda_teller  # most nodes have no limiter
+        limiter = limiter_of(topology, resource)
+        if limiter == "hami-core":
+            from topoalign.allocator.hami_core.answers import hami_core_teller  # most nodes have no limiter
+
+            return teller._replace(hami_core=hami_core_teller(teller.configuration.flags))
+        if limiter == "vcuda":
+            from topoalign.allocator.vcuda.answers import vcuda_teller
 
             return teller._replace(vcuda=vcuda_teller(teller.configuration.flags, self._proc, self._cgroups))
         if not is_shared_by_mps(topology, resource):
@@ -110,10 +115,15 @@ class Containers:
 
                 if reason := unserved(self._configuration().flags.mps_root, topology):
                     return reason
-            if any(is_limited_by_vcuda(topology, resource) for resource in topology.offers_of):
+            limiters = {limiter_of(topology, resource) for resource in topology.offers_of}
+            if "vcuda" in limiters:
                 from topoalign.allocator.vcuda.answers import vcuda_teller
 
                 vcuda_teller(self._configuration().flags, self._proc, self._cgroups)
+            if "hami-core" in limiters:
+                from topoalign.allocator.hami_core.answers import hami_core_teller
+
+                hami_core_teller(self._configuration().flags)
         except Unavailable as error:
             return f"{error.finding}; {error.remedy}"
         return None
@@ -180,6 +190,6 @@ def is_shared_by_mps(topology: Topology, resource: ResourceName) -> bool:
     return any(offer.sharing == "mps" for offer in topology.offers_of.get(resource, ()))
 
 
-def is_limited_by_vcuda(topology: Topology, resource: ResourceName) -> bool:
-    """Whether a resource offers units that are limited by Gaia's library."""
-    return any(offer.limiter == "vcuda" for offer in topology.offers_of.get(resource, ()))
+def limiter_of(topology: Topology, resource: ResourceName) -> Limiter:
+    """What limits containers to what they hold of a resource: a library for its units or slots, or nothing."""
+    return next((each.limiter for each in topology.offers_of.get(resource, ()) if each.limiter != "none"), "none")

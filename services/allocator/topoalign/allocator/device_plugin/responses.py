@@ -6,7 +6,7 @@ the devices that were allocated are named, each once and by its base: of a share
 virtual functions have one way, the device nodes themselves.
 
 The same devices get the same answer, byte for byte, as long as configuration and hardware are the same: the kubelet may
-repeat a call.
+repeat a call. One thing differs: the name of the file of slots that are limited by HAMi-core, which cannot be foreseen.
 
 Sources: k8s-device-plugin v0.20.0, internal/plugin/server.go; sriov-network-device-plugin v3.7, which names the variable of
 PCI addresses; kubelet v1.36.3, devicemanager, for what is merged over the resources of a container.
@@ -31,6 +31,7 @@ from topoalign.plugin_config.configuration import Configuration
 
 if TYPE_CHECKING:  # most nodes share nothing by MPS, and have no limiter
     from topoalign.allocator.device_plugin.mps import MpsTeller
+    from topoalign.allocator.hami_core.answers import HamiCoreTeller
     from topoalign.allocator.vcuda.answers import VcudaTeller
 
 GPUS_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
@@ -79,7 +80,9 @@ class Teller(NamedTuple):
     mps: "MpsTeller | None" = None
     """None: nothing of the resource is shared by MPS."""
     vcuda: "VcudaTeller | None" = None
-    """None: nothing limits what containers take of the resource."""
+    """None: no units of the resource are limited."""
+    hami_core: "HamiCoreTeller | None" = None
+    """None: no slots of the resource are limited."""
 
     def responses(
         self, topology: Topology, resource: ResourceName, containers: Iterable[Iterable[DeviceID]]

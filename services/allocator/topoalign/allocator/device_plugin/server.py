@@ -124,6 +124,8 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         before = self.allocator.state.hardware
         teller = self.containers.now(before, self.resource)
         ordered = [in_order(before, self.resource, devices) for devices in sets]
+        if teller.hami_core is not None:
+            teller.hami_core.check(ordered)
         responses = teller.responses(before, self.resource, ordered)
         allocations = await self.allocator.allocate(self.resource, sets)
         given = [each.from_kubelet[self.resource] for each in allocations]
@@ -134,6 +136,9 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         if teller.vcuda is not None:
             for response, units in zip(responses, given, strict=True):
                 teller.vcuda.tell(response, self.resource, units)
+        if teller.hami_core is not None:
+            for response, allocation in zip(responses, allocations, strict=True):
+                teller.hami_core.tell(response, self.resource, allocation, hardware)
         return v1beta1.AllocateResponse(container_responses=responses)
 
     async def pre_start_container(self, message: v1beta1.PreStartContainerRequest) -> v1beta1.PreStartContainerResponse:

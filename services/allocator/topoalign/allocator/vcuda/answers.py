@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from topoalign.allocator.device_plugin.host import ContainerUnready
-from topoalign.allocator.vcuda.directories import MODE, name_of
+from topoalign.allocator.limiter_files import MODE
+from topoalign.allocator.vcuda.directories import name_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.kubelet.control_groups import HIERARCHIES, PROCESSES
 from topoalign.kubelet.grpc.api import v1beta1

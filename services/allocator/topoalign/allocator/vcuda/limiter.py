@@ -22,6 +22,7 @@ from typing import Protocol
 import anyio
 import structlog
 
+from topoalign.allocator import limiter_files
 from topoalign.allocator.ports import Part, Poll
 from topoalign.allocator.share_starts import limits_of, live_parts, of
 from topoalign.allocator.vcuda import directories
@@ -184,7 +185,7 @@ class VcudaLimiter:
                 try:
                     if not is_needed:
                         await self._stop(root / name)
-                        directories.remove(root, name)
+                        limiter_files.remove(root, name)
                     elif owner is not None:
                         await self._serve(root, name)
                 except (OSError, StateFault) as error:
@@ -192,7 +193,7 @@ class VcudaLimiter:
             for path in self._servers.keys() - {root / name for name in present}:
                 await self._stop(path)
             if configured:
-                directories.remove_leftovers(root)
+                limiter_files.remove_leftovers(root)
             if failure is not None:
                 raise failure
 

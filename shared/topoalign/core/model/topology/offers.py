@@ -61,8 +61,11 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     What the `replicas` are units of, handed out as `<GPU>::c0` or `<GPU>::m0`: hundredths of its computing time, or blocks
     of 256 MiB of its memory. A GPU in units has an offer of each kind. None: it is not offered in units.
     """
-    limiter: Literal["none", "vcuda"] = "none"
-    """What limits containers to their units: nothing, or Gaia's library, which is to be in the container."""
+    limiter: Literal["none", "vcuda", "hami-core"] = "none"
+    """
+    What limits containers to what they hold: nothing, Gaia's library to their units (`vcuda`), or HAMi's to their slots. The
+    library is to be in the container.
+    """
     slots: Slots | None = None
     """
     The shares are slots: a container holds an amount of cores and memory of each GPU of which it has one, an equal part if

@@ -1,0 +1,204 @@
+"""
+Files and directories that limiters keep for containers, below a root that is this process' user's alone.
+
+Directories are named after what was allocated. Files are replaced as a whole. A container may write in its directory: so
+nothing there is opened but files and directories, no link is followed, and a directory that goes loses its name at once and
+what is in it in short steps.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from secrets import token_hex
+
+from topoalign.core.model.ids import DeviceID, ResourceName
+
+MODE = 0o755
+GONE = re.compile(r"\.gone-[0-9a-f]{16}")
+"""The name of a directory that is being removed, whoever made it."""
+MOST_LISTED = 16_384
+"""Entries of the root that are looked at."""
+MOST_REMOVED = 512
+"""Entries that are removed in one go: milliseconds."""
+LARGEST = 1 << 16
+"""Bytes of a file that are read: a whole one has 8,240 at most."""
+
+
+def digest_of(resource: ResourceName, devices: Collection[DeviceID]) -> str:
+    """32 digits for these devices of a resource, in whatever order they are."""
+    text = "\0".join((resource, *sorted(devices)))
+    return hashlib.blake2s(text.encode(), digest_size=16).hexdigest()
+
+
+def listed(root: Path, name: re.Pattern[str]) -> list[str]:
+    """The directories of ours below the root that have such a name; none where there is no root. Raises OSError."""
+    try:
+        with opened(root) as at:
+            return [each for each in entries(at) if name.fullmatch(each) and is_ours(at, each)]
+    except FileNotFoundError:
+        return []
+
+
+def remove(root: Path, name: str) -> None:
+    """Removes a directory of ours; what takes longer, `remove_leftovers` does. Raises OSError."""
+    with suppress(FileNotFoundError), opened(root) as at:
+        discard(at, name)
+
+
+def remove_leftovers(root: Path) -> None:
+    """
+    Goes on removing directories that were being removed, also when a former process ended. Raises OSError, once all have had
+    their turn, where some are not gone yet.
+    """
+    failure: OSError | None = None
+    with suppress(FileNotFoundError), opened(root) as at:
+        for each in entries(at):
+            if GONE.fullmatch(each):
+                try:
+                    remove_tree(at, each)
+                except OSError as error:
+                    failure = error
+    if failure is not None:
+        raise failure
+
+
+def discard(at: int, name: str) -> None:
+    """Takes a directory of ours below this one away: its name is free then. Raises OSError for one that is not ours."""
+    try:
+        found = os.stat(name, dir_fd=at, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if not is_own_directory(found):
+        raise FileExistsError(17, "something that is not ours is in the way", name)
+    put_aside(at, name, at)
+
+
+def put_aside(directory: int, name: str, at: int) -> None:
+    """Moves a directory out of the way, to `at`, and removes it so far as this is done quickly. Raises OSError."""
+    gone = f".gone-{token_hex(8)}"
+    os.rename(name, gone, src_dir_fd=directory, dst_dir_fd=at)
+    with suppress(OSError):
+        remove_tree(at, gone)
+
+
+def remove_tree(at: int, name: str) -> None:
+    """
+    Removes a directory with what is in it, `MOST_REMOVED` entries at most. A directory in one of its directories is moved
+    up: so two are open, however deep the tree is. Raises OSError where it is not gone afterwards.
+    """
+    left, names = MOST_REMOVED, (f"{token_hex(8)}-{number}" for number in range(MOST_REMOVED))
+    with opened(name, at) as top:
+        while left > 0 and (found := entries(top, left)):
+            for each in found:
+                left -= 1
+                if is_directory(top, each):
+                    left -= remove_level(top, each, names, left)
+                else:
+                    os.unlink(each, dir_fd=top)
+    os.rmdir(name, dir_fd=at)
+
+
+def remove_level(top: int, name: str, names: Iterator[str], most: int) -> int:
+    """
+    Removes a directory with so many of its entries, where these are all; directories in it are moved up, to the next of the
+    names. Returns how many they were. Raises OSError.
+    """
+    with opened(name, top) as directory:
+        found = entries(directory, max(0, most))
+        for each in found:
+            if is_directory(directory, each):
+                os.rename(each, next(names), src_dir_fd=directory, dst_dir_fd=top)
+            else:
+                os.unlink(each, dir_fd=directory)
+    if len(found) < most:
+        os.rmdir(name, dir_fd=top)
+    return len(found)
+
+
+def is_ours(at: int, name: str) -> bool:
+    """Whether this is a directory of this process' user."""
+    try:
+        return is_own_directory(os.stat(name, dir_fd=at, follow_symlinks=False))
+    except OSError:
+        return False
+
+
+def is_own_directory(found: os.stat_result) -> bool:
+    """Whether this is a directory, and no link to one, of this process' user."""
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def is_directory(directory: int, name: str) -> bool:
+    """Whether this is a directory, and no link to one. Raises OSError."""
+    return stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
+
+
+@contextmanager
+def opened(path: Path | str, at: int | None = None) -> Iterator[int]:
+    """The descriptor of a directory; below another one no link is followed. Raises OSError."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if at is not None else 0)
+    directory = os.open(path, flags, dir_fd=at)
+    try:
+        yield directory
+    finally:
+        os.close(directory)
+
+
+def entries(directory: int, most: int = MOST_LISTED) -> list[str]:
+    """The names in it, so many at most. Raises OSError."""
+    with os.scandir(directory) as found:
+        return [entry.name for entry in islice(found, most)]
+
+
+def read_file(directory: int, name: str) -> bytes:
+    """The content of a file; empty where there is none. Nothing else is opened: a device could do something then."""
+    try:
+        found = os.open(name, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory)
+    except OSError:
+        return b""
+    try:
+        if not stat.S_ISREG(os.fstat(found).st_mode):
+            return b""
+        file = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # no lease is waited for
+    except OSError:
+        return b""
+    finally:
+        os.close(found)
+    try:
+        return os.read(file, LARGEST)
+    finally:
+        os.close(file)
+
+
+def write_file(directory: int, name: str, content: bytes, *, durable: bool = False) -> None:
+    """
+    Replaces a file as a whole: who opens it has the former content or this one. It is locked until it has its name, as its
+    reader does; no lock of a reader is waited for, as a container could keep it for ever, and nothing that is there is
+    written to. `durable`: it is on the disk then. Raises OSError, and leaves the former one.
+    """
+    draft = f".{name}.new"
+    with suppress(FileNotFoundError):
+        os.unlink(draft, dir_fd=directory)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    file = os.open(draft, flags, 0o644, dir_fd=directory)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.fchmod(file, 0o644)
+        written = 0
+        while written < len(content):
+            written += os.write(file, content[written:])
+        if durable:
+            os.fsync(file)
+        os.replace(draft, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(draft, dir_fd=directory)
+        raise
+    finally:
+        os.close(file)

@@ -1,0 +1,65 @@
+"""`topoalign hook`: puts the library that limits containers with slots of GPUs into place on a node."""
+
+import platform
+from pathlib import Path
+
+import click
+
+from topoalign.cli import output
+from topoalign.core.model.errors import InvalidField, clean
+from topoalign.kubelet.files.reading import opened
+from topoalign.plugin_config.hook_files import LARGEST, NoLibrary, check_library
+from topoalign.plugin_config.hook_files import install as put_in_place
+
+
+@click.group()
+def hook() -> None:
+    """
+    Install the library that limits containers with slots of GPUs (HAMi-core).
+
+    \b
+    Examples:
+      topoalign hook install --library libvgpu.so --to /var/lib/topoalign/hami
+    """
+
+
+@hook.command()
+@click.option(
+    "--library", metavar="FILE", required=True, type=click.Path(path_type=Path), help="HAMi-core's libvgpu.so."
+)
+@click.option("--to", metavar="DIR", required=True, type=click.Path(path_type=Path), help="flags.hamiRoot of the node.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def install(library: Path, to: Path, as_json: bool) -> None:
+    """
+    Put libvgpu.so and ld.so.preload into a directory of the node.
+
+    Each file is replaced as a whole, and only where it differs. Containers that run keep the library that they have.
+
+    \b
+    Examples:
+      topoalign hook install --library libvgpu.so --to /var/lib/topoalign/hami
+      topoalign hook install --library libvgpu.so --to /var/lib/topoalign/hami --json | jq .files
+    """
+    put = put_in_place(read_library(library), to.absolute())
+    if as_json:
+        output.document(
+            {"files": [{"path": str(each.path), "bytes": each.size, "changed": each.changed} for each in put]}
+        )
+        return
+    for each in put:
+        done = "installed" if each.changed else "unchanged"
+        output.say(f"{done}: {clean(str(each.path), 200)} ({each.size} bytes)")
+
+
+def read_library(library: Path) -> bytes:
+    """The content of a library for this machine. Raises InvalidField for what is no file, and NoLibrary."""
+    try:
+        with opened(library) as file:
+            content = file.read(LARGEST + 1)
+    except OSError as error:
+        finding = f"the file {clean(str(library), 200)} cannot be read: {error.strerror}"
+        raise InvalidField("--library", finding, "name HAMi-core's libvgpu.so") from error
+    if len(content) > LARGEST:
+        raise NoLibrary(f"it is larger than {LARGEST >> 20} MiB")
+    check_library(content, platform.machine())
+    return content

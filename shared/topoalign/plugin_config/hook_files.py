@@ -1,0 +1,159 @@
+"""
+The files of HAMi-core on a node: its library, and the list by which the dynamic linker loads that into every program of a
+container (ld.so.preload).
+
+`topoalign hook install` puts both below one directory, and the allocator has containers mount them. Where the library is in
+a container is fixed: it looks for itself there.
+
+    <root>/libvgpu.so       mounted read-only at /usr/local/vgpu/libvgpu.so
+    <root>/ld.so.preload    mounted read-only at /etc/ld.so.preload: one line, the path of the library in a container
+
+Source: HAMi-core 8f3a89c (the path), the ELF specification (the header).
+"""
+
+import fcntl
+import os
+import stat
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from topoalign.core.model.errors import BadRequest, StateFault, clean
+
+LIBRARY, PRELOAD = "libvgpu.so", "ld.so.preload"
+CONTAINER_ROOT = "/usr/local/vgpu"
+CONTAINER_LIBRARY = f"{CONTAINER_ROOT}/{LIBRARY}"
+CONTAINER_PRELOAD = "/etc/ld.so.preload"
+PRELOADED = f"{CONTAINER_LIBRARY}\n".encode()
+LARGEST = 256 * 1024 * 1024
+"""Bytes of a library. HAMi-core's has below one MiB; what is far above is something else."""
+
+HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+"""Of an ELF file of 64 bits: ident, type, machine, version, entry, offsets of both tables, flags, and their sizes."""
+SEGMENT = struct.Struct("<IIQQQQQQ")
+"""Type, flags, offset, two addresses, size in the file, size in memory, alignment."""
+IDENT = b"\x7fELF\x02\x01"
+"""64 bits, little endian: as all machines with NVIDIA's driver."""
+SHARED, LOADED, DYNAMIC, INTERPRETER = 3, 1, 2, 3
+MACHINES = {"x86_64": 62, "aarch64": 183}
+
+
+class NoLibrary(BadRequest):
+    """The file is no library that containers of this machine could load: loading it would fail in each of their programs."""
+
+    code = "NoLibrary"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the file is no shared library of this machine: {why}", "name HAMi-core's libvgpu.so")
+
+
+class Put(NamedTuple):
+    """What has become of one file."""
+
+    path: Path
+    size: int
+    """Bytes."""
+    changed: bool
+    """False: it was there already."""
+
+
+def check_library(content: bytes, machine: str) -> None:
+    """Raises NoLibrary for what is no whole ELF shared object for this machine (`x86_64`, `aarch64`)."""
+    if machine not in MACHINES:
+        raise NoLibrary(f"there is none for {clean(machine)}")
+    if len(content) < HEADER.size or not content.startswith(IDENT):
+        raise NoLibrary("it is no ELF file of 64 bits")
+    _, kind, built_for, _, _, at, sections, _, _, size, count, section_size, section_count, _ = HEADER.unpack_from(
+        content
+    )
+    if built_for != MACHINES[machine]:
+        raise NoLibrary(f"it is built for machine {built_for}, and {machine} is {MACHINES[machine]}")
+    if kind != SHARED or size != SEGMENT.size:
+        raise NoLibrary("it is a program, an object file or a core dump")
+    if max(at + size * count, sections + section_size * section_count) > len(content):
+        raise NoLibrary("its end is missing")
+    segments = [SEGMENT.unpack_from(content, at + size * place) for place in range(count)]
+    if any(segment[2] + segment[5] > len(content) for segment in segments if segment[0] == LOADED):
+        raise NoLibrary("its end is missing")
+    kinds = {segment[0] for segment in segments}
+    if DYNAMIC not in kinds or INTERPRETER in kinds:
+        raise NoLibrary("it is a program")
+
+
+def install(library: bytes, to: Path) -> tuple[Put, ...]:
+    """
+    Has the library and the list in this directory, which is made. Each file is replaced as a whole and is on the disk then:
+    whoever is killed in between leaves the former one or the new one. Containers that run keep what they have mounted.
+
+    Raises StateFault where the directory cannot be used, or another call is at work in it.
+    """
+    try:
+        to.mkdir(mode=0o755, parents=True, exist_ok=True)
+        directory = os.open(to, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            files = ((LIBRARY, library, 0o755), (PRELOAD, PRELOADED, 0o644))
+            put = tuple(
+                Put(to / name, len(content), replace_file(directory, name, content, mode))
+                for name, content, mode in files
+            )
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except BlockingIOError as error:
+        raise StateFault(
+            f"another installation is at work in {clean(str(to), 200)}", "wait until it has ended, and try again"
+        ) from error
+    except OSError as error:
+        raise StateFault(
+            f"{clean(str(to), 200)} cannot be written: {error.strerror}",
+            "name a directory of a disk with room, and run this as a user who may write there",
+        ) from error
+    return put
+
+
+def replace_file(directory: int, name: str, content: bytes, mode: int) -> bool:
+    """Has the file with this content and these rights; returns whether it was another one. Raises OSError, and leaves it."""
+    if is_there(directory, name, content, mode):
+        return False
+    draft = f".{name}.new"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    file = os.open(draft, flags, mode, dir_fd=directory)
+    try:
+        os.fchmod(file, mode)
+        written = 0
+        while written < len(content):
+            written += os.write(file, content[written:])
+        os.fsync(file)
+        os.replace(draft, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(draft, dir_fd=directory)
+        raise
+    finally:
+        os.close(file)
+    return True
+
+
+def is_there(directory: int, name: str, content: bytes, mode: int) -> bool:
+    """Whether this is a regular file with this content and these rights."""
+    try:
+        file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+    except OSError:
+        return False
+    with os.fdopen(file, "rb") as opened:
+        found = os.fstat(file)
+        right = stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) == mode and found.st_size == len(content)
+        return right and opened.read() == content
+
+
+def missing(root: Path) -> str | None:
+    """What containers could not be given of a root: `libvgpu.so`, or `ld.so.preload`; None: nothing is missing."""
+    if not (root / LIBRARY).is_file():
+        return LIBRARY
+    try:
+        with open(root / PRELOAD, "rb") as file:
+            return None if file.read(len(PRELOADED) + 1) == PRELOADED else PRELOAD
+    except OSError:
+        return PRELOAD

@@ -1,0 +1,272 @@
+"""Directories of containers that are limited by HAMi-core: there with the allocation, gone with it, and nobody else's."""
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+from hami_core_support import HamiCoreNode, hami_core_node
+from slot_node_support import Ask
+
+from topoalign.allocator import limiter_files
+from topoalign.allocator.hami_core import directories
+from topoalign.allocator.hami_core.directories import Owner, prepare
+from topoalign.allocator.hami_core.on_demand import keep_directories
+from topoalign.core.model.decisions import Admission, Refusal
+from topoalign.core.model.ids import GPU, AllocationID, DeviceID
+from topoalign.plugin_config.configuration import Configuration
+
+pytestmark = pytest.mark.anyio
+NAME = f"slots-{'a' * 32}"
+FIRST, SECOND = Owner(AllocationID("first")), Owner(AllocationID("second"))
+
+
+async def test_directories_go_with_their_allocations_and_nothing_else_does() -> None:
+    async with hami_core_node() as (it, _):
+        await it.run_pod("a", Ask(memory=1_000))
+        await it.run_pod("b", Ask(memory=2_000))
+        (it.root / f"slots-{'0' * 32}").mkdir()
+        others = {"notes", "slots-0", f"units-{'0' * 32}", f"slots-{'b' * 32}"}
+        for name in others - {f"slots-{'b' * 32}"}:
+            (it.root / name).mkdir()
+        (it.root / f"slots-{'b' * 32}").symlink_to(it.root.parent)
+        (it.cache("a") / "x.cache").write_bytes(b"used")
+        kept = {it.named("a"), it.named("b")}
+        it.sweep()
+        assert others | kept == it.directories()
+
+        gone = it.named("a")
+        await it.remove("a")
+        it.sweep()
+
+        assert others | (kept - {gone}) == it.directories()
+        assert it.root.parent.exists()
+
+
+async def test_nothing_is_removed_without_an_answer_of_the_kubelet() -> None:
+    async with hami_core_node() as (it, _):
+        (it.root / NAME).mkdir()
+
+        it.sweeps.sweep(it.ledger.state, None)
+        assert {NAME} == it.directories()
+        await it.allocations.reconcile()
+        poll = it.allocations.polled
+        assert poll is not None
+        unread = poll._replace(listing=msgspec.structs.replace(poll.listing, checkpoint=None))
+        it.sweeps.sweep(it.ledger.state, unread)
+        assert {NAME} == it.directories()
+        it.sweep()
+        assert set() == it.directories()
+
+
+async def test_a_directory_of_a_container_that_runs_outlives_agent_and_journal() -> None:
+    async with hami_core_node() as (it, tasks):
+        await it.run_pod("a", Ask(memory=1_000))
+        file = it.cache("a") / "x.cache"
+        file.write_bytes(b"used")
+        it.sweep()
+
+        await it.start_agent(tasks)
+        it.sweep()
+        await it.restart_kubelet()
+        it.sweep()
+        it.journal = type(it.journal)()
+        await it.start_agent(tasks)
+        await it.allocations.reconcile()
+        it.sweep()
+
+        assert b"used" == file.read_bytes()
+        (record,) = it.records("a")
+        assert Owner(record.id, record.pod_uid) == directories.owner_of(it.root, it.named("a"))
+        assert "uid-a" == record.pod_uid
+
+
+async def test_a_directory_that_is_gone_is_made_again() -> None:
+    """The kubelet gives a container that starts again the same mount."""
+    async with hami_core_node() as (it, _):
+        await it.run_pod("a", Ask(memory=1_000))
+        limiter_files.remove(it.root, it.named("a"))
+        (it.root / "vgpulock").rmdir()
+        assert not it.cache("a").exists()
+
+        it.sweep()
+
+        assert 0o777 == it.cache("a").stat().st_mode & 0o777
+        assert {it.named("a")} == it.directories()
+        assert (it.root / "vgpulock").is_dir()
+
+
+async def test_a_pod_that_takes_over_slots_finds_nothing_of_the_former() -> None:
+    async with hami_core_node() as (it, _):
+        await it.run_pod("old", Ask(memory=1_000))
+        slots, cache = it.slots_of("old")["c0"], it.cache("old")
+        (cache / "x.cache").write_bytes(b"of old")
+        await it.drop("old")
+        it.forced = {GPU: slots}
+
+        assert isinstance(await it.admit_pod(it.asking("new", Ask(1))), Admission)
+
+        assert cache == it.cache("new")
+        assert [] == os.listdir(cache)
+        await it.allocations.reconcile()
+        it.sweep()
+        assert {it.named("new")} == it.directories()
+
+
+async def test_a_configuration_without_slots_keeps_what_containers_have() -> None:
+    async with hami_core_node() as (it, tasks):
+        await it.run_pod("a", Ask(memory=1_000))
+        await it.start_agent(tasks, msgspec.structs.replace(it.machine, offers=()))
+        it.sweep()
+
+        assert it.cache("a").is_dir()
+        it.configuration = Configuration()
+        it.sweep()
+        assert it.cache("a").is_dir()
+
+
+async def test_sweeps_begin_when_a_root_is_configured_and_outlive_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with hami_core_node() as (it, tasks):
+        await it.allocations.reconcile()
+        roots = [""]
+        tasks.start_soon(keep_directories, lambda: roots[0], it.allocations, it.clock)
+        (it.root / NAME).mkdir()
+        await it.clock.advance(6)
+        assert {NAME} == it.directories()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(limiter_files, "remove", refuse)
+            roots[0] = str(it.root)
+            await it.clock.advance(6)
+            await it.clock.advance(6)
+            assert {NAME} == it.directories()
+        await it.clock.advance(6)
+        assert set() == it.directories()
+
+
+def refuse(*_: object) -> None:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+async def test_where_no_directory_can_be_made_allocate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record without an answer is dropped as every other that the kubelet has never heard of."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with hami_core_node() as (it, _):
+        with monkeypatch.context() as patched:
+            patched.setattr(directories, "write_file", full)
+            decision = await it.admit_pod(it.asking("a", Ask(1)))
+        assert isinstance(decision, Refusal)
+        assert "No space left" in decision.finding
+        await it.clock.advance(60)
+        await it.settle()
+        await it.clock.advance(60)
+        await it.settle()
+        it.sweep()
+        assert {} == dict(it.ledger.state.allocations)
+        assert set() == it.directories()
+
+
+def test_a_directory_is_kept_for_its_record_and_made_anew_for_another(tmp_path: Path) -> None:
+    prepare(tmp_path, NAME, FIRST)
+    (tmp_path / NAME / "cache" / "x").touch()
+    prepare(tmp_path, NAME, FIRST._replace(pod_uid="uid"))
+    assert ["x"] == os.listdir(tmp_path / NAME / "cache")
+    prepare(tmp_path, NAME, SECOND)
+
+    assert [] == os.listdir(tmp_path / NAME / "cache")
+    assert SECOND == directories.owner_of(tmp_path, NAME)
+    assert [NAME] == os.listdir(tmp_path)
+
+
+def test_what_a_container_left_is_removed_some_at_a_time_however_deep(tmp_path: Path) -> None:
+    """Links are removed and not followed."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").touch()
+    root = tmp_path / "root"
+    root.mkdir()
+    prepare(root, NAME, FIRST)
+    cache = root / NAME / "cache"
+    for number in range(600):
+        (cache / f"{number}").touch()
+    (cache / "link").symlink_to(kept)
+    closed = cache / "closed"
+    (closed / "in").mkdir(parents=True)
+    closed.chmod(0)
+    at = os.open(cache, os.O_RDONLY)
+    for _ in range(100):
+        os.mkdir("d", dir_fd=at)
+        below = os.open("d", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    limiter_files.remove(root, NAME)
+    calls = 0
+    while os.listdir(root):
+        with suppress(OSError):
+            limiter_files.remove_leftovers(root)
+        calls += 1
+
+    assert 1 <= calls < 10
+    assert ["file"] == os.listdir(kept)
+
+
+def test_something_of_others_in_the_way_is_refused_and_left(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (tmp_path / NAME).symlink_to(other)
+
+    with pytest.raises(FileExistsError):
+        prepare(tmp_path, NAME, FIRST)
+    with pytest.raises(FileExistsError):
+        limiter_files.remove(tmp_path, NAME)
+    assert (tmp_path / NAME).is_symlink()
+    assert [] == os.listdir(other)
+
+
+def test_a_name_tells_resource_and_slots_in_any_order() -> None:
+    slots = [DeviceID("GPU-0::1"), DeviceID("GPU-1::4")]
+
+    assert directories.name_of(GPU, slots) == directories.name_of(GPU, slots[::-1])
+    assert directories.NAME.fullmatch(directories.name_of(GPU, slots))
+    assert directories.name_of(GPU, slots) != directories.name_of(GPU, slots[:1])
+
+
+def test_a_root_that_is_not_there_has_nothing_to_remove(tmp_path: Path) -> None:
+    assert [] == directories.listed(tmp_path / "none")
+    limiter_files.remove(tmp_path / "none", NAME)
+    limiter_files.remove_leftovers(tmp_path / "none")
+
+
+async def test_the_sweep_goes_on_beside_what_cannot_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents have no right to pass over the rights of files: a container's user can leave what they cannot read."""
+    async with hami_core_node() as (it, _):
+        await fail_for_one(it, monkeypatch)
+
+
+async def fail_for_one(it: HamiCoreNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    await it.allocations.reconcile()
+    for digit in "ab":
+        prepare(it.root, f"slots-{digit * 32}", FIRST)
+        (it.root / f"slots-{digit * 32}" / "cache" / digit).touch()
+    unlink = os.unlink
+
+    def refused(name: str, *args: object, **kwargs: int) -> None:
+        if name == "a":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+        unlink(name, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", refused)
+        for _ in range(3):
+            with pytest.raises(PermissionError):
+                it.sweep()
+        assert 1 == len(it.directories())
+    it.sweep()
+    it.sweep()
+    assert set() == it.directories()

@@ -1,0 +1,84 @@
+"""A node whose slots are limited by HAMi-core, and the directories of its containers."""
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import msgspec
+from anyio.abc import TaskGroup
+from share_support import DEFAULT, running
+from slot_node_support import MACHINE, Ask, SlotNode
+
+from topoalign.allocator.device_plugin.containers import Containers
+from topoalign.allocator.hami_core.directories import name_of
+from topoalign.allocator.hami_core.sweeps import Sweeps
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.ids import GPU, ContainerName, PodName
+from topoalign.core.model.requests import Policy
+from topoalign.core.model.topology.model import Topology
+from topoalign.kubelet.grpc.api import v1beta1
+from topoalign.plugin_config.configuration import Configuration, Flags, GpuSlots, Sharing
+from topoalign.plugin_config.hook_files import install
+
+LIBRARY = b"\x7fELF, as far as a test cares"
+
+
+class HamiCoreNode(SlotNode):
+    """As `SlotNode`, with the limiter; the library is in place."""
+
+    def __init__(self, directory: Path, machine: Topology = MACHINE) -> None:
+        super().__init__(directory, machine, (GPU,), Policy.NONE, None)
+        self.root = directory / "hami"
+        install(LIBRARY, self.root)
+        self.configuration = Configuration(
+            flags=Flags(hami_root=str(self.root)), sharing=Sharing(slots=GpuSlots(), limiter="hami-core")
+        )
+        self.containers = Containers(lambda: self.configuration)
+        self.sweeps = Sweeps(lambda: self.configuration.flags.hami_root)
+
+    def offered(self, machine: Topology) -> Topology:
+        found = super().offered(machine)
+        offers = tuple(msgspec.structs.replace(each, limiter="hami-core") for each in found.offered)
+        return msgspec.structs.replace(found, offers=offers)
+
+    async def run_pod(self, name: str, *asked: Ask, init: tuple[Ask, ...] = ()) -> None:
+        """A pod that a registry has reserved for runs, and is in the record."""
+        pod = self.asking(name, *asked, init=init)
+        self.reserve_beside(pod)
+        assert isinstance(await self.admit_pod(pod), Admission)
+        await self.check([str(pod) for _, pod in self.kubelet.running])
+
+    def answer(self, name: str, container: str = "c0") -> v1beta1.ContainerAllocateResponse:
+        """What the kubelet was told for a container."""
+        return self.kubelet.running[DEFAULT, PodName(name)].responses[ContainerName(container), GPU]
+
+    def mounts(self, name: str, container: str = "c0") -> Mapping[str, tuple[Path, bool]]:
+        """Path in the container -> on the host, and whether it is read-only."""
+        return {
+            each.container_path: (Path(each.host_path), each.read_only) for each in self.answer(name, container).mounts
+        }
+
+    def cache(self, name: str, container: str = "c0") -> Path:
+        """The container's own directory on the host."""
+        return self.mounts(name, container)["/usr/local/vgpu"][0]
+
+    def directories(self) -> set[str]:
+        """What is below the root beside the installed files and the locks."""
+        return {each.name for each in self.root.iterdir()} - {"libvgpu.so", "ld.so.preload", "vgpulock"}
+
+    def named(self, name: str, container: str = "c0") -> str:
+        """What the directory of a container is called."""
+        return name_of(GPU, self.slots_of(name)[container])
+
+    def sweep(self) -> None:
+        self.sweeps.sweep(self.ledger.state, self.allocations.polled)
+
+    async def start_agent(self, tasks: TaskGroup, machine: Topology | None = None) -> None:
+        """With nothing in memory of what it has swept."""
+        self.sweeps = Sweeps(lambda: self.configuration.flags.hami_root)
+        await super().start_agent(tasks, machine)
+
+
+def hami_core_node(machine: Topology = MACHINE) -> AbstractAsyncContextManager[tuple[HamiCoreNode, TaskGroup]]:
+    """The node, with its kubelet and agent running."""
+    return running(lambda directory: HamiCoreNode(directory, machine))
