@@ -14,8 +14,10 @@ from topoalign.allocator import limiter_files
 from topoalign.allocator.hami_core import directories
 from topoalign.allocator.hami_core.directories import Owner, prepare
 from topoalign.allocator.hami_core.on_demand import keep_directories
+from topoalign.allocator.ports import Part
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
+from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.plugin_config.configuration import Configuration
 
 pytestmark = pytest.mark.anyio
@@ -59,6 +61,28 @@ async def test_nothing_is_removed_without_an_answer_of_the_kubelet() -> None:
         assert {NAME} == it.directories()
         it.sweep()
         assert set() == it.directories()
+
+
+async def test_a_directory_stays_while_its_pod_is_there_or_the_checkpoint_has_it() -> None:
+    """The record may have lost a container that runs: with the journal, or where the kubelet has lost its checkpoint."""
+    slot = DeviceID("GPU-1::3")
+    async with hami_core_node() as (it, _):
+        await it.allocations.reconcile()
+        poll = it.allocations.polled
+        assert poll is not None
+        prepare(it.root, NAME, Owner(AllocationID("of-old"), "uid-old"))
+        prepare(it.root, by_slot := directories.name_of(GPU, [slot]), Owner(AllocationID("of-new")))
+
+        def sweep(old: bool, listed: tuple[Part, ...]) -> set[str]:
+            pods = PodDirectories(torn_down={"uid-new": False, "uid-old": not old})
+            listing = msgspec.structs.replace(poll.listing, directories=pods, parts=listed)
+            it.sweeps.sweep(it.ledger.state, poll._replace(listing=listing))
+            return it.directories()
+
+        entry = Part(GPU, frozenset([slot]), "uid-new", "c0")
+        assert {NAME, by_slot} == sweep(True, (entry,))
+        assert {by_slot} == sweep(False, (entry,))
+        assert set() == sweep(False, (entry._replace(pod_uid="uid-gone"),))
 
 
 async def test_a_directory_of_a_container_that_runs_outlives_agent_and_journal() -> None:
