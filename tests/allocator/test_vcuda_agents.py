@@ -115,7 +115,7 @@ async def test_a_kubelet_that_hangs_up_at_any_step_leaves_no_socket_of_nobody() 
             shutil.rmtree(it.root)
             call = asyncio.create_task(it.limiter.starting(resource, [*units], poll))
             for _ in range(steps):
-                await asyncio.sleep(0)
+                await checkpoint()  # one turn of the loop: the call is cancelled at each of its steps
             call.cancel()
             await asyncio.wait([call])
             await it.limiter.starting(resource, [*units], poll)
