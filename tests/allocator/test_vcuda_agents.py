@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 from contextlib import AsyncExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from topoalign.allocator.vcuda.on_demand import LimiterOnDemand
 from topoalign.core.model.errors import StateFault, Unavailable
 from topoalign.core.model.ids import PodName
 from topoalign.core.state.fold import NodeState
-from topoalign.plugin_config.configuration import Sharing, Units
+from topoalign.plugin_config.configuration import Flags, Sharing, Units
 from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.tasks import background
 
@@ -200,8 +201,11 @@ async def test_nothing_is_removed_while_the_checkpoint_cannot_be_read() -> None:
         assert {"OK"} == await answers(it)
 
 
-async def test_calls_that_do_not_end_keep_no_other_socket_from_being_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container may hold a call open; an agent that stops lets go of all sockets at once."""
+@pytest.mark.parametrize("stops", [True, False], ids=["the agent stops", "the directory is another one"])
+async def test_calls_that_do_not_end_keep_no_other_socket_from_being_closed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, stops: bool
+) -> None:
+    """A container may hold a call open; an agent that lets go of sockets lets go of all at once."""
     monkeypatch.setattr(limiter, "DRAIN_SECONDS", 0.05)
     async with vcuda_node() as (it, _), AsyncExitStack() as channels:
         await it.admit("p", (20, 4))
@@ -212,8 +216,9 @@ async def test_calls_that_do_not_end_keep_no_other_socket_from_being_closed(monk
             held.append(channel.stream_unary(METHOD, request_serializer=bytes)())
         while not all(server.servicer.calls for server in it.limiter._servers.values()):
             await checkpoint()
+        it.configuration = msgspec.structs.replace(it.configuration, flags=Flags(vcuda_root=str(tmp_path / "another")))
         async with background() as tasks:
-            tasks.start_soon(it.limiter.close)
+            tasks.start_soon(it.limiter.close if stops else partial(it.limiter.sweep, it.ledger.state, None))
             await all_tasks_blocked()
 
             assert [False, False] == [path.exists() for path in sockets]

@@ -141,6 +141,14 @@ def test_a_pipe_in_place_of_a_file_is_neither_read_nor_written(tmp_path: Path) -
         os.close(pipe)
 
 
+def test_a_file_in_place_of_the_socket_goes(tmp_path: Path) -> None:
+    directories.prepare(tmp_path, NAME, LIMITS)
+    (tmp_path / NAME / "vcuda.sock").write_text("")
+    directories.prepare(tmp_path, NAME, LIMITS)
+
+    assert ["vcuda.config"] == os.listdir(tmp_path / NAME)
+
+
 def nested(top: Path, depth: int) -> None:
     """So many directories, each in the one before it."""
     at = os.open(top, os.O_RDONLY)

@@ -139,6 +139,11 @@ def is_directory(directory: int, name: str) -> bool:
     return stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
 
 
+def is_socket(directory: int, name: str) -> bool:
+    """Whether this is a socket. Raises OSError."""
+    return stat.S_ISSOCK(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
+
+
 @contextmanager
 def opened(path: Path | str, at: int | None = None) -> Iterator[int]:
     """The descriptor of a directory; below another one no link is followed. Raises OSError."""

@@ -36,6 +36,7 @@ from topoalign.allocator.limiter_files import (
     discard,
     entries,
     is_directory,
+    is_socket,
     opened,
     put_aside,
     read_file,
@@ -90,7 +91,7 @@ def prepare(root: Path, name: str, limits: Limits) -> None:
             for each in entries(directory):
                 if is_directory(directory, each):
                     put_aside(directory, each, at)
-                elif each not in (CONFIG_FILE, SOCKET):
+                elif each != CONFIG_FILE and not (each == SOCKET and is_socket(directory, each)):
                     os.unlink(each, dir_fd=directory)
             if read_file(directory, CONFIG_FILE) != (config := config_of(limits)):
                 write_file(directory, CONFIG_FILE, config, durable=True)

@@ -14,7 +14,7 @@ Calls and sweeps take turns; nothing here waits for a caller.
 """
 
 from asyncio import shield
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -155,13 +155,11 @@ class VcudaLimiter:
 
     async def close(self) -> None:
         """
-        Closes all sockets, at the same time: a container may keep its own open for a while. No container can start any more:
-        the next agent is to make them again.
+        Closes all sockets. No container can start any more: the next agent is to make them again.
         """
-        async with self._turn, anyio.create_task_group() as tasks:
+        async with self._turn:
             self._is_closed = True
-            for path in self._servers:
-                tasks.start_soon(self._stop, path)
+            await self._stop_all(self._servers)
 
     async def sweep(self, state: NodeState, poll: Poll | None) -> None:
         """
@@ -190,8 +188,7 @@ class VcudaLimiter:
                         await self._serve(root, name)
                 except (OSError, StateFault) as error:
                     failure = error
-            for path in self._servers.keys() - {root / name for name in present}:
-                await self._stop(path)
+            await self._stop_all(self._servers.keys() - {root / name for name in present})
             if configured:
                 limiter_files.remove_leftovers(root)
             if failure is not None:
@@ -234,6 +231,12 @@ class VcudaLimiter:
         server = RegistrationServer(root / name, register, self._load, self._servers.values())
         await server.listen()
         self._servers[root / name] = server
+
+    async def _stop_all(self, paths: Iterable[Path]) -> None:
+        """Closes these sockets at the same time: a container may keep its own open for a while."""
+        async with anyio.create_task_group() as tasks:
+            for path in paths:
+                tasks.start_soon(self._stop, path)
 
     async def _stop(self, path: Path) -> None:
         """Closes the socket of this directory, if there is one."""
