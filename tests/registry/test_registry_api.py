@@ -6,16 +6,24 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from cluster_support import HOSTILE, TIME, allocation, announce, tell
+from cluster_support import HOSTILE, TIME, allocation, announce, gpu, tell, topology
 from starlette.applications import Starlette
 from use_support import GIB, UIDS, in_pod, measurement, on_host, process, use
 
 from topoalign.core import wire
 from topoalign.core.model.errors import DriverFault
-from topoalign.core.model.events import AllocationGranted, AllocationReleased
-from topoalign.core.model.ids import NIC, AllocationID, NodeName
+from topoalign.core.model.events import (
+    Allocation,
+    AllocationGranted,
+    AllocationReleased,
+    AllocationsSnapshot,
+    TopologyDiscovered,
+)
+from topoalign.core.model.holdings import Amount
+from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, NodeName, ResourceName
 from topoalign.core.model.processes import Measurement
 from topoalign.core.model.requests import UseRequest
+from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.ports import Endpoint
 from topoalign.registry.api import Api
 from topoalign.registry.cluster import Cluster
@@ -113,6 +121,45 @@ async def test_a_device_is_shown_with_index_uuid_and_pci_address_together(
     assert {"namespace": "ml", "pod": "train", "container": "main"} == shown["owner"]
     assert {} == shown["virtual_functions"]
     assert ("0-3", [0], RFC3339, "node-1") == (shown["cpus"], shown["affinity"], shown["since"], shown["node"])
+
+
+async def test_an_allocation_of_parts_is_shown_with_how_much_it_holds(
+    cluster: Cluster, http: httpx.AsyncClient
+) -> None:
+    """GPU 0 is in ten slots, of which one has an amount, and GPU 1 in units."""
+    gib, ids = 1 << 30, [gpu(0), gpu(1)]
+    offers = (
+        Offer(resource=GPU, devices=(ids[0],), replicas=10, slots=Slots()),
+        Offer(resource=ResourceName("x.io/cores"), devices=(ids[1],), replicas=100, unit="cores"),
+        Offer(resource=ResourceName("x.io/memory"), devices=(ids[1],), replicas=320, unit="memory"),
+    )
+    described = topology()
+    gpus = tuple(msgspec.structs.replace(each, memory=80 * gib) for each in described.gpus)
+    described = msgspec.structs.replace(described, gpus=gpus, offers=offers)
+    node, slots = NodeName("node-1"), [DeviceID(f"{ids[0]}::{number}") for number in range(2)]
+    units = (*(f"{ids[1]}::c{number}" for number in range(20)), *(f"{ids[1]}::m{number}" for number in range(8)))
+    held = (
+        Allocation(id=AllocationID("a"), devices={GPU: (slots[0],)}, slots={slots[0]: Amount(30, 20 * gib)}),
+        Allocation(id=AllocationID("b"), devices={GPU: (slots[1],)}),
+        Allocation(id=AllocationID("c"), devices={ResourceName("x.io/cores"): tuple(DeviceID(unit) for unit in units)}),
+        Allocation(id=AllocationID("d"), devices={NIC: (DeviceID("mlx5_0"),)}),
+    )
+    tell(
+        cluster,
+        TopologyDiscovered(
+            node=node, epoch=1, revision=7, boot_id="boot", source="described: test", topology=described
+        ),
+    )
+    tell(cluster, AllocationsSnapshot(node=node, epoch=5, seq=1, allocations=held, digest=""))
+
+    items = (await get(http, "/v1/allocations"))["items"]
+
+    assert [
+        {ids[0]: {"cores": 30, "memory": 20 * gib}},
+        {ids[0]: {"cores": 10, "memory": 8 * gib}},
+        {ids[1]: {"cores": 20, "memory": 2 * gib}},
+        {},
+    ] == [each["amounts"] for each in items]
 
 
 async def test_allocations_are_found_by_node_namespace_and_pod(cluster: Cluster, http: httpx.AsyncClient) -> None:

@@ -12,11 +12,13 @@ from datetime import UTC, datetime
 import msgspec
 
 from topoalign.core.model.events import Allocation, DeviceHealth, MemoryBlock, Owner
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import AllocationID, DeviceID, NodeName, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.names import NamedDevice, named_devices
 from topoalign.core.sharing.hami.foreign import UNKNOWN_NUMA, Liveness
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.slot_amounts import held_by_slot, total
 from topoalign.registry.cluster import Member, bare
 from topoalign.registry.foreign import HAMI, ForeignNodes, HamiView
 
@@ -90,6 +92,8 @@ class AllocationView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """RFC 3339 time of the grant. None: it was heard of in a snapshot only."""
     ailing: dict[DeviceID, DeviceHealth]
     """How those of its devices are that would not be handed out now; it keeps them."""
+    amounts: dict[DeviceID, Amount]
+    """GPU of which it has units or slots -> how much of it these are; of a slot without an amount an equal part."""
 
 
 class NodeDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -198,7 +202,14 @@ def allocation_views(member: Member, live: Iterable[Allocation]) -> Iterator[All
             affinity=allocation.affinity,
             since=rfc3339(member.since.get(allocation.id)),
             ailing={device: unusable[device] for device in sorted(ids & unusable.keys())},
+            amounts=amounts_held(member.state.hardware, allocation),
         )
+
+
+def amounts_held(hardware: Topology, allocation: Allocation) -> dict[DeviceID, Amount]:
+    """GPU -> how much of it an allocation holds in units or slots, for those of which it holds any."""
+    in_slots = held_by_slot(hardware, (allocation,))
+    return {**allocation.amounts, **{gpu: total(slots.values()) for gpu, slots in in_slots.items()}}
 
 
 def ailing(state: NodeState) -> dict[DeviceID, DeviceHealth]:
