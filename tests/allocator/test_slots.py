@@ -1,8 +1,8 @@
 """Slots of GPUs over the kubelet's protocol: what a container holds, with and without a reservation."""
 
 import pytest
-from slot_node_support import EACH, SLOTS, Ask, slot_node
-from slot_support import MIB
+from slot_node_support import EACH, MACHINE, SLOTS, Ask, slot_node
+from slot_support import MIB, in_mig_mode
 
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.holdings import Amount
@@ -104,6 +104,23 @@ async def test_a_spent_gpu_lists_its_free_slots_as_unhealthy() -> None:
         assert {mine} == {slot for slot in healthy if slot.startswith(mine.partition("::")[0])}
         await it.remove("a")
         assert 4 * SLOTS == len({*it.kubelet.state().healthy(GPU)})
+
+
+async def test_slots_of_mig_instances_are_held_and_told_as_instances() -> None:
+    """With a reservation by its amounts, without one as equal parts; the container is told of the instance."""
+    machine = in_mig_mode(MACHINE, *([4_096, 8_192] for _ in MACHINE.gpus))
+    async with slot_node(machine=machine) as (it, _):
+        pod = it.asking("a", Ask(2, percentage=50, cores=40))
+        it.reserve_beside(pod)
+        assert isinstance(await it.admit_pod(pod), Admission)
+        assert isinstance(await it.admit_pod(it.asking("b", Ask(1))), Admission)
+        await it.check(["a", "b"])
+
+        held, sizes = it.held("a"), {each.uuid: each.memory for gpu in machine.gpus for each in gpu.mig or ()}
+        assert {uuid: Amount(cores=40, memory=sizes[uuid] // 2) for uuid in held} == held
+        assert [True] == [amount.cores == 100 // SLOTS for amount in it.held("b").values()]
+        (gpus,) = {each.cards[instance] for each in it.records("b") for instance in it.held("b")}
+        assert gpus.startswith("GPU-")
 
 
 async def test_an_init_container_leaves_its_slot() -> None:

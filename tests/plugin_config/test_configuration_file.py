@@ -234,6 +234,19 @@ ONE = TIME + "{resources: [{name: gpu, replicas: 2"
         ("sharing: {slots: {}, limiter: hami-core}", "flags.hamiRoot", "/var/lib/topoalign/hami"),
         ("flags: {hamiRoot: /}\nsharing: {slots: {}, limiter: hami-core}", "flags.hamiRoot", "for this alone"),
         ("flags: {hamiRoot: opt/hami}", "flags.hamiRoot", "begin it with /"),
+        ("sharing: {slots: {name: mig-1g.5gb}}", "sharing.slots.name", "flags.migStrategy to mixed"),
+        ("flags: {migStrategy: single}\nsharing: {slots: {name: mig-1g.5gb}}", "sharing.slots.name", "mixed"),
+        (
+            "flags: {migStrategy: mixed, hamiRoot: /h}\nsharing: {slots: {name: mig-1g.5gb}, limiter: hami-core}",
+            "sharing.limiter",
+            "leave the limiter out",
+        ),
+        (
+            "flags: {migStrategy: mixed, hamiRoot: /h}\nresources: {mig: [{pattern: 1g.*, name: small}]}\n"
+            "sharing: {slots: {name: small}, limiter: hami-core}",
+            "sharing.limiter",
+            "leave the limiter out",
+        ),
         ("flags: {vcudaRoot: run/vcuda}", "flags.vcudaRoot", "begin it with /"),
         ("flags: {vcudaLibraries: opt/vcuda}", "flags.vcudaLibraries", "begin it with /"),
         (f"flags: {{vcudaRoot: /{'x' * 57}}}", "flags.vcudaRoot", "at most 57"),

@@ -69,8 +69,47 @@ def test_gpus_in_slots_are_offered_with_the_names_of_amounts() -> None:
     assert [("nvidia.com/gpu", ("GPU-0",), 10, terms), ("nvidia.com/whole", ("GPU-2",), 1, None)] == [
         (each.resource, each.devices, each.replicas, each.slots) for each in found.offers
     ]
-    assert [True] == [finding.severe for finding in found.findings if "not offered" in finding.finding]
+    assert [True, True] == [finding.severe for finding in found.findings if "not offered" in finding.finding]
     validate(msgspec.structs.replace(machine(gpus), offers=found.offers))
+
+
+def test_mig_instances_in_slots_are_offered_by_single_and_mixed() -> None:
+    """Under `none` a GPU in MIG mode is whole, and one resource would have slots and whole GPUs."""
+    node = machine([gpu(0, ["1g.10gb", "1g.10gb"]), gpu(1, ["1g.10gb"])])
+    small = "sharing: {slots: {name: mig-1g.10gb, replicas: 2}}"
+
+    single, mixed = made(node, f"{SINGLE}sharing: {{slots: {{replicas: 2}}}}"), made(node, f"{MIXED}{small}")
+    none = made(node, "sharing: {slots: {}}")
+
+    ids = [f"MIG-{at}::{number}" for at in ("0-0", "0-1", "1-0") for number in range(2)]
+    assert {"nvidia.com/gpu": ids} == listed(single)
+    assert {"nvidia.com/mig-1g.10gb": ids} == listed(mixed)
+    assert {} == listed(none)
+    assert [Slots()] == [each.slots for each in single.offers]
+    assert ["2 devices of nvidia.com/gpu are in MIG mode: not offered"] == [
+        each.finding for each in none.findings if each.severe
+    ]
+    validate(msgspec.structs.replace(node, offers=mixed.offers))
+
+
+@pytest.mark.parametrize(
+    ("profile", "more", "why"),
+    [
+        (
+            "1g.10gb",
+            "flags: {migStrategy: single, hamiRoot: /hami}\nsharing: {slots: {}, limiter: hami-core}",
+            "HAMi-core",
+        ),
+        ("1c.3g.40gb", f"{SINGLE}sharing: {{slots: {{}}}}", "share the memory"),
+    ],
+)
+def test_instances_without_limits_of_their_own_are_not_in_slots(profile: str, more: str, why: str) -> None:
+    """HAMi-core limits none, and of one with a part of its slice's compute units the memory is not its own."""
+    found = made(machine([gpu(0, [profile])]), more)
+
+    assert {} == listed(found)
+    assert [True] == [why in each.finding for each in found.findings if each.severe]
+    assert all(each.remedy for each in found.findings if each.severe)
 
 
 def test_slots_with_a_limiter_say_which_and_units_beside_them_have_none() -> None:

@@ -139,7 +139,7 @@ class SlotNode(ShareNode):
 
 
 def slot_node(
-    policy: Policy = Policy.NONE, chance: Random | None = None
+    policy: Policy = Policy.NONE, chance: Random | None = None, machine: Topology = MACHINE
 ) -> AbstractAsyncContextManager[tuple[SlotNode, TaskGroup]]:
     """The node, with its kubelet and agent running."""
-    return running(lambda directory: SlotNode(directory, MACHINE, (GPU,), policy, chance))
+    return running(lambda directory: SlotNode(directory, machine, (GPU,), policy, chance))

@@ -1,5 +1,7 @@
 """Machines whose GPUs are offered in slots, with amounts of cores and memory."""
 
+from collections.abc import Sequence
+
 import msgspec
 from decision_support import NODE, container
 
@@ -8,7 +10,7 @@ from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import ContainerRequest
-from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.model import MigDevice, Topology
 from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.model.topology.validate import validate
 from topoalign.core.state.fold import NodeState
@@ -20,12 +22,36 @@ CORES, PRIORITY = ResourceName("nvidia.com/gpucores"), ResourceName("nvidia.com/
 
 
 def in_slots(topology: Topology, slots: int = 10, gpus: int | None = None, scaling: Slots = PLAIN) -> Topology:
-    """The machine with its first GPUs in so many slots each; the others are not offered."""
-    shared = tuple(gpu.id for gpu in topology.gpus[:gpus])
+    """
+    The machine with its first GPUs, or the MIG instances of those in MIG mode, in so many slots each; the others are not
+    offered.
+    """
+    shared = tuple(base for gpu in topology.gpus[:gpus] for base in ([each.uuid for each in gpu.mig or ()] or [gpu.id]))
     offer = Offer(resource=GPU, devices=shared, replicas=slots, slots=scaling)
     found = msgspec.structs.replace(topology, offers=(offer,))
     validate(found)
     return found
+
+
+def in_mig_mode(topology: Topology, *memories: Sequence[int]) -> Topology:
+    """The machine whose first GPUs have MIG instances `MIG-<index>-<place>` of so many MiB."""
+    gpus = [
+        msgspec.structs.replace(
+            gpu,
+            mig=tuple(
+                MigDevice(
+                    uuid=DeviceID(f"MIG-{gpu.index}-{place}"),
+                    profile="1g.5gb",
+                    gpu_instance=place,
+                    compute_instance=0,
+                    memory=memory * MIB,
+                )
+                for place, memory in enumerate(some)
+            ),
+        )
+        for gpu, some in zip(topology.gpus, memories, strict=False)
+    ]
+    return msgspec.structs.replace(topology, gpus=(*gpus, *topology.gpus[len(gpus) :]))
 
 
 def asks(

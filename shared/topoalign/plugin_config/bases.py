@@ -115,7 +115,7 @@ def of_profile(profile: str, gpu: Gpu, findings: list[Finding]) -> ResourceName 
     """`nvidia.com/mig-1g.10gb`; None for a profile that is no resource under `mixed`."""
     where = f"MIG instance {clean(profile)} of GPU {gpu.index}"
     remedy = "give it a name in resources.mig to offer it"
-    if _PART_OF_COMPUTE.match(profile):
+    if has_part_of_compute(profile):
         say(findings, STRATEGY, f"{where} has a part of its slice's compute units: not offered", remedy)
         return None
     try:
@@ -123,6 +123,11 @@ def of_profile(profile: str, gpu: Gpu, findings: list[Finding]) -> ResourceName 
     except InvalidField:
         say(findings, STRATEGY, f"{where} cannot be the name of a resource: not offered", remedy)
         return None
+
+
+def has_part_of_compute(profile: str) -> bool:
+    """Whether an instance has only a part of its slice's compute units: `1c.3g.40gb`."""
+    return _PART_OF_COMPUTE.match(profile) is not None
 
 
 def why_unlike(gpus: Sequence[Gpu]) -> str | None:

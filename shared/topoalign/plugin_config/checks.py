@@ -63,6 +63,7 @@ def validate_configuration(configuration: Configuration) -> Configuration:
     )
     found = replace(configuration, resources=resources, nics=nics, sharing=sharing)
     check_mps(found)
+    slot_checks.check_instances(found, MIG_PREFIX)
     check_limiter(found)
     keep_apart(found)
     return found
@@ -196,7 +197,7 @@ def check_limiter(found: Configuration) -> None:
     if found.sharing.limiter == "none":
         return
     if found.sharing.limiter == "hami-core":
-        slot_checks.check_limiter(found)
+        slot_checks.check_limiter(found, MIG_PREFIX)
         return
     if found.sharing.units is None:
         remedy = "add sharing.units, or leave the limiter out"

@@ -2,10 +2,10 @@
 The offers of a node to the kubelet: its devices, grouped into resources by a configuration.
 
 First every device gets its resource as an unshared device (`topoalign.plugin_config.bases`); then devices that are shared
-in time or by MPS are offered several times, GPUs in units as two resources, and GPUs in slots once a slot. Each device is
-offered once, as a whole or in parts. If a configuration names something that this node does not have, a finding says so and
-it is skipped: one file can serve a whole fleet. MPS cannot share a GPU in MIG mode: what it is asked to share of one is not
-offered, because a whole one was not asked for.
+in time or by MPS are offered several times, GPUs in units as two resources, and GPUs and MIG instances in slots once a
+slot. Each device is offered once, as a whole or in parts. If a configuration names something that this node does not have,
+a finding says so and it is skipped: one file can serve a whole fleet. MPS cannot share a GPU in MIG mode: what it is asked
+to share of one is not offered, because a whole one was not asked for.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ import msgspec
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import UnitKind
 from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK, Offer, Slots
 from topoalign.core.model.topology.validate import MOST_HANDED_OUT
-from topoalign.plugin_config.bases import Base, gpu_bases, nic_bases
+from topoalign.plugin_config.bases import STRATEGY, Base, gpu_bases, has_part_of_compute, nic_bases
 from topoalign.plugin_config.configuration import (
     Chosen,
     Configuration,
@@ -160,8 +160,8 @@ def chosen_for_slots(
     topology: Topology, gpus: Sequence[Base], sharing: Sharing, findings: list[Finding]
 ) -> Mapping[DeviceID, tuple[Division, ...]]:
     """
-    Device of the resource that is in slots -> how it is offered: not at all where it is no GPU of which the memory is known,
-    for its resource has slots alone.
+    Device of the resource that is in slots -> how it is offered: not at all where it has no slots (`why_no_slots`), for its
+    resource has slots alone.
     """
     slots, limiter = sharing.slots, limiter_of(sharing, "hami-core")
     if slots is None:
@@ -177,20 +177,44 @@ def chosen_for_slots(
         memory_scaling=slots.memory_scaling,
         core_scaling=slots.core_scaling,
     )
+    one = Division(resource=ResourceName(slots.name), replicas=slots.replicas, limiter=limiter, slots=terms)
     found: dict[DeviceID, tuple[Division, ...]] = {}
+    unfit: dict[tuple[str, str], int] = {}
     for base in mine:
-        gpu = topology.gpu_by_id[topology.card_of(base.id)]
-        fits = not base.part and gpu.mig is None and gpu.memory is not None
-        one = Division(resource=base.resource, replicas=slots.replicas, limiter=limiter, slots=terms)
-        found[base.id] = (one,) if fits else ()
-    if unfit := sum(not divisions for divisions in found.values()):
-        finding = f"{unfit} devices of {slots.name} are in MIG mode, or have no memory that is known: not offered"
-        remedy = "switch MIG mode off, or give them another name in resources"
+        why = why_no_slots(topology.gpu_by_id[topology.card_of(base.id)], base, limiter)
+        found[base.id] = () if why else (one,)
+        if why:
+            unfit[why] = unfit.get(why, 0) + 1
+    for (reason, remedy), number in unfit.items():
+        finding = f"{number} devices of {slots.name} {reason}: not offered"
         findings.append(Finding(field="sharing.slots", finding=finding, remedy=remedy, severe=True))
-    if (in_slots := len(found) - unfit) and limiter == "none":
-        finding = f"{in_slots} GPUs are in slots: their amounts are counted, and nothing enforces them (limiter: none)"
+    if (in_slots := len(found) - sum(unfit.values())) and limiter == "none":
+        finding = (
+            f"{in_slots} devices are in slots: their amounts are counted, and nothing enforces them (limiter: none)"
+        )
         findings.append(Finding(field="sharing.slots", finding=finding))
     return found
+
+
+def why_no_slots(gpu: Gpu, base: Base, limiter: Limiter) -> tuple[str, str] | None:
+    """
+    Why a GPU, or a MIG instance of it, is not offered in slots, and the remedy; None: it is. HAMi-core takes its limits by
+    NVML's index of a GPU, and an instance has none; of an instance that has a part of its slice's compute units the memory
+    is not its own.
+    """
+    rename = "or give them another name in resources"
+    if not base.part:
+        if gpu.mig is not None:
+            return (
+                "are in MIG mode",
+                f"offer their instances by {STRATEGY} single or mixed, switch MIG mode off, {rename}",
+            )
+        return None if gpu.memory is not None else ("have no memory that is known", "exclude them in resources.gpus")
+    if any(each.uuid == base.id and has_part_of_compute(each.profile) for each in gpu.mig or ()):
+        return "share the memory of their GPU instance with others", "make instances with all of its compute units"
+    if limiter == "hami-core":
+        return "are MIG instances, which HAMi-core does not limit", "leave the limiter out, or switch MIG mode off"
+    return None
 
 
 def chosen(mine: Sequence[Base], name: str, devices: Chosen, field: str, findings: list[Finding]) -> list[DeviceID]:

@@ -8,11 +8,23 @@ from collections.abc import Collection
 from msgspec.structs import replace
 
 from topoalign.core.model.errors import InvalidField, quoted
+from topoalign.core.model.ids import GPU
 from topoalign.plugin_config import names
 from topoalign.plugin_config.configuration import Configuration, GpuSlots, Sharing
 
 PATH = "sharing.slots"
 AMOUNTS = ("memory", "percentage", "cores", "priority")
+
+
+def check_instances(found: Configuration, mig_prefix: str) -> None:
+    """Raises InvalidField for slots of MIG instances that no GPU is divided into by this configuration."""
+    slots, strategy = found.sharing.slots, found.flags.mig_strategy
+    if slots is None or not slots.name.startswith(mig_prefix) or strategy == "mixed":
+        return
+    if slots.name in {*(each.name for each in found.resources.gpus), *(each.name for each in found.resources.mig)}:
+        return
+    finding = f"{quoted([slots.name])} is offered by flags.migStrategy mixed, and it is {strategy}"
+    raise InvalidField(f"{PATH}.name", finding, "set flags.migStrategy to mixed, or use nvidia.com/gpu with single")
 
 
 def slots(sharing: Sharing) -> GpuSlots | None:
@@ -39,11 +51,19 @@ def slots(sharing: Sharing) -> GpuSlots | None:
     return named
 
 
-def check_limiter(found: Configuration) -> None:
-    """Raises InvalidField where HAMi-core is to limit nothing, or has no directory."""
-    if found.sharing.slots is None:
+def check_limiter(found: Configuration, mig_prefix: str) -> None:
+    """Raises InvalidField where HAMi-core is to limit nothing, or MIG instances, or has no directory."""
+    slots = found.sharing.slots
+    if slots is None:
         remedy = "add sharing.slots, or leave the limiter out"
         raise InvalidField("sharing.limiter", "hami-core limits GPUs in slots, and none are offered so", remedy)
+    instances = {each.name for each in found.resources.mig} - {str(GPU), *(each.name for each in found.resources.gpus)}
+    if slots.name in instances or slots.name.startswith(mig_prefix):
+        finding = f"hami-core does not limit MIG instances, which {quoted([slots.name])} is a resource of"
+        remedy = (
+            "leave the limiter out: an instance keeps its containers from other instances, and none from one another"
+        )
+        raise InvalidField("sharing.limiter", finding, remedy)
     if not found.flags.hami_root.rstrip("/"):
         remedy = "name a directory on the host that is for this alone: /var/lib/topoalign/hami"
         raise InvalidField("flags.hamiRoot", "is missing, and the limiter hami-core needs it", remedy)

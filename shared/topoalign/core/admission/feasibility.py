@@ -32,13 +32,13 @@ from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import CPU, NodeName
 from topoalign.core.model.requests import Scope
 from topoalign.core.model.topology.bitmask import several
-from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.memory import MemoryGroupsWouldMix, MemoryNotExtendable, NotEnoughMemory
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import announced
+from topoalign.core.state.slot_amounts import offered_in_slots
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +139,7 @@ def machine_key(topology: Topology) -> bytes:
         )
         for name, listed in sorted(devices.items())
     ]
-    sizes = [topology.gpu_by_id[gpu].memory for gpu in offers_in_slots(topology)]
+    sizes = [each.memory for each in offered_in_slots(topology).values()]
     return digest((topology.cpus, topology.nodes, topology.distances, supplies, clashes, sizes))
 
 

@@ -18,6 +18,7 @@ from topoalign.core.hints.provider import HintRequest, Largest
 from topoalign.core.hints.reuse import held_by_pod, own_part, reusable_devices
 from topoalign.core.hints.rules import Supply, hints_from
 from topoalign.core.model.hints import Hints, Need, ProviderHints
+from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask, mask_of
@@ -166,7 +167,7 @@ def slots_for(state: NodeState, container: ContainerDemand, resource: ResourceNa
     """
     share, free = slots_asked(state.hardware, container.devices), state.ownership.free(resource)
     found, left = free.devices.nothing, reusable_devices(held_by_pod(state, container), resource)
-    taken = {state.hardware.card_of(slot) for slot in left}
+    taken = {*map(base_of, left)}
     for gpu in gpus_with_slots(state.ownership.slots_left, share, state.hardware) if share is not None else ():
         if gpu not in taken:
             found |= (free & free.devices.by_base[gpu]).first(1)

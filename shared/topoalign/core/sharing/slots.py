@@ -2,8 +2,9 @@
 On which GPUs a container gets its slots, and what it holds of each.
 
 Slots of one container are of different GPUs, and each of them has enough left for the amounts that the container asks for.
-Which GPUs is decided by `choice`. A kubelet counts slots per NUMA node, and not per GPU: where its alignment leaves too few
-GPUs with enough, the container is refused (`ShareSplit`). Example with ten slots a GPU:
+A MIG instance in slots counts as a GPU without links: instances reach neither one another nor other GPUs, so where they are
+equal the lowest ones are taken. Which GPUs is decided by `choice`. A kubelet counts slots per NUMA node, and not per GPU:
+where its alignment leaves too few GPUs with enough, the container is refused (`ShareSplit`). Example with ten slots a GPU:
 
     left of GPU-0: 100 cores and 80000 MiB, of GPU-1: 60 and 20000, of GPU-2: 0 and 50000
     asked for 30 cores and 4000 MiB of one: GPU-1; of two: GPU-0 and GPU-1; of three: refused
@@ -19,12 +20,16 @@ from topoalign.core.hints.devices import slots_for
 from topoalign.core.hints.reuse import held_by_pod, reusable_devices
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import InvalidField, quoted
-from topoalign.core.model.holdings import Amount
+from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.device_sets import DeviceSet
-from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.offers import CORES
+from topoalign.core.model.topology.views import made_once
 from topoalign.core.placement.devices import Choice
+from topoalign.core.placement.gpus.scores import gpu_scores
+from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.preference import set_scorer
 from topoalign.core.sharing.cards import SharedCard, ShareRequest
 from topoalign.core.sharing.choice import choose
@@ -40,15 +45,37 @@ def fields_of(topology: Topology, resource: ResourceName) -> ShareFields:
     return ShareFields(cores=f"limits[{slots.cores}]", memory=f"limits[{slots.memory}]", cards=f"limits[{resource}]")
 
 
-def cards_of(topology: Topology, left: SlotsOfGpus) -> tuple[SharedCard, ...]:
-    """All GPUs of the machine, in its order; of those that are not in slots nothing is to be had."""
-    found = []
+@made_once
+def places_of(topology: Topology) -> tuple[tuple[DeviceID, Gpu], ...]:
+    """All GPUs in the hardware's order, each with itself, or in its place its MIG instances that are in slots, with it."""
+    in_slots, found = offers_in_slots(topology), list[tuple[DeviceID, Gpu]]()
     for gpu in topology.gpus:
-        here = left.get(gpu.id)
+        instances = [each.uuid for each in gpu.mig or () if each.uuid in in_slots]
+        found += [(base, gpu) for base in instances or [gpu.id]]
+    return tuple(found)
+
+
+@made_once
+def scorer_of(topology: Topology) -> SetScorer:
+    """The scorer of sets of these; MIG instances have no links."""
+    places = places_of(topology)
+    if all(base == gpu.id for base, gpu in places):
+        return set_scorer(topology)
+    scores = gpu_scores(topology)
+    position = {gpu.id: number for number, gpu in enumerate(topology.gpus)}
+    rows = [position.get(base) for base, _ in places]
+    return SetScorer([[0 if a is None or b is None else scores[a][b] for b in rows] for a in rows])
+
+
+def cards_of(topology: Topology, left: SlotsOfGpus) -> tuple[SharedCard, ...]:
+    """All GPUs and instances of `places_of`; of those that are not in slots nothing is to be had."""
+    found = []
+    for base, gpu in places_of(topology):
+        here = left.get(base)
         offered, held = (here.offered, here.held) if here else (NONE_HELD, NONE_HELD)
         found.append(
             SharedCard(
-                device=gpu.id,
+                device=base,
                 index=gpu.index,
                 minor=gpu.index if gpu.minor is None else gpu.minor,
                 model=gpu.name,
@@ -79,7 +106,7 @@ def choose_gpus(
     cores = CORES if share.whole else min(CORES - 1, *(each.cores for each in asked))
     request = ShareRequest(cores=cores, memory=max(1, min(each.memory for each in asked)), cards=share.gpus)
     rules = CardRules(uuids=Selection(wanted=tuple(wanted)))
-    chosen = choose(cards_of(topology, left), request, set_scorer(topology), rules, fields)
+    chosen = choose(cards_of(topology, left), request, scorer_of(topology), rules, fields)
     if len(enough) < share.gpus:
         raise NotEnoughShareCards(fields, share.gpus, len(enough))
     return tuple(card.device for card in chosen)
@@ -121,7 +148,7 @@ class SlotChooser:
     def prefer(self, choice: Choice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
         """The slots that the container gets, of those that may be chosen; () where too few GPUs have enough."""
         topology, available = self._state.hardware, choice.available
-        must = tuple(dict.fromkeys(map(topology.card_of, choice.must_include)))
+        must = tuple(dict.fromkeys(map(base_of, choice.must_include)))
         missing = choice.size - len(must)
         among = [gpu for gpu, slots in available.devices.by_base.items() if (slots & available).bits]
         if len(must) < len(choice.must_include) or missing < 1:
@@ -135,7 +162,7 @@ class SlotChooser:
 
     def check_given(self, slots: Collection[DeviceID]) -> None:
         """Raises ShareDoesNotFit where these slots are not of different GPUs with enough left for the container."""
-        gpus = [self._state.hardware.card_of(slot) for slot in slots]
+        gpus = [base_of(slot) for slot in slots]
         lacking = [gpu for gpu in gpus if gpu not in self._left or not self._has_room(gpu)]
         if len({*gpus}) < len(gpus) or lacking:
             self.check_room()
@@ -153,7 +180,7 @@ class SlotChooser:
         """What the container holds by each of these slots; of what it takes over no less than was held before."""
         found = {}
         for slot in slots:
-            if (gpu := self._state.hardware.card_of(slot)) not in self._left:
+            if (gpu := base_of(slot)) not in self._left:
                 continue
             asked = self._share.amount_of(self._left[gpu].offered)
             found[slot] = larger(asked, self._own.get(gpu, NONE_HELD))

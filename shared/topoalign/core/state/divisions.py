@@ -1,9 +1,10 @@
 """
 How a GPU is divided, by whom its parts are held, and what of it can still be given.
 
-A GPU is offered in one way: whole, in MIG instances, in time slices, by MPS, in units or in slots. What is held may be of
-a former way: a GPU that a container has whole is in units since the configuration changed, and nothing of it is left.
-Example, of a GPU with 80 GiB in units, of which two containers have 20 and 30 hundredths of computing time with 8 GiB each:
+A GPU is offered in one way: whole, in MIG instances, in time slices, by MPS, in units or in slots. Of instances in slots
+the cores are hundredths of each instance: seven of them have 700. What is held may be of a former way: a GPU that a
+container has whole is in units since the configuration changed, and nothing of it is left. Example, of a GPU with 80 GiB in
+units, of which two containers have 20 and 30 hundredths of computing time with 8 GiB each:
 
     ways ("units",)   held 20, 8 GiB; 30, 8 GiB   left 50, 64 GiB
 """
@@ -35,7 +36,7 @@ class Parts(NamedTuple):
     slots: int = 0
     """Each with an amount, which is in `cores` and `memory`."""
     cores: int = 0
-    """Hundredths of computing time, in units or by slots."""
+    """Hundredths of computing time, in units or by slots; by slots of MIG instances those of each instance."""
     memory: int = 0
     """Bytes, in units or by slots."""
 
@@ -84,7 +85,7 @@ def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
     return {
         gpu: Division(
             ways=ways_of(gpu, by_card.get(gpu, ())),
-            offered=offered_of(hardware, gpu, by_card.get(gpu, ()), profiles),
+            offered=offered_of(hardware, by_card.get(gpu, ()), profiles),
             held=tuple(
                 HeldParts(first.owner, first.id, counted(parts, profiles))
                 for first, parts in held.get(gpu, {}).values()
@@ -101,8 +102,8 @@ def parts_of(allocation: Allocation, hardware: Topology) -> Iterable[tuple[Devic
     for devices in allocation.devices.values():
         for device in devices:
             holding = holding_of(device, cards)
-            if isinstance(holding.part, TimeSlice) and holding.device in in_slots:
-                yield holding.device, allocation.slots.get(device) or equal_part(hardware, holding.device)
+            if isinstance(holding.part, TimeSlice) and holding.base in in_slots:
+                yield holding.device, allocation.slots.get(device) or equal_part(hardware, holding.base)
             else:
                 yield holding.device, holding.part
 
@@ -124,15 +125,16 @@ def ways_of(gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]]) -> tuple[Wa
     return tuple(found)
 
 
-def offered_of(
-    hardware: Topology, gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]], profiles: Mapping[DeviceID, str]
-) -> Parts:
+def offered_of(hardware: Topology, offers: Iterable[tuple[Offer, DeviceID]], profiles: Mapping[DeviceID, str]) -> Parts:
     """All that a GPU is offered in."""
-    if (offer := offers_in_slots(hardware).get(gpu)) is not None:
-        offered = offered_in_slots(hardware)[gpu]
-        return Parts(slots=offer.replicas, cores=offered.cores, memory=offered.memory)
-    handed_out = (unit for offer, base in offers for unit in offer.handed_out(base))
-    return counted((holding_of(unit, hardware.cards).part for unit in handed_out), profiles)
+    found, in_slots = list[Parts](), offered_in_slots(hardware)
+    for offer, base in offers:
+        if (offered := in_slots.get(base)) is not None:
+            found.append(Parts(slots=offer.replicas, cores=offered.cores, memory=offered.memory))
+        else:
+            handed_out = offer.handed_out(base)
+            found.append(counted((holding_of(unit, hardware.cards).part for unit in handed_out), profiles))
+    return together(found)
 
 
 def left_of(
@@ -143,15 +145,31 @@ def left_of(
     if (units := ownership.units_left.get(gpu)) is not None:
         some = units.cores > 0 and units.blocks > 0
         return Parts(cores=units.cores, memory=units.blocks * MEMORY_BLOCK) if some else Parts()
-    if (slots := ownership.slots_left.get(gpu)) is not None:
-        some = slots.usable and slots.slots > 0 and not is_spent(slots.offered, slots.held)
-        return Parts(slots=slots.slots, cores=slots.left.cores, memory=slots.left.memory) if some else Parts()
-    free: list[Part] = []
+    found: list[Parts] = []
     for offer, base in offers:
         devices = hardware.devices[offer.resource].by_base.get(base)
-        if devices is not None:
-            free += (holding_of(each, hardware.cards).part for each in ownership.free(offer.resource) & devices)
-    return counted(free, profiles)
+        if (slots := ownership.slots_left.get(base)) is not None:
+            if slots.usable and slots.slots > 0 and not is_spent(slots.offered, slots.held):
+                found.append(Parts(slots=slots.slots, cores=slots.left.cores, memory=slots.left.memory))
+        elif devices is not None:
+            free = ownership.free(offer.resource) & devices
+            found.append(counted((holding_of(each, hardware.cards).part for each in free), profiles))
+    return together(found)
+
+
+def together(parts: Iterable[Parts]) -> Parts:
+    """All of them as one."""
+    found = Parts()
+    for each in parts:
+        found = Parts(
+            found.whole or each.whole,
+            (*found.instances, *each.instances),
+            found.slices + each.slices,
+            found.slots + each.slots,
+            found.cores + each.cores,
+            found.memory + each.memory,
+        )
+    return found
 
 
 def counted(parts: Iterable[Part], profiles: Mapping[DeviceID, str]) -> Parts:

@@ -1,5 +1,6 @@
 """
-How much of each GPU is left, where GPUs are offered in slots.
+How much of each GPU is left, where GPUs are offered in slots. A MIG instance in slots counts as a GPU of its memory, and
+cores are hundredths of its computing time.
 
 Slots bound how many containers are on a GPU; what each of them holds of it is an amount of cores and of memory, which is in
 the record of its grant. Of a slot of which the record has no amount it is an equal part of what is offered. Example: a GPU
@@ -66,10 +67,10 @@ def offered_in_slots(topology: Topology) -> Mapping[DeviceID, Amount]:
     GPU in slots -> what there is to hold of it: its cores and its memory in whole MiB, each times its scaling and rounded
     down. 81559 MiB scaled by 1.5 are 122338.
     """
-    found = {}
+    found, instances = {}, {each.uuid: each.memory for gpu in topology.gpus for each in gpu.mig or ()}
     for gpu, offer in offers_in_slots(topology).items():
         assert offer.slots is not None, "an offer in slots"
-        memory = (topology.gpu_by_id[gpu].memory or 0) // MIB
+        memory = (instances[gpu] if gpu in instances else topology.gpu_by_id[gpu].memory or 0) // MIB
         found[gpu] = Amount(
             cores=scaled(CORES, offer.slots.core_scaling),
             memory=scaled(memory, offer.slots.memory_scaling) * MIB,

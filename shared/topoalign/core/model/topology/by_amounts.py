@@ -1,4 +1,4 @@
-"""Which GPUs of a machine are offered by amounts: in units, or in slots."""
+"""Which GPUs and MIG instances of a machine are offered by amounts: in units, or in slots."""
 
 from collections.abc import Mapping
 
@@ -10,11 +10,12 @@ from topoalign.core.model.topology.views import made_once
 
 @made_once
 def offers_in_slots(topology: Topology) -> Mapping[DeviceID, Offer]:
-    """GPU that is offered in slots -> its offer, in the hardware's order."""
-    found = {gpu: offer for offer in topology.offered if offer.slots and offer.replicas > 1 for gpu in offer.devices}
-    return {gpu: found[gpu] for gpu in topology.gpu_by_id if gpu in found}
+    """GPU or MIG instance that is offered in slots -> its offer, in the hardware's order."""
+    found = {base: offer for offer in topology.offered if offer.slots and offer.replicas > 1 for base in offer.devices}
+    bases = (base for gpu in topology.gpus for base in (gpu.id, *(each.uuid for each in gpu.mig or ())))
+    return {base: found[base] for base in bases if base in found} if found else {}
 
 
 def is_by_amounts(topology: Topology) -> bool:
-    """Whether any GPU is offered in units or in slots."""
+    """Whether any GPU or MIG instance is offered in units or in slots."""
     return topology.has_units or bool(offers_in_slots(topology))

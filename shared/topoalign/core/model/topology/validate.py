@@ -237,8 +237,9 @@ def _offers(topology: Topology) -> None:
                 )
             if offer.unit is not None and base not in topology.gpu_by_id:
                 _wrong(f"offers[{i}].devices", f"{quoted([base])} is no GPU", "offer units of whole GPUs")
-            if offer.slots is not None and (base not in topology.gpu_by_id or offer.replicas < 2):
-                _wrong(f"offers[{i}].devices", f"no slots of {quoted([base])}", "offer 2 or more slots of whole GPUs")
+            if offer.slots is not None and (topology.card_of(base) not in topology.gpu_by_id or offer.replicas < 2):
+                remedy = "offer 2 or more slots of GPUs or MIG instances"
+                _wrong(f"offers[{i}].devices", f"no slots of {quoted([base])}", remedy)
             others = offered.setdefault(base, set())
             if base in wholes or offer.unit in others or (others and None in {*others, offer.unit}):
                 _wrong(f"offers[{i}].devices", f"{quoted([base])} is offered twice", "offer it once, whole or in parts")

@@ -84,6 +84,8 @@ class SetScorer:
     def splits(self, rest: tuple[int, ...]) -> dict[int, float]:
         """Size -> the total of the best partition into sets of that size, in units of the machine's best set."""
         sizes = [size for size in SIZES if size <= len(rest) and self.best[size]]
+        if not sizes:
+            return {}
         if len(rest) <= MOST_LISTED:
             return {size: best_total(self.scores, rest, size) / self.best[size] for size in sizes}
         worths = dict(zip(SIZES, matched(self.scores, rest, len(SIZES)), strict=True))

@@ -108,6 +108,8 @@ def best_sets(scores: Scores, devices: Collection[int]) -> SetScores:
     if len(free) < 2:
         return SetScores((0,) * (len(free) + 1), exact=True)
     local = among(scores, free)
+    if not any(map(any, local)):
+        return SetScores((0,) * (len(free) + 1), exact=True)
     tree = tree_of(local, range(len(free))) if MOST_LISTED < len(free) <= MOST_IN_TREE else None
     if tree is not None:
         return SetScores(best_sets_of_tree(tree, len(free)), exact=True)
