@@ -52,7 +52,8 @@ from topoalign.core.model.ids import (
     ResourceName,
 )
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, Mode, PodRequest, Policy
-from topoalign.core.model.topology.model import Gpu, MigDevice, Nic, Topology, VirtualFunction
+from topoalign.core.model.topology.mig import MigDevice
+from topoalign.core.model.topology.model import Gpu, Nic, Topology, VirtualFunction
 from topoalign.core.model.topology.offers import Offer
 from topoalign.core.model.topology.validate import validate
 from topoalign.core.state.fold import NodeState

@@ -19,7 +19,8 @@ from kubelet_support import MemoryAllocator, recorded, two_nodes
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.links import Link, PcieClass
-from topoalign.core.model.topology.model import MigDevice, PluginDevice, Topology
+from topoalign.core.model.topology.mig import MigDevice
+from topoalign.core.model.topology.model import PluginDevice, Topology
 from topoalign.core.model.topology.offers import Offer
 from topoalign.core.model.topology.queries import pair_score
 from topoalign.core.placement.sparing import held_among

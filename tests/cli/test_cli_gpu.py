@@ -22,7 +22,8 @@ from topoalign.core.model.events import (
     Owner,
 )
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
-from topoalign.core.model.topology.model import Gpu, MigDevice, Topology
+from topoalign.core.model.topology.mig import MigDevice
+from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import HardwareEvent, Occurrence, Stream
 from topoalign.discovery.device_health import HealthKeeper
 from topoalign.discovery.drivers.described import DescribedDriver

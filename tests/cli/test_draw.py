@@ -36,7 +36,8 @@ from topoalign.cli.draw.text import MARKS, text
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.links import Link
-from topoalign.core.model.topology.model import Gpu, MigDevice, Nic, PciBridge, Topology
+from topoalign.core.model.topology.mig import MigDevice
+from topoalign.core.model.topology.model import Gpu, Nic, PciBridge, Topology
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
-from topoalign.core.model.topology.model import MigDevice, Topology
+from topoalign.core.model.topology.mig import MigDevice
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Offer
 from topoalign.core.state.device_health import HandedOut, worst
 

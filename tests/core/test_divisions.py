@@ -13,7 +13,8 @@ from unit_support import CORES, DGX, MEMORY, holds, in_units
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, ResourceName
-from topoalign.core.model.topology.model import MigDevice, Topology
+from topoalign.core.model.topology.mig import MigDevice
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import MEMORY_BLOCK, Offer
 from topoalign.core.state.divisions import Division, Parts, divisions
 from topoalign.core.state.fold import NodeState

@@ -22,7 +22,8 @@ from topoalign.core.model.events import (
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode
-from topoalign.core.model.topology.model import MigDevice, Topology, VirtualFunction
+from topoalign.core.model.topology.mig import MigDevice
+from topoalign.core.model.topology.model import Topology, VirtualFunction
 from topoalign.core.model.topology.names import named
 from topoalign.core.model.topology.offers import Offer
 from topoalign.core.model.topology.validate import validate

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.topology import shapes
-from topoalign.core.model.topology.model import MigDevice, PluginDevice, Topology
+from topoalign.core.model.topology.mig import MigDevice
+from topoalign.core.model.topology.model import PluginDevice, Topology
 from topoalign.core.model.topology.offers import Offer
 from topoalign.core.model.topology.queries import pair_score
 from topoalign.core.model.topology.shapes import Shapes, positions, renamed, uuids

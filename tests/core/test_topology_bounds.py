@@ -9,10 +9,10 @@ from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import TopologyDiscovered
 from topoalign.core.model.ids import DeviceID, NodeName, ResourceName
 from topoalign.core.model.topology.links import Link
+from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import (
     Cpu,
     Gpu,
-    MigDevice,
     Nic,
     NumaNode,
     PciBridge,

@@ -20,11 +20,11 @@ from topoalign.core.model.topology.bitmask import (
 from topoalign.core.model.topology.cpus import groups
 from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import (
     Cpu,
     Fabric,
     Gpu,
-    MigDevice,
     Nic,
     PluginDevice,
     Topology,

@@ -11,7 +11,8 @@ from topoalign.core.model.errors import BadRequest, DriverFault, Unavailable
 from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.maintenance import DevicesRequest, Word
-from topoalign.core.model.topology.model import Gpu, MigDevice, Nic, Topology
+from topoalign.core.model.topology.mig import MigDevice
+from topoalign.core.model.topology.model import Gpu, Nic, Topology
 from topoalign.core.ports import HardwareEvent, Inventory, Occurrence
 from topoalign.discovery.record import NAME
 from topoalign.discovery.service import SOON_SECONDS

@@ -11,6 +11,8 @@
  *   lost 0 230                                        asked for field 230, GPU 0 is lost
  *   fabric 0 4 3 0 00112233445566778899aabbccddeeff   clique, state, status, cluster of GPU 0
  *   mig 0 gi=1 ci=0 uuid=MIG-0 name=MIG_1g.10gb memory=9728 slices=1 compute=1     memory in MiB
+ *   profile 0 id=19 kind=0 name=MIG_1g.10gb memory=9728 slices=1 sms=16 at=0:1,1:1     of instances of GPU 0, by NVML's number
+ *                                                     of it (`kind`); `at` is start:size; `place=0:1` of an instance where it is
  *   fail nvmlDeviceGetName 2 15                       answers 15 (GPU is lost) for GPU 2, or for all with `*`
  *   hang nvmlDeviceGetName                            does not answer until standin_release
  *   use 0 21474836480 97                              bytes in use and percent of time busy of GPU 0; otherwise 0 and not told
@@ -35,18 +37,23 @@
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, GPU_IS_LOST = 15 };
 enum { PROCESSES = 256 };
+enum { PROFILES = 18, PLACES = 16 };
 enum { GPUS = 32, LINKS = 36, FIELDS = 8, MIGS = 8, RULES = 64, CALLS = 64, KNOWN = 128, SETS = 64, QUEUE = 1024 };
 enum { KINDS = 0xC10B }; /* of events: XID, both ECC, MIG change, unavailable, recovery action */
 
 typedef struct { char kind[8]; int peer; } Link;
 typedef struct { unsigned id, ret; uint64_t value; } Field;
 typedef struct { int pid, sm, gpu, mig; unsigned long long memory, at; char kind[16]; } Process;
+typedef struct { unsigned start, size; } Placement;
+typedef struct { int used, id, slices, sms, places; unsigned long long memory; char name[96]; Placement at[PLACES]; } Profile;
 typedef struct Device {
     struct Device *parent; /* of a MIG instance */
     int index, minor, own, late, mig_mode, fields, migs, fabric, clique, state, status, gi, ci, slices, compute, capability, mode;
     char uuid[96], pci[32], name[96];
     unsigned long long memory, cpus, nodes, used;
     int slot, busy; /* of an instance its place on the GPU, and -1 of a GPU; percent */
+    Profile profile[PROFILES];
+    Placement place;
     unsigned char cluster[16];
     Link links[LINKS];
     Field field[FIELDS];
@@ -93,6 +100,7 @@ static void set(Device *d, const char *key, const char *value) {
     if (!strcmp(key, "slices")) d->slices = (int)number;
     if (!strcmp(key, "capability")) d->capability = (int)number;
     if (!strcmp(key, "compute")) d->compute = (int)number;
+    if (!strcmp(key, "place")) sscanf(value, "%u:%u", &d->place.start, &d->place.size);
 }
 
 static Device *device_of(char **rest) {
@@ -103,6 +111,21 @@ static Device *device_of(char **rest) {
         if (equals) *equals = 0, set(d, word, equals + 1);
     }
     return d;
+}
+
+static void profile_of(Device *gpu, char **rest) {
+    Profile p = {.used = 1};
+    int kind = 0;
+    char at[256] = "", *more;
+    for (char *word; (word = strtok_r(NULL, " \t", rest));) {
+        if (sscanf(word, "id=%d", &p.id) || sscanf(word, "kind=%d", &kind) || sscanf(word, "memory=%llu", &p.memory)) continue;
+        if (sscanf(word, "slices=%d", &p.slices) || sscanf(word, "sms=%d", &p.sms) || sscanf(word, "at=%255s", at)) continue;
+        sscanf(word, "name=%95s", p.name);
+    }
+    for (char *c = p.name; *c; c++) if (*c == '_') *c = ' ';
+    for (char *word = strtok_r(at, ",", &more); word && p.places < PLACES; word = strtok_r(NULL, ",", &more))
+        sscanf(word, "%u:%u", &p.at[p.places].start, &p.at[p.places].size), p.places++;
+    gpu->profile[kind % PROFILES] = p;
 }
 
 static Process process_of(int gpu, char **rest) {
@@ -135,6 +158,9 @@ static void statement(char *line) {
         Device *parent = gpus[atoi(strtok_r(NULL, " \t", &rest))], *instance = device_of(&rest);
         instance->parent = parent, instance->index = parent->index, instance->slot = parent->migs;
         parent->mig[parent->migs++] = instance;
+    } else if (!strcmp(verb, "profile")) {
+        Device *of = gpus[atoi(strtok_r(NULL, " \t", &rest))];
+        profile_of(of, &rest);
     } else if (!strcmp(verb, "link") && sscanf(rest, "%d %d %7s %d", &a, &c, kind, &b) >= 3) {
         memcpy(gpus[a]->links[c].kind, kind, sizeof kind);
         gpus[a]->links[c].peer = b;
@@ -469,6 +495,44 @@ int nvmlDeviceGetMigDeviceHandleByIndex(Device *d, unsigned index, Device **mig)
 int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(Device *mig, Device **d) { ENTER(mig); *d = mig->parent; return OK; }
 int nvmlDeviceGetGpuInstanceId(Device *d, unsigned *id) { ENTER(d); *id = (unsigned)d->gi; return OK; }
 int nvmlDeviceGetComputeInstanceId(Device *d, unsigned *id) { ENTER(d); *id = (unsigned)d->ci; return OK; }
+typedef struct {
+    unsigned version, id, p2p, slices, instances, sms, copy, decoder, encoder, jpeg, ofa;
+    unsigned long long memory;
+    char name[96];
+} ProfileInfo;
+typedef struct { Device *device; unsigned id, profile; Placement at; } InstanceInfo;
+
+int nvmlDeviceGetGpuInstanceProfileInfoV(Device *d, unsigned kind, ProfileInfo *info) {
+    ENTER(d);
+    if (kind >= PROFILES || !d->profile[kind].used) return NOT_SUPPORTED;
+    Profile *p = &d->profile[kind];
+    unsigned version = info->version;
+    *info = (ProfileInfo){.version = version, .id = (unsigned)p->id, .slices = (unsigned)p->slices, .sms = (unsigned)p->sms, .memory = p->memory};
+    memcpy(info->name, p->name, sizeof info->name);
+    return OK;
+}
+int nvmlDeviceGetGpuInstancePossiblePlacements_v2(Device *d, unsigned id, Placement *at, unsigned *count) {
+    ENTER(d);
+    for (Profile *p = d->profile; p < d->profile + PROFILES; p++) {
+        if (!p->used || (unsigned)p->id != id) continue;
+        if (at && *count < (unsigned)p->places) return INSUFFICIENT_SIZE;
+        if (at) memcpy(at, p->at, (unsigned)p->places * sizeof *at);
+        *count = (unsigned)p->places;
+        return OK;
+    }
+    return INVALID_ARGUMENT;
+}
+int nvmlDeviceGetGpuInstanceById(Device *d, unsigned id, Device **instance) {
+    ENTER(d);
+    for (int i = 0; i < d->migs; i++)
+        if ((unsigned)d->mig[i]->gi == id) { *instance = d->mig[i]; return OK; }
+    return NOT_FOUND;
+}
+int nvmlGpuInstanceGetInfo(Device *instance, InstanceInfo *info) {
+    ENTER(instance);
+    *info = (InstanceInfo){.device = instance->parent, .id = (unsigned)instance->gi, .at = instance->place};
+    return instance->place.size ? OK : NOT_SUPPORTED;
+}
 int nvmlDeviceGetAttributes_v2(Device *d, Attributes *a) {
     ENTER(d);
     memset(a, 0, sizeof *a);

@@ -8,7 +8,8 @@ from nvml_support import DGX1_VOLTA, GPUS, Node, address, direct_links, switch_l
 
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.links import PcieClass
-from topoalign.core.model.topology.model import Fabric, MigDevice
+from topoalign.core.model.topology.mig import MigDevice, MigPlacement
+from topoalign.core.model.topology.model import Fabric
 from topoalign.core.ports import Inventory
 from topoalign.discovery.drivers.nvml.driver import CONNECTIONS_SECONDS
 
@@ -196,6 +197,50 @@ async def test_mig_instances_are_listed_with_their_profile(node: Node) -> None:
     ) == found.topology.gpus[8].mig
     assert () == found.topology.gpus[9].mig, "enabled, and nothing in it"
     assert None is found.topology.gpus[0].mig
+
+
+PROFILES = (
+    "gpu uuid=GPU-x pci=00000000:F9:00.0 mig=1 memory=85899345920",
+    "profile 8 id=19 kind=0 name=MIG_1g.10gb memory=9984 slices=1 sms=16 at=0:1,1:1,2:1,3:1,4:1,5:1,6:1",
+    "profile 8 id=9 kind=2 name=MIG_3g.40gb memory=40448 slices=3 sms=60 at=0:4,4:4",
+    "profile 8 id=0 kind=4 name=MIG_7g.80gb memory=81152 slices=7 sms=132 at=0:8",
+    "profile 8 id=20 kind=7 name=MIG_1g.10gb+me memory=9984 slices=1 sms=16 at=0:1,6:1",
+    "mig 8 gi=9 ci=0 uuid=MIG-b name=NVIDIA_H100_MIG_1g.10gb memory=9984 slices=1 compute=1 place=6:1",
+)
+
+
+async def test_profiles_of_a_gpu_in_mig_mode_say_where_instances_can_be(node: Node) -> None:
+    found = await node.read(*PROFILES)
+
+    one, three, seven, me = found.topology.gpus[8].mig_profiles
+    assert ["1g.10gb", "3g.40gb", "7g.80gb", "1g.10gb+me"] == [each.name for each in (one, three, seven, me)]
+    assert MigPlacement(start=4, size=4) == three.placements[1]
+    assert (40448 << 20, 3, 46) == (three.memory, three.slices, three.cores)
+    assert [13, 46, 100] == [each.cores for each in (one, three, seven)]
+    (instance,) = found.topology.gpus[8].mig or ()
+    assert MigPlacement(start=6, size=1) == instance.placement
+    assert () == found.topology.gpus[0].mig_profiles
+
+
+async def test_profiles_are_asked_for_once_while_nvml_is_open(node: Node) -> None:
+    first = await node.read(*PROFILES)
+    asked = node.standin.calls("nvmlDeviceGetGpuInstanceProfileInfoV")
+    again = await node.read(*PROFILES)
+
+    assert 18 == asked == node.standin.calls("nvmlDeviceGetGpuInstanceProfileInfoV")
+    assert first.topology.gpus[8].mig_profiles == again.topology.gpus[8].mig_profiles
+
+
+@pytest.mark.parametrize("code", [3, 4, 13])
+async def test_without_the_right_to_know_no_place_is_told(node: Node, code: int) -> None:
+    """The driver tells root alone; its instances are listed as ever."""
+    calls = ("nvmlDeviceGetGpuInstancePossiblePlacements_v2", "nvmlDeviceGetGpuInstanceById")
+    found = await node.read(*PROFILES, *(f"fail {call} 8 {code}" for call in calls))
+
+    gpu = found.topology.gpus[8]
+    assert () == gpu.mig_profiles
+    assert [("MIG-b", None)] == [(each.uuid, each.placement) for each in gpu.mig or ()]
+    assert found.health[gpu.id].usable and not found.findings
 
 
 @pytest.mark.parametrize("profile", ["1g.24gb", "1g.24gb-me", "1g.24gb+me.all", "1c.2g.48gb+gfx"])

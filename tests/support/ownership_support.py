@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from topoalign.core.model.events import Allocation, AllocationsSnapshot
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, ResourceName
-from topoalign.core.model.topology.model import MigDevice, Topology, VirtualFunction
+from topoalign.core.model.topology.mig import MigDevice
+from topoalign.core.model.topology.model import Topology, VirtualFunction
 from topoalign.core.model.topology.offers import Offer
 from topoalign.core.model.topology.validate import validate
 from topoalign.core.state.fold import NodeState

@@ -25,7 +25,8 @@ from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.events import ContainerUsage, DeviceHealth, Event, HealthState
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
-from topoalign.core.model.topology.model import MigDevice, Nic, Topology, VirtualFunction
+from topoalign.core.model.topology.mig import MigDevice
+from topoalign.core.model.topology.model import Nic, Topology, VirtualFunction
 from topoalign.core.model.topology.offers import Offer
 from topoalign.core.ports import Message
 from topoalign.kubelet.files.pod_directories import PodDirectories

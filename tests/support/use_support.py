@@ -12,7 +12,8 @@ from topoalign.core.model.ids import (
     ResourceName,
 )
 from topoalign.core.model.processes import DeviceUse, GpuProcess, Measurement, ProcessIdentity
-from topoalign.core.model.topology.model import Gpu, MigDevice, Topology
+from topoalign.core.model.topology.mig import MigDevice
+from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.state.fold import NodeState, announced
 from topoalign.core.usage.attribution import DeviceShares, NodeShares, shares_of
 

@@ -6,7 +6,8 @@ import msgspec
 
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import GPU, DeviceID
-from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.mig import free_placements, occupied
+from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.names import named
 from topoalign.core.state.divisions import Division, HeldParts, Parts
 
@@ -54,6 +55,24 @@ def document(division: Division) -> dict[str, object]:
         ],
         "left": parts_document(division.left),
     }
+
+
+def mig_document(gpu: Gpu | None) -> dict[str, object]:
+    """
+    `mig_profiles` of a GPU for programs, where it has some: with `free`, the starts at which another instance can be made
+    now; null where it is not known where all instances are. None: it is no GPU.
+    """
+    if gpu is None or not gpu.mig_profiles:
+        return {}
+    taken = occupied(gpu.mig or ())
+    profiles = [
+        {
+            **msgspec.to_builtins(each),
+            "free": None if taken is None else [place.start for place in free_placements(each, taken)],
+        }
+        for each in gpu.mig_profiles
+    ]
+    return {"mig_profiles": profiles}
 
 
 def parts_document(parts: Parts) -> dict[str, object]:

@@ -7,7 +7,7 @@ import click
 
 from topoalign.cli import link as links
 from topoalign.cli import output, usage
-from topoalign.cli.divisions import document, holder_text, left_text, way_text
+from topoalign.cli.divisions import document, holder_text, left_text, mig_document, way_text
 from topoalign.cli.effects import printing
 from topoalign.cli.errors import FAILURE
 from topoalign.cli.link import Link, Standing, on_node
@@ -53,6 +53,7 @@ def list_devices(link: Link) -> None:
       topoalign gpu list
       topoalign gpu list --json | jq '.devices[] | select(.state != "healthy")'
       topoalign gpu list --json | jq '.devices[] | {name, left: .division.left}'
+      topoalign gpu list --json | jq '.devices[] | {name, mig: [.mig_profiles[]? | {name, free}]}'
     """
     standing = links.discovered_or_read(link.node_option, link.nats_option, os.environ)
     divided = divisions(standing.state) if standing.announced else {}
@@ -64,6 +65,7 @@ def list_devices(link: Link) -> None:
                 **facts(health),
                 "held_by": held_by(standing, device),
                 **({"division": document(divided[device])} if device in divided else {}),
+                **mig_document(standing.topology.gpu_by_id.get(device)),
             }
             for device, health in every(standing)
         ]

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
-from topoalign.core.model.topology.model import Gpu, MigDevice, Nic, Topology
+from topoalign.core.model.topology.mig import MigDevice
+from topoalign.core.model.topology.model import Gpu, Nic, Topology
 from topoalign.plugin_config import names
 from topoalign.plugin_config.checks import MIG_PREFIX
 from topoalign.plugin_config.configuration import Configuration, GpuChoice, MigChoice, NicChoice

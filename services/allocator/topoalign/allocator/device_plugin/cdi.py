@@ -25,7 +25,8 @@ import msgspec
 from topoalign.allocator.device_plugin import device_nodes
 from topoalign.allocator.device_plugin.driver_files import DriverFiles, find
 from topoalign.allocator.device_plugin.host import ContainerUnready, Root, dev_root, driver_root
-from topoalign.core.model.topology.model import Gpu, MigDevice, Topology
+from topoalign.core.model.topology.mig import MigDevice
+from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.plugin_config.configuration import Configuration
 
 VENDOR = "k8s.device-plugin.nvidia.com"

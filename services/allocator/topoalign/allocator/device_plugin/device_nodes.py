@@ -14,7 +14,8 @@ from pathlib import Path
 
 from topoalign.allocator.device_plugin.host import ContainerUnready, Root
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.model import Gpu, MigDevice, Topology
+from topoalign.core.model.topology.mig import MigDevice
+from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.plugin_config.configuration import Imex
 
 SHARED = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")

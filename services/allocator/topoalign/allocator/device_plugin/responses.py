@@ -25,7 +25,8 @@ from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.core.model.topology.model import Gpu, MigDevice, Nic, Topology, VirtualFunction
+from topoalign.core.model.topology.mig import MigDevice
+from topoalign.core.model.topology.model import Gpu, Nic, Topology, VirtualFunction
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.configuration import Configuration
 

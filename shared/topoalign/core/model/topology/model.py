@@ -17,6 +17,7 @@ from topoalign.core.model.topology.cpus import CpuTopology, cpu_topology, groups
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.device_sets import Devices
 from topoalign.core.model.topology.links import Link
+from topoalign.core.model.topology.mig import MigDevice, MigProfile
 from topoalign.core.model.topology.offers import Kind, Offer, by_base, by_resource
 from topoalign.core.model.topology.views import Viewed
 
@@ -65,23 +66,6 @@ class Fabric(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Number of the clique within the cluster."""
 
 
-class MigDevice(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """One MIG instance of a GPU."""
-
-    uuid: DeviceID
-    """Its own uuid, `MIG-…`."""
-    profile: str
-    """As NVIDIA names it: `1g.10gb`."""
-    gpu_instance: int
-    """NVML's id of its GPU instance."""
-    compute_instance: int
-    """NVML's id of its compute instance."""
-    memory: int
-    """Bytes."""
-    index: int | None = None
-    """NVML's index of it on its GPU, the 1 of `0:1`; may change when another instance goes. None: not known."""
-
-
 class Gpu(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One GPU."""
 
@@ -111,6 +95,8 @@ class Gpu(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
     """None: it has no NVLink beyond the node, or has not joined a domain."""
     mig: tuple[MigDevice, ...] | None = None
     """Its MIG instances; None where MIG is off."""
+    mig_profiles: tuple[MigProfile, ...] = ()
+    """What it can be divided into. Empty: MIG is off, or the driver does not tell, as where that takes root."""
 
 
 class NicPort(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):

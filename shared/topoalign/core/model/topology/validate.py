@@ -12,6 +12,7 @@ from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.holdings import UnitKind
 from topoalign.core.model.ids import GPU, NIC, DeviceID, is_hugepages
 from topoalign.core.model.topology.cpuset import LARGEST_ID
+from topoalign.core.model.topology.mig_checks import check_mig
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
 
 MOST_CPUS = 8_192
@@ -157,7 +158,7 @@ def _gpus(gpus: Sequence[Gpu], nodes: set[int]) -> None:
             _wrong(
                 f"{path}.nvswitch_links", f"{gpu.nvswitch_links} is no number of NVLinks", f"give 0 to {MOST_NVLINKS}"
             )
-        _once(f"{path}.mig", (instance.uuid for instance in gpu.mig or ()))
+        check_mig(path, gpu, LARGEST_MEMORY)
 
 
 def _nics(nics: Sequence[Nic], nodes: set[int]) -> None:

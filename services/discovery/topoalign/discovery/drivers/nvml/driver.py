@@ -29,7 +29,7 @@ from topoalign.core.ports import Clock, Inventory, Listener
 from topoalign.discovery.drivers.health import nic_health, unhealthy
 from topoalign.discovery.drivers.nvml.codes import GPU_IS_LOST, NO_PERMISSION, OF_THE_LIBRARY, RESET_REQUIRED, UNKNOWN
 from topoalign.discovery.drivers.nvml.events import NvmlEvents
-from topoalign.discovery.drivers.nvml.gpus import Judged, read_gpu
+from topoalign.discovery.drivers.nvml.gpus import Judged, Profiles, read_gpu
 from topoalign.discovery.drivers.nvml.library import CallFailed, Handle, Library
 from topoalign.discovery.drivers.nvml.nvlinks import End, NvLinks, paired, read_ends
 from topoalign.discovery.drivers.sysfs import files_below
@@ -83,6 +83,7 @@ class NvmlDriver:
         """A reading or a measurement: the thread does one at a time."""
         self._nvml = Library()
         self._connections = Connections()
+        self._profiles: Profiles = {}
         self._last: dict[DeviceID, Gpu] = {}
         """All GPUs that were ever read, as they were last known."""
         self._failing = False
@@ -147,6 +148,7 @@ class NvmlDriver:
         try:
             if self._nvml.open(steps, anew=self._reopen):
                 self._opened, self._addresses, self._reopen = self._clock.monotonic(), addresses, False
+                self._profiles.clear()
             devices, findings = self._devices()
             judged = {uuid: self._judged(i, uuid, device, files) for uuid, (i, device) in devices.items()}
             self._connect({uuid: device for uuid, (_, device) in devices.items()}, judged)
@@ -195,7 +197,7 @@ class NvmlDriver:
 
     def _judged(self, index: int, uuid: DeviceID, device: Handle, files: Topology) -> Judged:
         try:
-            return read_gpu(self._nvml, index, uuid, device, files)
+            return read_gpu(self._nvml, index, uuid, device, files, self._profiles)
         except CallFailed as error:
             self._of_one_gpu(error)
             known = self._last.get(uuid) or files.gpu_by_id.get(uuid) or Gpu(id=uuid, index=index)

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.events import DeviceHealth
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.model import Gpu, MigDevice, Topology
+from topoalign.core.model.topology.mig import MigDevice, MigProfile
+from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.validate import LARGEST_MEMORY
 from topoalign.discovery.drivers.health import HEALTHY, unhealthy
 from topoalign.discovery.drivers.nvml.codes import NOT_FOUND, NOT_TOLD
@@ -24,6 +25,7 @@ from topoalign.discovery.drivers.nvml.library import (
     Handle,
     Library,
 )
+from topoalign.discovery.drivers.nvml.mig_profiles import NAMED, profile_name, read_placement, read_profiles
 
 RECOVERY = {
     1: "the driver asks for a reset of the GPU",
@@ -37,7 +39,6 @@ RESETS = {1, 2, 4}
 """Those of them that a reset follows."""
 
 _INSTANCE = re.compile(r"[A-Za-z0-9_.:/-]{1,96}")
-_PROFILE = re.compile(r"(?:\d+c\.)?\d+g\.\d+gb(?:[+-][a-z.]+)*")
 
 
 class Judged(NamedTuple):
@@ -51,13 +52,22 @@ class Judged(NamedTuple):
     """Whether it told all that it was asked."""
 
 
-def read_gpu(nvml: Library, index: int, uuid: DeviceID, device: Handle, files: Topology) -> Judged:
-    """All of a GPU but its NVLinks. Raises CallFailed if something is wrong with it."""
+Profiles = dict[DeviceID, tuple[MigProfile, ...]]
+"""GPU -> what it can be divided into: it never changes, and takes some twenty calls."""
+
+
+def read_gpu(nvml: Library, index: int, uuid: DeviceID, device: Handle, files: Topology, profiles: Profiles) -> Judged:
+    """
+    All of a GPU but its NVLinks. `profiles`: those that are known, to which new ones are added. Raises CallFailed if
+    something is wrong with it.
+    """
     address = nvml.pci(device)
     seen = next((gpu for gpu in files.gpus if address is not None and gpu.pci == address), Gpu(id=uuid, index=index))
     nodes, cpus = set(files.node_ids), {cpu.id for cpu in files.cpus}
     memory, memory_node = nvml.memory(device), nvml.memory_node(device)
     mig, odd = read_mig(nvml, device, memory) if nvml.mig_enabled(device) else (None, ())
+    if mig is not None and uuid not in profiles:
+        profiles[uuid] = read_profiles(nvml, device, memory)
     gpu = Gpu(
         id=uuid,
         index=index,
@@ -71,6 +81,7 @@ def read_gpu(nvml: Library, index: int, uuid: DeviceID, device: Handle, files: T
         memory_node=memory_node if memory_node in nodes else seen.memory_node,
         fabric=nvml.fabric(device),
         mig=mig,
+        mig_profiles=profiles[uuid] if mig is not None else (),
     )
     health, findings, awaits_reset = judge(nvml, index, device)
     return Judged(gpu, health, (*odd, *findings), awaits_reset)
@@ -106,7 +117,7 @@ def read_mig(nvml: Library, device: Handle, total: int | None) -> tuple[tuple[Mi
     findings = []
     for index, handle in nvml.mig_handles(device).items():
         try:
-            instance = read_instance(nvml, index, handle, total)
+            instance = read_instance(nvml, device, index, handle, total)
             if not _INSTANCE.fullmatch(instance.uuid) or instance.uuid in {other.uuid for other in instances}:
                 findings.append(f"a MIG instance is left out: {quoted([instance.uuid])} names no device, or two")
             else:
@@ -118,29 +129,17 @@ def read_mig(nvml: Library, device: Handle, total: int | None) -> tuple[tuple[Mi
     return tuple(sorted(instances, key=lambda mig: (mig.gpu_instance, mig.compute_instance))), tuple(findings)
 
 
-def read_instance(nvml: Library, index: int, handle: Handle, total: int | None) -> MigDevice:
-    """One MIG instance. `total`: bytes of the whole GPU's memory. Raises CallFailed."""
+def read_instance(nvml: Library, device: Handle, index: int, handle: Handle, total: int | None) -> MigDevice:
+    """One MIG instance of a GPU. `total`: bytes of the whole GPU's memory. Raises CallFailed."""
     size = nvml.mig_size(handle)
     gpu_instance, compute_instance = nvml.mig_ids(handle)
-    named = _PROFILE.search(size.name)
+    named = NAMED.search(size.name)
     return MigDevice(
         uuid=DeviceID(nvml.uuid(handle)),
-        profile=named[0] if named else profile(size.gpu_slices, size.compute_slices, size.memory, total),
+        profile=named[0] if named else profile_name(size.gpu_slices, size.compute_slices, size.memory, total),
         gpu_instance=gpu_instance,
         compute_instance=compute_instance,
         memory=size.memory,
         index=index,
+        placement=read_placement(nvml, device, gpu_instance),
     )
-
-
-def profile(gpu_slices: int, compute_slices: int, memory: int, total: int | None) -> str:
-    """
-    `1g.10gb`, or `1c.2g.20gb` for a part of a GPU instance, where the device's name does not say it.
-
-    NVIDIA names the memory by eighths of the whole, rounded up (go-nvlib, mig_profile).
-    """
-    gib = 1 << 30
-    whole = -(-(total or memory) // gib)
-    eighths = -(-memory * 8 // (total or memory)) if memory else 0
-    part = f"{compute_slices}c." if compute_slices != gpu_slices else ""
-    return f"{part}{gpu_slices}g.{round(whole * eighths / 8)}gb"

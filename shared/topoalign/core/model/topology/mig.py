@@ -1,0 +1,77 @@
+"""
+How a GPU in MIG mode is divided, and how it can be.
+
+The memory of a GPU is in slices, numbered from 0. An instance occupies a run of them, and no two overlap; its profile says
+where it can begin. Example: a GPU of eight slices with an instance `1g.10gb` at slice 6
+
+    profile    placements (start:size)               still free
+    1g.10gb    0:1 1:1 2:1 3:1 4:1 5:1 6:1           0 1 2 3 4 5
+    3g.40gb    0:4 4:4                               0
+    7g.80gb    0:8                                   none
+
+Source: NVML as in nvidia-ml-py 13.615.71, nvmlGpuInstanceProfileInfo_v2_t and nvmlGpuInstancePlacement_t.
+"""
+
+from collections.abc import Collection, Iterable
+
+import msgspec
+
+from topoalign.core.model.ids import DeviceID
+
+
+class MigPlacement(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A run of memory slices of a GPU."""
+
+    start: int
+    """The first of them, from 0."""
+    size: int
+    """How many they are."""
+
+    def overlaps(self, other: "MigPlacement") -> bool:
+        """Whether both have a slice in common."""
+        return self.start < other.start + other.size and other.start < self.start + self.size
+
+
+class MigProfile(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One kind of MIG instance that a GPU can be divided into."""
+
+    name: str
+    """As NVIDIA names it: `1g.10gb`."""
+    memory: int
+    """Bytes of an instance."""
+    slices: int
+    """Compute slices of an instance."""
+    cores: int
+    """Hundredths of the GPU's multiprocessors that an instance has, rounded up."""
+    placements: tuple[MigPlacement, ...]
+    """Where an instance can be on an empty GPU, in the driver's order."""
+
+
+class MigDevice(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """One MIG instance of a GPU."""
+
+    uuid: DeviceID
+    """Its own uuid, `MIG-…`."""
+    profile: str
+    """As NVIDIA names it: `1g.10gb`."""
+    gpu_instance: int
+    """NVML's id of its GPU instance."""
+    compute_instance: int
+    """NVML's id of its compute instance."""
+    memory: int
+    """Bytes."""
+    index: int | None = None
+    """NVML's index of it on its GPU, the 1 of `0:1`; may change when another instance goes. None: not known."""
+    placement: MigPlacement | None = None
+    """The memory slices of its GPU instance. None: not known, as where the driver tells them to root alone."""
+
+
+def occupied(instances: Iterable[MigDevice]) -> frozenset[MigPlacement] | None:
+    """The runs of slices that instances of one GPU occupy. None: it is not known of all of them."""
+    found = [each.placement for each in instances]
+    return None if None in found else frozenset(each for each in found if each is not None)
+
+
+def free_placements(profile: MigProfile, taken: Collection[MigPlacement]) -> tuple[MigPlacement, ...]:
+    """Where an instance of this profile can still be made beside those that are `taken`."""
+    return tuple(each for each in profile.placements if not any(map(each.overlaps, taken)))
