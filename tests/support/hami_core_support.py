@@ -71,7 +71,10 @@ class HamiCoreNode(SlotNode):
         return name_of(GPU, self.slots_of(name)[container])
 
     def sweep(self) -> None:
-        self.sweeps.sweep(self.ledger.state, self.allocations.polled)
+        try:
+            self.sweeps.sweep(self.ledger.state, self.allocations.polled)
+        finally:
+            self.sweeps.remove_leftovers()
 
     async def start_agent(self, tasks: TaskGroup, machine: Topology | None = None) -> None:
         """With nothing in memory of what it has swept."""

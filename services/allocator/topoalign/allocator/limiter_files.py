@@ -6,6 +6,7 @@ nothing there is opened but files and directories, no link is followed, and a di
 what is in it in short steps.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -25,7 +26,9 @@ GONE = re.compile(r"\.gone-[0-9a-f]{16}")
 MOST_LISTED = 16_384
 """Entries of the root that are looked at."""
 MOST_REMOVED = 512
-"""Entries that are removed in one go: milliseconds."""
+"""Entries that are removed in one go, of all directories that go together: milliseconds."""
+LEAST_REMOVED = 2
+"""Of each directory in its turn: a directory in it, and one entry of that."""
 LARGEST = 1 << 16
 """Bytes of a file that are read: a whole one has 8,240 at most."""
 
@@ -46,24 +49,29 @@ def listed(root: Path, name: re.Pattern[str]) -> list[str]:
 
 
 def remove(root: Path, name: str) -> None:
-    """Removes a directory of ours; what takes longer, `remove_leftovers` does. Raises OSError."""
+    """Takes a directory of ours away: its name is free then, and `remove_leftovers` does the rest. Raises OSError."""
     with suppress(FileNotFoundError), opened(root) as at:
         discard(at, name)
 
 
 def remove_leftovers(root: Path) -> None:
     """
-    Goes on removing directories that were being removed, also when a former process ended. Raises OSError, once all have had
-    their turn, where some are not gone yet.
+    Goes on removing directories that were taken away, also by a former process: `MOST_REMOVED` entries of all of them, of
+    each an equal part. Raises OSError, once all have had their turn, where some are not gone yet.
     """
     failure: OSError | None = None
     with suppress(FileNotFoundError), opened(root) as at:
-        for each in entries(at):
-            if GONE.fullmatch(each):
-                try:
-                    remove_tree(at, each)
-                except OSError as error:
-                    failure = error
+        names, left = [each for each in entries(at) if GONE.fullmatch(each)], MOST_REMOVED
+        for place, each in enumerate(names):
+            part = max(LEAST_REMOVED, left // (len(names) - place))
+            try:
+                left -= remove_tree(at, each, part)
+            except PermissionError as error:
+                failure = error  # what is protected takes no other one's turn
+            except OSError as error:
+                failure, left = error, left - part
+            if left <= 0:
+                break
     if failure is not None:
         raise failure
 
@@ -80,19 +88,20 @@ def discard(at: int, name: str) -> None:
 
 
 def put_aside(directory: int, name: str, at: int) -> None:
-    """Moves a directory out of the way, to `at`, and removes it so far as this is done quickly. Raises OSError."""
-    gone = f".gone-{token_hex(8)}"
-    os.rename(name, gone, src_dir_fd=directory, dst_dir_fd=at)
-    with suppress(OSError):
-        remove_tree(at, gone)
+    """
+    Moves a directory out of the way, to `at`, whatever is in it: how long removing that takes is the container's to say, and
+    nobody waits for it. Raises OSError.
+    """
+    os.rename(name, f".gone-{token_hex(8)}", src_dir_fd=directory, dst_dir_fd=at)
 
 
-def remove_tree(at: int, name: str) -> None:
+def remove_tree(at: int, name: str, most: int = MOST_REMOVED) -> int:
     """
-    Removes a directory with what is in it, `MOST_REMOVED` entries at most. A directory in one of its directories is moved
-    up: so two are open, however deep the tree is. Raises OSError where it is not gone afterwards.
+    Removes a directory with what is in it, so many entries at most, and returns how many they were. A directory in one of
+    its directories is moved up: so two are open, however deep the tree is. Raises OSError where it is not gone afterwards.
     """
-    left, names = MOST_REMOVED, (f"{token_hex(8)}-{number}" for number in range(MOST_REMOVED))
+    left, names = most, (f"{token_hex(8)}-{number}" for number in range(most))
+    unlock(at, name)
     with opened(name, at) as top:
         while left > 0 and (found := entries(top, left)):
             for each in found:
@@ -102,6 +111,7 @@ def remove_tree(at: int, name: str) -> None:
                 else:
                     os.unlink(each, dir_fd=top)
     os.rmdir(name, dir_fd=at)
+    return most - left
 
 
 def remove_level(top: int, name: str, names: Iterator[str], most: int) -> int:
@@ -109,16 +119,32 @@ def remove_level(top: int, name: str, names: Iterator[str], most: int) -> int:
     Removes a directory with so many of its entries, where these are all; directories in it are moved up, to the next of the
     names. Returns how many they were. Raises OSError.
     """
+    unlock(top, name)
     with opened(name, top) as directory:
         found = entries(directory, max(0, most))
         for each in found:
             if is_directory(directory, each):
+                unlock(directory, each)
                 os.rename(each, next(names), src_dir_fd=directory, dst_dir_fd=top)
             else:
                 os.unlink(each, dir_fd=directory)
     if len(found) < most:
         os.rmdir(name, dir_fd=top)
     return len(found)
+
+
+def unlock(at: int, name: str) -> None:
+    """
+    Gives this process' user the rights to a directory of its own: a container's root has the same number, and without
+    capabilities an agent could not enter what that has closed. Raises OSError.
+    """
+    directory = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+    try:
+        found = os.fstat(directory)
+        if found.st_uid == os.geteuid() and found.st_mode & stat.S_IRWXU != stat.S_IRWXU:
+            os.chmod(f"/proc/self/fd/{directory}", stat.S_IRWXU)
+    finally:
+        os.close(directory)
 
 
 def is_ours(at: int, name: str) -> bool:
@@ -161,20 +187,26 @@ def entries(directory: int, most: int = MOST_LISTED) -> list[str]:
         return [entry.name for entry in islice(found, most)]
 
 
-def read_file(directory: int, name: str) -> bytes:
-    """The content of a file; empty where there is none. Nothing else is opened: a device could do something then."""
-    try:
-        found = os.open(name, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory)
-    except OSError:
-        return b""
+def open_regular(directory: int, name: str, flags: int = os.O_RDONLY) -> int:
+    """
+    The descriptor of a regular file. Raises OSError, also where something else has the name: nothing else is opened, because
+    a device could do something then, and a pipe wait. No lease is waited for.
+    """
+    found = os.open(name, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory)
     try:
         if not stat.S_ISREG(os.fstat(found).st_mode):
-            return b""
-        file = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # no lease is waited for
-    except OSError:
-        return b""
+            raise OSError(errno.EINVAL, "this is no regular file", name)
+        return os.open(f"/proc/self/fd/{found}", flags | os.O_CLOEXEC | os.O_NONBLOCK)
     finally:
         os.close(found)
+
+
+def read_file(directory: int, name: str) -> bytes:
+    """The content of a file; empty where there is none, and where something else has the name."""
+    try:
+        file = open_regular(directory, name)
+    except OSError:
+        return b""
     try:
         return os.read(file, LARGEST)
     finally:

@@ -10,8 +10,12 @@ finds it, and one that is gone can be made again.
         cache/                  mode 0777, mounted read-write at /usr/local/vgpu
     <root>/vgpulock/            mode 0777, mounted at /tmp/vgpulock of all containers
 
-Allocate makes a directory anew for another record: what was in the former one is put aside and removed, the rest of it by
-later sweeps if a container has written much. `cache` is the container's, which may have changed it in every way.
+The root is closed to other users of the host (mode 0700): a container's root may leave programs there that run as root, and
+device nodes. Containers need no right to it, because what they see is mounted.
+
+Allocate makes a directory anew for another record: the former one loses its name, and sweeps remove it. `cache` is the
+container's, which may have changed it in every way; `vgpulock` is all containers', and where one has made it its own, the
+next containers get another one.
 """
 
 import os
@@ -23,13 +27,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from topoalign.allocator import limiter_files
-from topoalign.allocator.limiter_files import MODE, digest_of, discard, opened, read_file, write_file
+from topoalign.allocator.limiter_files import MODE, digest_of, discard, opened, put_aside, read_file, write_file
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 
 NAME = re.compile(r"slots-[0-9a-f]{32}")
 OWNER, CACHE, LOCKS = "of", "cache", "vgpulock"
 OPEN = 0o777
 """Of directories in which users of all containers write."""
+CLOSED = 0o700
+"""Of the root."""
 
 
 class Owner(NamedTuple):
@@ -61,10 +67,23 @@ def owner_of(root: Path, name: str) -> Owner | None:
 
 
 def make_locks(root: Path) -> None:
-    """Has the root and the directory of locks. Raises OSError."""
-    root.mkdir(mode=MODE, parents=True, exist_ok=True)
+    """Has the root, for this process' user alone, and the directory of locks. Raises OSError."""
+    root.mkdir(mode=CLOSED, parents=True, exist_ok=True)
     with opened(root) as at:
+        if (found := os.fstat(at)).st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != CLOSED:
+            os.fchmod(at, CLOSED)
+        if is_taken(at, LOCKS):
+            put_aside(at, LOCKS, at)
         make_open(at, LOCKS)
+
+
+def is_taken(at: int, name: str) -> bool:
+    """Whether this is a directory that a container has given to another user: its rights are that user's to set."""
+    try:
+        found = os.stat(name, dir_fd=at, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid != os.geteuid()
 
 
 def prepare(root: Path, name: str, owner: Owner) -> None:
@@ -93,9 +112,15 @@ def write_owner(root: Path, name: str, owner: Owner) -> None:
 
 
 def make_open(at: int, name: str) -> None:
-    """Has a directory that all users may write to. Raises OSError, also where something else has the name."""
+    """
+    Has a directory that all users may write to, also where its container has closed it. Raises OSError, also where something
+    else has the name.
+    """
     with suppress(FileExistsError):
         os.mkdir(name, OPEN, dir_fd=at)
-    with opened(name, at) as directory:
+    directory = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+    try:
         if stat.S_IMODE(os.fstat(directory).st_mode) != OPEN:
-            os.fchmod(directory, OPEN)
+            os.chmod(f"/proc/self/fd/{directory}", OPEN)
+    finally:
+        os.close(directory)

@@ -2,8 +2,9 @@
 Keeps the directories of containers that are limited by HAMi-core, every few seconds and when the agent has started.
 
 A directory whose slots are in the record or in the kubelet's checkpoint, or whose pod is there, stays; one that is missing
-for slots in the record is made again. Any other is removed, some entries at a time. Without an answer of the kubelet, or
-where its checkpoint cannot be read, nothing is removed.
+for slots in the record is made again. Any other is taken away, and removed some entries at a time, in a thread: to give a
+large file's blocks back may take a file system seconds. Without an answer of the kubelet, or where its checkpoint cannot be
+read, nothing is removed.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 import structlog
+from anyio import to_thread
 
 from topoalign.allocator import limiter_files
 from topoalign.allocator.hami_core import directories
@@ -57,7 +59,10 @@ class Sweeps:
         failing = None
         while True:
             try:
-                self.sweep(allocations.state, allocations.polled)
+                try:
+                    self.sweep(allocations.state, allocations.polled)
+                finally:
+                    await to_thread.run_sync(self.remove_leftovers)
                 failing = None
             except OSError as error:
                 if failing != (reason := f"{error.strerror}: {error.filename}"):
@@ -92,11 +97,15 @@ class Sweeps:
                 if (owner := held[name]) is not None:
                     directories.make_locks(root)
                     directories.prepare(root, name, owner)
-            limiter_files.remove_leftovers(root)
         except OSError as error:
             failure = error
         if failure is not None:
             raise failure
+
+    def remove_leftovers(self) -> None:
+        """Goes on removing what was taken away. Raises OSError where some of it is not gone yet."""
+        if configured := self._root().rstrip("/"):
+            limiter_files.remove_leftovers(Path(configured))
 
     def _held(self, state: NodeState) -> dict[str, Owner | None]:
         """Directory of slots that are held, by the record -> whose it is. None: of a container that was displaced."""
