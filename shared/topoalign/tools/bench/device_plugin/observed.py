@@ -12,7 +12,6 @@ import time
 from topoalign.cli import main
 
 longest = 0.0
-prof = None
 run = asyncio.Handle._run
 
 
@@ -29,20 +28,6 @@ def tell(*_: object) -> None:
     global longest
     print(f"{longest * 1000:.3f}", flush=True)
     longest = 0.0
-    import os
-
-    out = os.environ.get("TOPO_PROF")
-    if out:
-        global prof
-        if prof is None:
-            import cProfile
-
-            prof = cProfile.Profile()
-            prof.enable()
-        else:
-            prof.disable()
-            prof.dump_stats(out)
-            prof = None
 
 
 if __name__ == "__main__":
