@@ -167,6 +167,8 @@ def test_a_node_without_discovery_ends_with_exit_code_69(run: Any) -> None:
         (100, None, 1, "all of it"),
         (None, None, 1, "1 time slice"),
         (20, 4 * GIB, 2, "20 % and 4 GiB"),
+        (100, 4 * GIB, 1, "100 % and 4 GiB"),
+        (0, 4 * GIB, 1, "4 GiB"),
     ],
 )
 def test_what_is_held_is_said_in_words(cores: int | None, memory: int | None, devices: int, text: str) -> None:
@@ -180,7 +182,7 @@ def test_what_is_held_is_said_in_words(cores: int | None, memory: int | None, de
         use=Use(memory=None, utilization=None, processes=()),
     )
 
-    assert text == usage.held(holder)
+    assert text == usage.held(holder, 10 * GIB)
 
 
 def test_processes_without_name_are_told_by_their_ids() -> None:

@@ -43,9 +43,9 @@ def held(number: int, *devices: str, of: Owner | None, uid: str = "", resource: 
     return Allocation(id=AllocationID(f"a-{number}"), owner=of, pod_uid=uid, devices={resource: ids})
 
 
-def state_of(*allocations: Allocation) -> NodeState:
+def state_of(*allocations: Allocation, machine: Topology = MACHINE) -> NodeState:
     snapshot = AllocationsSnapshot(node=NODE, epoch=1, seq=1, allocations=allocations, digest="")
-    return announced(NODE, MACHINE, {}, "test").apply(snapshot)
+    return announced(NODE, machine, {}, "test").apply(snapshot)
 
 
 def in_pod(uid: str, container: str = "main") -> ProcessIdentity:

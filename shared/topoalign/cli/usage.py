@@ -11,10 +11,11 @@ from topoalign.cli.link import Link
 from topoalign.cli.quantities import binary
 from topoalign.core.model.processes import GpuProcess
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares, OtherUse, Use, shares_of
+from topoalign.core.usage.attribution import WHOLE_DEVICE, DeviceShares, HolderUse, NodeShares, OtherUse, Use, shares_of
 
 TITLES = ("NAME", "DEVICE", "WHO", "HOLDS", "MEMORY", "TIME", "PROCESSES")
 IN_ALL = "(in all)"
+MIB = 1 << 20
 MOST_PIDS = 4
 """Processes that are named in a row; the JSON has all of them."""
 
@@ -60,17 +61,19 @@ def rows(device: DeviceShares, topology: Topology) -> Iterator[Row]:
     else:
         yield (*at, IN_ALL, "", memory(device.memory_used, device.memory), percent(device.utilization), "")
     for holder in device.holders:
-        yield (*at, formatting.owner(holder.owner), held(holder), *cells(holder.use, holder.memory))
+        yield (*at, formatting.owner(holder.owner), held(holder, device.memory), *cells(holder.use, holder.memory))
     for other in device.others:
         yield (*at, named(other), "nothing", *cells(other.use, None))
 
 
-def held(holder: HolderUse) -> str:
-    """What a container holds: `all of it`, `2 time slices`, `20 % and 4 GiB`."""
+def held(holder: HolderUse, memory: int | None) -> str:
+    """What a container holds of a device with this much memory: `all of it`, `2 time slices`, `20 % and 4 GiB`."""
     if holder.cores is None or holder.memory is None:
         count = len(holder.devices)
         return "all of it" if holder.cores is not None else f"{count} time slice{'s' * (count > 1)}"
-    return "all of it" if holder.cores == 100 else f"{holder.cores} % and {binary(holder.memory)}"
+    if holder.cores == WHOLE_DEVICE and holder.memory >= (memory or 0) // MIB * MIB:
+        return "all of it"
+    return f"{holder.cores} % and {binary(holder.memory)}" if holder.cores else binary(holder.memory)
 
 
 def named(other: OtherUse) -> str:

@@ -6,9 +6,11 @@ from itertools import count
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from slot_support import in_slots
 from use_support import (
     GIB,
     INSTANCES,
+    MACHINE,
     SHARED,
     UIDS,
     held,
@@ -24,6 +26,7 @@ from use_support import (
 
 from topoalign.core.model.allocations import Displaced
 from topoalign.core.model.events import Allocation
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 from topoalign.core.model.processes import GpuProcess, ProcessIdentity
 from topoalign.core.usage.attribution import DeviceShares, NodeShares, shares_of
@@ -113,6 +116,23 @@ def test_time_slices_are_told_apart_and_have_no_amount() -> None:
     assert [(None, None, None)] * 2 == [(each.cores, each.memory, each.memory_left) for each in found.holders]
     assert [("GPU-1::0", "GPU-1::2"), ("GPU-1::1",)] == [each.devices for each in found.holders]
     assert [(3 * GIB, 20), (GIB, 70)] == [(each.use.memory, each.use.utilization) for each in found.holders]
+
+
+def test_slots_have_the_recorded_amount_or_an_equal_part() -> None:
+    """Of a GPU of 80 GiB in ten slots; what else is a share of a GPU has no amount."""
+    slots = {DeviceID("GPU-0::3"): Amount(cores=40, memory=6 * GIB), DeviceID("GPU-1::0"): Amount(cores=0, memory=GIB)}
+    state = state_of(
+        msgspec.structs.replace(held(1, *slots, of=TRAIN, uid=UIDS[0]), slots=slots),
+        held(2, "GPU-0::7", of=INFER, uid=UIDS[1]),
+        held(3, "GPU-2::7", of=INFER, uid=UIDS[1]),
+        machine=in_slots(MACHINE, gpus=2),
+    )
+    found = shares(state, use("GPU-0", process(1, 7 * GIB, in_pod(UIDS[0]))), use("GPU-1"), use("GPU-2"))
+
+    assert [(40, 6 * GIB), (10, 8 * GIB)] == [(each.cores, each.memory) for each in found["GPU-0"].holders]
+    assert [(0, GIB)] == [(each.cores, each.memory) for each in found["GPU-1"].holders]
+    assert [(None, None)] == [(each.cores, each.memory) for each in found["GPU-2"].holders]
+    assert [0, 8 * GIB] == [each.memory_left for each in found["GPU-0"].holders]
 
 
 def test_each_mig_instance_has_its_own_holders() -> None:

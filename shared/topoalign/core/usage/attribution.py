@@ -14,18 +14,17 @@ Example: a pod holds GPU-0, and uses 12 GiB of it; an X server of the host has 1
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
-from topoalign.core.model.allocations import Allocation, Owner, amounts_of
-from topoalign.core.model.holdings import Holding, Instance, Unit, Whole
+from topoalign.core.model.allocations import Allocation, Owner
+from topoalign.core.model.holdings import Holding, Whole
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, NodeName
 from topoalign.core.model.processes import DeviceUse, GpuProcess, Measurement, ProcessIdentity
 from topoalign.core.state.fold import NodeState
-
-WHOLE_DEVICE = 100
-"""Hundredths of a device's computing time that are all of it."""
+from topoalign.core.usage.given import WHOLE_DEVICE as WHOLE_DEVICE
+from topoalign.core.usage.given import Held, all_held, given_to
 
 Where = Literal["pod", "host", "unknown"]
 """Where processes run that hold nothing of a device: in a pod, in none, or nobody knows."""
@@ -52,9 +51,15 @@ class HolderUse(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceID, ...]
     """What it holds of the device, under the ids that were handed out: `GPU-x::3`."""
     cores: int | None
-    """Hundredths of the device's computing time that it was given. None: a time slice, which has no share of its own."""
+    """
+    Hundredths of the device's computing time that it was given; 0: memory alone. None: a time slice, which has no share of
+    its own.
+    """
     memory: int | None
-    """Bytes that it was given: all of them with all computing time. None: a time slice, which may use what is there."""
+    """
+    Bytes that it was given: all of them with all computing time, but in slots, where both are amounts. None: a time slice,
+    which may use what is there.
+    """
     use: Use
 
     @property
@@ -111,23 +116,10 @@ Place = tuple[str, str, str, str]
 """What processes of one group have in common: pod UID, container id, container name, control group."""
 
 
-class Held(NamedTuple):
-    """One thing that an allocation holds of a GPU."""
-
-    allocation: Allocation
-    device: DeviceID
-    """As handed out."""
-    holding: Holding
-
-
 def shares_of(state: NodeState, measured: Measurement) -> NodeShares:
     """What the containers of a node use of its GPUs. GPUs that are known and were not measured are listed, too."""
     hardware, uses = state.hardware, {use.device: use for use in measured.devices}
-    held = [
-        Held(allocation, device, state.ownership.holding(device))
-        for allocation in state.allocations.values()
-        for device in sorted(allocation.device_ids)
-    ]
+    held = all_held(state)
     owners = owners_by_pod(state.allocations.values())
     rows = []
     for gpu in hardware.gpus:
@@ -245,13 +237,7 @@ def use_of(processes: Sequence[GpuProcess], *, is_told: bool) -> Use:
 def holder_use(group: Sequence[Held], memory: int | None, use: Use) -> HolderUse:
     """What one container holds of a device with this much memory, and its use."""
     first = group[0].allocation
-    parts = [each.holding.part for each in group]
-    cores, given = None, None
-    if any(isinstance(part, Whole | Instance) for part in parts):
-        cores, given = WHOLE_DEVICE, memory
-    elif all(isinstance(part, Unit) for part in parts):
-        (amount,) = amounts_of({each.device for each in group}).values()
-        cores, given = amount.cores, memory if amount.cores == WHOLE_DEVICE else amount.memory
+    cores, given = given_to(group, memory)
     return HolderUse(
         owner=first.owner,
         pod_uid=first.pod_uid,
