@@ -42,7 +42,7 @@ def test_many_directories_that_go_take_no_more_than_one(tmp_path: Path, monkeypa
     assert len(rounds) < 10
 
 
-def test_what_root_in_a_container_has_closed_is_removed_without_capabilities(tmp_path: Path) -> None:
+def test_what_root_has_closed_is_removed_without_capabilities(tmp_path: Path) -> None:
     """It has the number of the agent's user; without a right to write, a directory cannot even be moved."""
     with without_capabilities():
         prepare(tmp_path, NAME, FIRST)

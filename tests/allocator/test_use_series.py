@@ -13,6 +13,8 @@ from topoalign.allocator.settings import AllocatorSettings
 from topoalign.allocator.use_families import Family, text
 from topoalign.allocator.use_series import UseSeries
 from topoalign.core.model.errors import DriverFault, InvalidField
+from topoalign.core.model.ids import AllocationID, DeviceID
+from topoalign.core.model.library_use import LibraryCount, LibraryReading, LibraryUse
 from topoalign.core.usage import attribution
 from topoalign.core.usage.attribution import HolderUse, NodeShares
 
@@ -118,6 +120,37 @@ async def test_under_the_names_of_hamis_monitor_units_are_its_own() -> None:
     )
     assert 3 == len(found["hami_host_gpu_memory_used_bytes"]), "an instance is no host's GPU"
     assert "container_gpu_utilization" in found
+
+
+async def test_what_the_library_counts_stands_beside_what_is_measured() -> None:
+    """Of GPUs that the container holds; under HAMi's names what only the library's file tells."""
+    node, now = Node(*ALLOCATIONS), int(MEASURED.time)
+    count = LibraryCount(device=DeviceID("GPU-1"), memory=9 * GIB, context=GIB, buffers=7 * GIB, utilization=250)
+    other = LibraryCount(device=DeviceID("GPU-0"), memory=GIB, last_kernel=now - 1, utilization=3)
+    uses = (
+        LibraryUse(allocation=AllocationID("a-2"), counts=(count, other)),
+        LibraryUse(allocation=AllocationID("a-1"), counts=(other,)),
+        LibraryUse(allocation=AllocationID("a-3"), failure="it is cut off"),
+    )
+
+    async def library() -> LibraryReading:
+        return LibraryReading(node=NODE, containers=uses)
+
+    async with node.answering():
+        found = await scraped(UseSeries(node.ledger, node.bus, {"hami"}, library))
+
+    train = labels(namespace="ml", pod="train", container="main", vdevice_index="0", device_uuid="GPU-0")
+    infer = labels(namespace="ml", pod="infer", container='a"b?', vdevice_index="0", device_uuid="GPU-1")
+    assert {TRAIN_0: GIB, INFER_1: 9 * GIB} == found["topoalign_container_gpu_library_memory_bytes"]
+    assert {TRAIN_0: 0.03, INFER_1: 2.5} == found["topoalign_container_gpu_library_time_ratio"]
+    assert (12 * GIB, 2 * GIB) == tuple(
+        found["topoalign_container_gpu_memory_used_bytes"][each] for each in (TRAIN_0, INFER_1)
+    )
+    assert ({infer: GIB}, {infer: 7 * GIB}) == tuple(
+        found[f"hami_vgpu_memory_{name}_bytes"] for name in ("context", "buffer")
+    )
+    assert "hami_vgpu_memory_module_bytes" not in found
+    assert {train: 1.0} == found["hami_container_last_kernel_elapsed_seconds"]
 
 
 async def test_where_nothing_can_be_measured_the_page_says_so() -> None:

@@ -19,9 +19,10 @@ from topoalign.core import wire
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.events import AllocationGranted, AllocationsSnapshot
 from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.library_use import LibraryCount
 from topoalign.core.model.processes import DeviceUse, GpuProcess
 from topoalign.core.ports import Inventory, Stream
-from topoalign.core.usage.attribution import HolderUse, NodeShares, Use
+from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares, OtherUse, Use
 from topoalign.discovery.use_meter import UseMeter
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.nats_bus import connect_bus
@@ -183,6 +184,30 @@ def test_what_is_held_is_said_in_words(cores: int | None, memory: int | None, de
     )
 
     assert text == usage.held(holder, 10 * GIB)
+
+
+def test_what_the_library_counts_stands_in_the_row_of_its_container() -> None:
+    counted = LibraryCount(device=DeviceID("GPU-0"), memory=6 * GIB, utilization=40)
+    unknown = LibraryCount(device=DeviceID("GPU-0"), memory=0)
+    nothing = Use(memory=None, utilization=None, processes=())
+    holders = tuple(
+        HolderUse(owner=None, pod_uid="", allocations=(), devices=(), cores=1, memory=1, use=nothing, library=library)
+        for library in (counted, None, unknown)
+    )
+    other = OtherUse(where="host", owner=None, pod_uid="", container_id="", cgroup="/x", use=nothing)
+    device = DeviceShares(
+        device=DeviceID("GPU-0"),
+        card=DeviceID("GPU-0"),
+        memory=None,
+        memory_used=None,
+        utilization=None,
+        failure="",
+        holders=holders,
+        others=(other,),
+    )
+
+    assert ["", "6 GiB, 40%", "", "0 B, ?", ""] == usage.library_cells(device)
+    assert len([*usage.rows(device, MACHINE)]) == len(usage.library_cells(device))
 
 
 def test_processes_without_name_are_told_by_their_ids() -> None:

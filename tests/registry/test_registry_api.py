@@ -21,6 +21,7 @@ from topoalign.core.model.events import (
 )
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, NodeName, ResourceName
+from topoalign.core.model.library_use import LibraryCount, LibraryReading, LibraryUse
 from topoalign.core.model.processes import Measurement
 from topoalign.core.model.requests import UseRequest
 from topoalign.core.model.topology.offers import Offer, Slots
@@ -289,6 +290,41 @@ async def test_shares_of_a_node_are_asked_of_it_and_told_with_its_holders(
         foreign["use"]["processes"][0]["pid"],
         foreign["use"]["processes"][0]["identity"]["command"],
     )
+
+
+async def test_what_libraries_count_is_asked_of_nodes_that_have_them(
+    cluster: Cluster, bus: MemoryBus, http: httpx.AsyncClient
+) -> None:
+    """An allocator that does not answer costs this part alone."""
+    node, slot = NodeName("node-1"), DeviceID("GPU-0002::1")
+    announce(cluster, "node-1")
+    discovered = cluster.member(node).state.topology
+    assert discovered is not None
+    offer = Offer(resource=GPU, devices=(gpu(2),), replicas=10, slots=Slots(), limiter="hami-core")
+    hardware = msgspec.structs.replace(discovered.topology, offers=(offer,))
+    tell(cluster, msgspec.structs.replace(discovered, revision=discovered.revision + 1, topology=hardware))
+    held = msgspec.structs.replace(allocation("a", "train"), devices={GPU: (slot,)})
+    tell(cluster, AllocationGranted(node=node, epoch=5, seq=2, allocation=held))
+
+    async def answer(request: UseRequest) -> Measurement:
+        return msgspec.structs.replace(measurement(use("GPU-0002")), node=node)
+
+    async def count(request: UseRequest) -> LibraryReading:
+        counts = (LibraryCount(device=gpu(2), memory=3 * GIB, utilization=40),)
+        return LibraryReading(node=node, containers=(LibraryUse(allocation=AllocationID("a"), counts=counts),))
+
+    measures = Endpoint(name="use", subject=wire.use_subject(node), answer=answering(UseRequest, answer))
+    subject = wire.admission_subject(node, "library-use")
+    counts = Endpoint(name="library-use", subject=subject, answer=answering(UseRequest, count))
+    async with bus.serve("topoalign-discovery", [measures]):
+        silent = await get(http, "/v1/shares?node=node-1")
+        async with bus.serve("topoalign-allocator", [counts]):
+            shown = await get(http, "/v1/shares?node=node-1")
+
+    assert (None, "") == (silent["items"][2]["holders"][0]["library"], shown["library_finding"])
+    assert silent["library_finding"]
+    library = shown["items"][2]["holders"][0]["library"]
+    assert ("GPU-0002", 3 * GIB, 40) == tuple(library[name] for name in ("device", "memory", "utilization"))
 
 
 async def test_a_node_that_cannot_measure_says_why(cluster: Cluster, bus: MemoryBus, http: httpx.AsyncClient) -> None:

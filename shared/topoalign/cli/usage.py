@@ -9,11 +9,17 @@ from topoalign.cli import formatting, output
 from topoalign.cli import link as links
 from topoalign.cli.link import Link
 from topoalign.cli.quantities import binary
+from topoalign.core.model.errors import TopoalignError
+from topoalign.core.model.library_use import LibraryReading
 from topoalign.core.model.processes import GpuProcess
+from topoalign.core.model.requests import UseRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.usage.attribution import WHOLE_DEVICE, DeviceShares, HolderUse, NodeShares, OtherUse, Use, shares_of
+from topoalign.core.usage.library import has_library, with_library
 
 TITLES = ("NAME", "DEVICE", "WHO", "HOLDS", "MEMORY", "TIME", "PROCESSES")
+LIBRARY = "LIBRARY"
+"""Title of the column of what libraries count, before the last one, where containers are limited by one."""
 IN_ALL = "(in all)"
 MIB = 1 << 20
 MOST_PIDS = 4
@@ -26,15 +32,36 @@ def show(link: Link) -> None:
     """Print the use of a node's GPUs, as a table or as JSON. Raises what `Link.measure` and `links.discovered` raise."""
     measured = link.measure()
     standing = links.discovered(link.node_option, link.nats_option, os.environ)
-    shares = shares_of(standing.state, measured)
+    shares, reading = shares_of(standing.state, measured), None
+    if has_library(standing.state):
+        reading = library_use(link)
+        shares = with_library(shares, reading)
     if link.as_json:
         output.document(document(shares, standing.topology))
         return
-    output.columns(TITLES, [row for device in shares.devices for row in rows(device, standing.topology)])
+    table: list[tuple[str, ...]] = [row for device in shares.devices for row in rows(device, standing.topology)]
+    titles: tuple[str, ...] = TITLES
+    if any(holder.library is not None for device in shares.devices for holder in device.holders):
+        counts = [cell for device in shares.devices for cell in library_cells(device)]
+        table = [(*row[:-1], cell, row[-1]) for row, cell in zip(table, counts, strict=True)]
+        titles = (*TITLES[:-1], LIBRARY, TITLES[-1])
+    output.columns(titles, table)
     if shares.finding:
         output.note(f"it is not known where processes run: {shares.finding}")
     if shares.left_out:
         output.note(f"{shares.left_out} processes with less memory are left out")
+    if reading is not None and reading.finding:
+        output.note(f"it is not known what the libraries in containers count: {reading.finding}")
+
+
+def library_use(link: Link) -> LibraryReading:
+    """What the libraries that limit containers count; where that cannot be told, nothing and the reason."""
+    try:
+        reading: LibraryReading
+        reading, _ = link.ask("library-use", UseRequest(node=link.node), LibraryReading)
+        return reading
+    except TopoalignError as error:
+        return LibraryReading(node=link.node, finding=error.finding)
 
 
 def document(shares: NodeShares, topology: Topology) -> dict[str, object]:
@@ -64,6 +91,13 @@ def rows(device: DeviceShares, topology: Topology) -> Iterator[Row]:
         yield (*at, formatting.owner(holder.owner), held(holder, device.memory), *cells(holder.use, holder.memory))
     for other in device.others:
         yield (*at, named(other), "nothing", *cells(other.use, None))
+
+
+def library_cells(device: DeviceShares) -> list[str]:
+    """Of each row of a GPU or instance what the library in the container counts: `6 GiB, 40%`."""
+    found = [each.library for each in device.holders]
+    cells = ["" if each is None else f"{binary(each.memory)}, {percent(each.utilization)}" for each in found]
+    return ["", *cells, *("" for _ in device.others)]
 
 
 def held(holder: HolderUse, memory: int | None) -> str:

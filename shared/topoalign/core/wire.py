@@ -221,7 +221,7 @@ def hints_subject(node: NodeName) -> str:
 
 
 def admission_subject(node: NodeName, verb: str) -> str:
-    """The subject of the node's allocator for `verb`: allocate, release, what-if, confirm, explain, trust, …"""
+    """The subject of the node's allocator for `verb`: allocate, release, what-if, confirm, explain, trust, library-use, …"""
     return f"{PREFIX}.admission.{token(node)}.{verb}"
 
 

@@ -12,7 +12,7 @@ from anyio.abc import TaskStatus
 from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
-from topoalign.allocator.hami_core.on_demand import keep_directories
+from topoalign.allocator.hami_core.on_demand import SharedFilesOnDemand, keep_directories
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.journal import FileJournal
 from topoalign.allocator.ledger.ledger import Ledger
@@ -30,7 +30,7 @@ from topoalign.allocator.use_series import UseSeries
 from topoalign.allocator.vcuda.on_demand import LimiterOnDemand
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.ports import Clock
-from topoalign.plugin_config.configuration import Flags
+from topoalign.plugin_config.configuration import Configuration
 from topoalign.runtime.context import Context
 from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.runtime.settings import from_environment
@@ -40,7 +40,7 @@ class KubeletSide(NamedTuple):
     """
     The parts of an allocator whose node has a kubelet: its PodResources, what is reserved, what it allocated, what limits
     containers, the device plugins, the watch of its files, what tells of changes in its directories, and
-    the flags of the newest configuration.
+    the newest configuration, and what reads the files of a limiter.
     """
 
     pod_resources: PodResourcesClient
@@ -50,13 +50,20 @@ class KubeletSide(NamedTuple):
     front: KubeletFront
     watch: KubeletWatch
     changes: DirectoryChanges
-    flags: Callable[[], Flags]
+    configuration: Callable[[], Configuration]
+    shared_files: SharedFilesOnDemand
 
-    async def keep_limits(self, clock: Clock) -> None:
-        """Keeps what the limiters of containers need on the disk, until cancelled."""
+    async def keep_up(self, clock: Clock) -> None:
+        """Watches the kubelet's files, and keeps what the limiters of containers need on the disk, until cancelled."""
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.changes.run)
+            tasks.start_soon(self.watch.run)
             tasks.start_soon(self.limiter.run, self.allocations, clock)
-            tasks.start_soon(keep_directories, lambda: self.flags().hami_root, self.allocations, clock)
+            tasks.start_soon(keep_directories, self.hami_root, self.allocations, clock)
+
+    def hami_root(self) -> str:
+        """`flags.hamiRoot`; empty: none."""
+        return self.configuration().flags.hami_root
 
     def confirmed(self, pod: PodRequest) -> None:
         """A registry has been told what this pod would get, and is about to reserve it."""
@@ -100,16 +107,15 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             reconcile_seconds=settings.reconcile_seconds,
             reservations=kubelet.reservations if kubelet is not None else None,
             hub=context.hub,
+            endpoints=[kubelet.shared_files.endpoint()] if kubelet is not None else (),
         )
         tell_state(context, allocator, journal, kubelet, containers, settings.metrics_names)
         async with kubelet.pod_resources if kubelet is not None else nullcontext(), anyio.create_task_group() as tasks:
             await tasks.start(allocator.run)
             tasks.start_soon(configuration.keep_up, context.clock, context.reload.wait)
             if kubelet is not None:
-                tasks.start_soon(kubelet.changes.run)
-                tasks.start_soon(kubelet.watch.run)
                 tasks.start_soon(containers.run, kubelet.allocations, context.clock)
-                tasks.start_soon(kubelet.keep_limits, context.clock)
+                tasks.start_soon(kubelet.keep_up, context.clock)
                 await tasks.start(kubelet.front.run)
             await tasks.start(serve_display, settings.display, context, ledger)
             task_status.started()
@@ -147,10 +153,10 @@ def kubelet_side(
     reservations = Reservations(ledger, context.hub or context.bus, context.clock)
     changes = DirectoryChanges()
 
-    def flags() -> Flags:
-        return context.configuration.current.flags
+    def configuration() -> Configuration:
+        return context.configuration.current
 
-    limiter = LimiterOnDemand(lambda: flags().vcuda_root, lambda: ledger.state.hardware)
+    limiter = LimiterOnDemand(lambda: configuration().flags.vcuda_root, lambda: ledger.state.hardware)
     allocations = DeviceAllocations(
         ledger,
         context.clock,
@@ -180,7 +186,10 @@ def kubelet_side(
         settle_seconds=settings.settle_seconds,
     )
     watch = KubeletWatch(ledger, files, context.clock, pod_resources.devices, allocations.ended, changes)
-    return KubeletSide(pod_resources, reservations, allocations, limiter, front, watch, changes, flags)
+    shared_files = SharedFilesOnDemand(lambda: configuration().flags.hami_root, lambda: ledger.state, context.clock)
+    return KubeletSide(
+        pod_resources, reservations, allocations, limiter, front, watch, changes, configuration, shared_files
+    )
 
 
 def tell_state(
@@ -195,10 +204,11 @@ def tell_state(
     Registers the allocator's figures and series for /metrics, and its checks and notes for /readyz; a note does not make the
     process unready. `also`: under whose names the use of GPUs is shown, too.
     """
-    context.series.append(UseSeries(allocator.ledger, context.bus, also).write)
+    library = kubelet.shared_files.read if kubelet is not None else None
+    context.series.append(UseSeries(allocator.ledger, context.bus, also, library).write)
     context.figures.extend(figures(allocator, lambda: len(journal.set_aside), lambda: journal.syncs))
     if kubelet is not None:
-        context.figures.append(kubelet.limiter.figure())
+        context.figures.extend([kubelet.limiter.figure(), kubelet.shared_files.figure()])
         context.checks["kubelet"] = kubelet.front.reason
         context.checks["containers"] = containers.reason
     context.checks["journal"] = lambda: allocator.ledger.faults.newest

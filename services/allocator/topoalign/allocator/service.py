@@ -5,6 +5,8 @@ Allocations go on without the bus. What the hardware is like is heard from disco
 outbox; neither is waited for by a decision.
 """
 
+from collections.abc import Sequence
+
 import anyio
 import msgspec
 import structlog
@@ -23,7 +25,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import StateFault, Unavailable, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import ExplainRequest
-from topoalign.core.ports import Bus, Clock
+from topoalign.core.ports import Bus, Clock, Endpoint
 from topoalign.runtime.clock import until_tick
 
 SERVICE = "topoalign-allocator"
@@ -51,11 +53,12 @@ class Allocator:
         reconcile_seconds: float,
         reservations: Reservations | None = None,
         hub: Bus | None = None,
+        endpoints: Sequence[Endpoint] = (),
     ) -> None:
         """
         `device_allocations`, `reservations`: None on a node whose devices no kubelet hands out; else the first are
         reconciled every `reconcile_seconds`. `hub`: the bus that everybody hears, if `bus` is a shorter way to the services
-        of this process.
+        of this process. `endpoints`: of others that this service answers for.
         """
         self._reconcile_seconds = reconcile_seconds
         self.ledger, self.hardware_watch = ledger, hardware_watch
@@ -63,14 +66,15 @@ class Allocator:
         self.reservations = reservations
         self.outbox = Outbox(ledger, bus, clock)
         self.usage = UsageTeller(ledger, bus, clock, hub or bus)
-        self._bus, self._clock = bus, clock
+        self._bus, self._clock, self._endpoints = bus, clock, endpoints
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """
         Serves the bus and runs all parts until cancelled. Started once requests are answered; the topology may come
         later.
         """
-        endpoints = [*self.admissions.endpoints(), *Standings(self.ledger, self.hardware_watch, self.usage).endpoints()]
+        standings = Standings(self.ledger, self.hardware_watch, self.usage)
+        endpoints = [*self.admissions.endpoints(), *standings.endpoints(), *self._endpoints]
         async with self._bus.serve(SERVICE, endpoints), anyio.create_task_group() as tasks:
             tasks.start_soon(self.hardware_watch.run)
             tasks.start_soon(self.outbox.run)

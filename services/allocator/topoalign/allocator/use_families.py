@@ -5,10 +5,11 @@ What is not known has no sample. Utilisation is a ratio, 1 for all of the time, 
 Labels of others: gpu-manager 8cd842ed and HAMi's vGPUmonitor, v2.9.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from topoalign.core.model.allocations import Owner
+from topoalign.core.model.library_use import LibraryCount
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.usage.attribution import WHOLE_DEVICE, DeviceShares, HolderUse, NodeShares
 from topoalign.core.usage.excess import Excess
@@ -57,11 +58,7 @@ def own(shares: NodeShares, lasting: Iterable[Excess]) -> Iterator[Family]:
     name = "topoalign_container_gpu_"
     yield Family(f"{name}memory_asked_bytes", "GPU memory that a container was given.", each(lambda h: h.memory))
     yield Family(f"{name}memory_used_bytes", "GPU memory that a container uses.", each(lambda h: h.use.memory))
-    yield Family(
-        f"{name}memory_left_bytes",
-        "GPU memory that a container was given and does not use.",
-        each(lambda h: h.memory_left),
-    )
+    yield Family(f"{name}memory_left_bytes", "GPU memory that is given and not used.", each(lambda h: h.memory_left))
     yield Family(
         f"{name}time_asked_ratio",
         "Part of a GPU's time that a container was given.",
@@ -81,6 +78,7 @@ def own(shares: NodeShares, lasting: Iterable[Excess]) -> Iterator[Family]:
             if any(excess.device == row.device and excess.holder is holder for excess in lasting)
         ],
     )
+    yield from own_library(each)
     yield Family("topoalign_gpu_memory_bytes", "Memory of a GPU.", [(labels, row.memory) for row, labels in rows])
     yield Family(
         "topoalign_gpu_memory_used_bytes",
@@ -96,6 +94,21 @@ def own(shares: NodeShares, lasting: Iterable[Excess]) -> Iterator[Family]:
         "topoalign_gpu_other_memory_used_bytes",
         "Memory of a GPU that these processes use.",
         [({**labels, "where": other.where}, other.use.memory) for row, labels in rows for other in row.others],
+    )
+
+
+def own_library(each: Callable[[Callable[[HolderUse], float | None]], list[Sample]]) -> Iterator[Family]:
+    """What the libraries that limit containers count, by files that the containers write."""
+    name = "topoalign_container_gpu_library_"
+    yield Family(
+        f"{name}memory_bytes",
+        "GPU memory that the library which limits a container counts, as the container says.",
+        each(lambda h: None if h.library is None else h.library.memory),
+    )
+    yield Family(
+        f"{name}time_ratio",
+        "Part of the last second in which kernels of a container ran, as the library in it says.",
+        each(lambda h: None if h.library is None else part(h.library.utilization)),
     )
 
 
@@ -168,6 +181,20 @@ def hami(shares: NodeShares, hardware: Topology) -> Iterator[Family]:
         "hami_container_device_utilization_ratio",
         "GPU utilization of a container, 0 to 100",
         [(at, h.use.utilization) for at, h in containers],
+    )
+    yield from hami_library(shares.time, [(at, h.library) for at, h in containers if h.library is not None])
+
+
+def hami_library(now: float, counts: Sequence[tuple[Mapping[str, str], LibraryCount]]) -> Iterator[Family]:
+    """What only the files of HAMi-core tell, as HAMi's monitor reads them. `now`: wall seconds."""
+    name = "hami_vgpu_memory_"
+    yield Family(f"{name}context_bytes", "GPU memory of CUDA contexts", [(at, each.context) for at, each in counts])
+    yield Family(f"{name}module_bytes", "GPU memory of programs", [(at, each.modules) for at, each in counts])
+    yield Family(f"{name}buffer_bytes", "GPU memory of buffers", [(at, each.buffers) for at, each in counts])
+    yield Family(
+        "hami_container_last_kernel_elapsed_seconds",
+        "Seconds since the newest kernel of a container",
+        [(at, None if each.last_kernel is None else max(0, int(now) - each.last_kernel)) for at, each in counts],
     )
 
 

@@ -5,7 +5,7 @@ Discovery measures when it is asked, so nothing is measured unless somebody scra
 the node gives out: a few for each container and GPU, none for a container that is not known yet.
 """
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,6 +20,7 @@ from topoalign.core.ports import Bus
 from topoalign.runtime.series import header, line
 
 if TYPE_CHECKING:  # nobody scrapes at the start
+    from topoalign.core.model.library_use import LibraryReading
     from topoalign.core.usage.attribution import NodeShares
     from topoalign.core.usage.excess import Excess, ExcessWatch
 
@@ -32,9 +33,18 @@ log = structlog.get_logger("topoalign.allocator.use_series")
 class UseSeries:
     """Writes the families at each scrape, and logs once when a container is above its memory."""
 
-    def __init__(self, ledger: Ledger, bus: Bus, also: Collection[str]) -> None:
-        """`also`: under whose names the same is written, `gaia` and `hami`."""
-        self._ledger, self._bus, self._also = ledger, bus, also
+    def __init__(
+        self,
+        ledger: Ledger,
+        bus: Bus,
+        also: Collection[str],
+        library: "Callable[[], Awaitable[LibraryReading]] | None" = None,
+    ) -> None:
+        """
+        `also`: under whose names the same is written, `gaia` and `hami`. `library`: reads what libraries that limit
+        containers count; None: there are none.
+        """
+        self._ledger, self._bus, self._also, self._library = ledger, bus, also, library
         self._watch: ExcessWatch | None = None
 
     async def write(self) -> AsyncIterator[bytes]:
@@ -60,11 +70,13 @@ class UseSeries:
         """The use of this node's GPUs now. Raises a TopoalignError where discovery does not answer, or cannot measure."""
         from topoalign.core.model.processes import Measurement
         from topoalign.core.usage.attribution import shares_of
+        from topoalign.core.usage.library import with_library
 
         node = self._ledger.node
         question = msgspec.json.encode(UseRequest(node=node))
         answer = await self._bus.ask(wire.use_subject(node), question, within=ANSWER_SECONDS)
-        return shares_of(self._ledger.state, wire.answered(answer, Measurement))
+        shares = shares_of(self._ledger.state, wire.answered(answer, Measurement))
+        return shares if self._library is None else with_library(shares, await self._library())
 
     def _lasting(self, shares: "NodeShares") -> "tuple[Excess, ...]":
         """Who is above its memory for some measurements in a row; logged when it begins."""

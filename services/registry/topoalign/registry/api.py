@@ -36,7 +36,7 @@ from topoalign.registry import views
 from topoalign.registry.cluster import Cluster, Member
 from topoalign.registry.foreign import ForeignNodes
 from topoalign.registry.paging import Page, key_of, limit_of, page
-from topoalign.registry.shares import measured, shares_view
+from topoalign.registry.shares import counted, measured, shares_view
 from topoalign.registry.turns import in_turns
 from topoalign.registry.views import AllocationView, NodeSummary
 
@@ -121,7 +121,8 @@ class Api:
         node = NodeName(query["node"])
         self._cluster.member(node)
         measurement = await measured(self._bus, node)
-        return json(shares_view(self._cluster.member(node), measurement))
+        reading = await counted(self._bus, self._cluster.member(node))
+        return json(shares_view(self._cluster.member(node), measurement, reading))
 
 
 def shown(rows: Iterable[tuple[Member, Allocation]]) -> Iterator[AllocationView]:

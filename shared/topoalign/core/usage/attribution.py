@@ -21,6 +21,7 @@ import msgspec
 from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.holdings import Holding, Whole
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, NodeName
+from topoalign.core.model.library_use import LibraryCount
 from topoalign.core.model.processes import DeviceUse, GpuProcess, Measurement, ProcessIdentity
 from topoalign.core.state.fold import NodeState
 from topoalign.core.usage.given import WHOLE_DEVICE as WHOLE_DEVICE
@@ -61,6 +62,11 @@ class HolderUse(msgspec.Struct, frozen=True, kw_only=True):
     which may use what is there.
     """
     use: Use
+    library: LibraryCount | None = None
+    """
+    What the library that limits it counts, by a file that the container writes: no authority. None: it has none, or it is
+    not known.
+    """
 
     @property
     def memory_left(self) -> int | None:

@@ -1,0 +1,165 @@
+"""
+Reads what HAMi-core shares between the processes of each container, for whoever asks what containers use.
+
+A container writes its file, and may replace, cut off or exchange it at any time: so it is opened as a regular file or not at
+all, its size is checked by the descriptor, and it is read in parts of a bounded size and never mapped. What is wrong with a
+file costs its container's part of the answer, is logged once, and counted.
+
+Reading is done in a thread, at most once a second; where a disk does not answer, the next reading says so and begins none.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from re import compile as pattern
+from typing import NamedTuple
+
+import structlog
+from anyio import Lock, move_on_after, to_thread
+
+from topoalign.allocator.hami_core import region
+from topoalign.allocator.hami_core.directories import CACHE, name_of, owner_of
+from topoalign.allocator.hami_core.region import Unusable
+from topoalign.allocator.hami_core.sweeps import held_slots
+from topoalign.allocator.limiter_files import entries, open_regular, opened
+from topoalign.core.model.errors import clean
+from topoalign.core.model.holdings import base_of
+from topoalign.core.model.ids import AllocationID, DeviceID
+from topoalign.core.model.library_use import LibraryReading, LibraryUse
+from topoalign.core.ports import Clock
+from topoalign.core.state.fold import NodeState
+
+FILE = pattern(r"[0-9a-f]{32}\.cache")
+MOST_ENTRIES = 64
+"""Of a container's directory: the library makes one file, and the runtime the place to mount it."""
+MOST_CONTAINERS = 1_000
+"""Of one reading."""
+FRESH_SECONDS, READ_SECONDS = 1.0, 2.0
+
+log = structlog.get_logger("topoalign.allocator.hami_core")
+
+
+class Limited(NamedTuple):
+    """An allocation whose container has a directory."""
+
+    allocation: AllocationID
+    directory: str
+    gpus: frozenset[DeviceID]
+
+
+class SharedFiles:
+    """Reads the files of all containers of a node."""
+
+    def __init__(self, root: Callable[[], str], state: Callable[[], NodeState], clock: Clock) -> None:
+        """`root`: `flags.hamiRoot` of the newest configuration, empty: there is none. `state`: of the node now."""
+        self._root, self._state, self._clock = root, state, clock
+        self._turn = Lock(fast_acquire=True)
+        self._newest: tuple[LibraryReading, float] | None = None
+        """With the monotonic seconds at which it was complete."""
+        self._is_reading = False
+        """Whether a thread is at it still."""
+        self._failing: dict[AllocationID, str] = {}
+        self.refused = 0
+        """Files that could not be used, in all readings."""
+
+    async def read(self) -> LibraryReading:
+        """What the files say now, or said a second ago at most."""
+        async with self._turn:
+            now = self._clock.monotonic()
+            if self._newest is None or now - self._newest[1] >= FRESH_SECONDS:
+                self._newest = await self._read(), self._clock.monotonic()
+            return self._newest[0]
+
+    async def _read(self) -> LibraryReading:
+        state, root = self._state(), self._root().rstrip("/")
+        limited = [*all_limited(state)] if root else []
+        if not limited:
+            return LibraryReading(node=state.node)
+        found: list[LibraryUse] | None = None
+        if not self._is_reading:
+            with move_on_after(READ_SECONDS):
+                work = partial(self._read_all, Path(root), limited[:MOST_CONTAINERS])
+                found = await to_thread.run_sync(work, abandon_on_cancel=True)
+        if found is None:
+            return LibraryReading(node=state.node, finding="the disk with the files of HAMi-core does not answer")
+        self._note(found)
+        return LibraryReading(node=state.node, containers=tuple(found), left_out=max(0, len(limited) - MOST_CONTAINERS))
+
+    def _read_all(self, root: Path, limited: Sequence[Limited]) -> list[LibraryUse]:
+        """In the thread."""
+        self._is_reading = True
+        try:
+            return [found for each in limited if (found := read_use(root, each)) is not None]
+        finally:
+            self._is_reading = False
+
+    def _note(self, found: Sequence[LibraryUse]) -> None:
+        """Counts what could not be used, and logs each once."""
+        failing = {each.allocation: each.failure for each in found if each.failure}
+        self.refused += len(failing)
+        for allocation in failing.keys() - self._failing.keys():
+            log.warning(
+                "the file that HAMi-core shares in a container cannot be used",
+                allocation=allocation,
+                reason=failing[allocation],
+            )
+        self._failing = failing
+
+
+def all_limited(state: NodeState) -> Iterator[Limited]:
+    """The allocations whose containers are limited by HAMi-core now."""
+    offers = state.hardware.offers_of
+    for allocation, (resource, slots) in held_slots(state):
+        limiters = {each.limiter for each in offers.get(resource, ())}
+        if allocation is not None and "hami-core" in limiters:
+            yield Limited(allocation.id, name_of(resource, slots), frozenset(map(base_of, slots)))
+
+
+def read_use(root: Path, limited: Limited) -> LibraryUse | None:
+    """What the file of one container says, or why it cannot be used. None: there is none, as before it uses CUDA."""
+    owner = owner_of(root, limited.directory)
+    if owner is None or owner.allocation != limited.allocation:
+        return None  # the slots were another container's, and Allocate is about to make the directory anew
+    try:
+        with opened_file(root, limited.directory, os.O_RDONLY) as file:
+            if file is None:
+                return None
+            head = os.pread(file, region.HEAD_SIZE, 0)
+            if not region.is_written(head):
+                return None
+            uuids = region.uuids_of(head)
+            tail = region.tail_of(os.pread(file, region.TAIL.size, region.TAIL_AT))
+            processes = os.pread(file, tail.processes * region.PROCESS.size, region.PROCESSES_AT)
+            counts = tuple(region.counts_of(uuids, processes, tail, limited.gpus))
+    except Unusable as error:
+        return LibraryUse(allocation=limited.allocation, failure=str(error))
+    except OSError as error:
+        return LibraryUse(allocation=limited.allocation, failure=f"it cannot be read: {error.strerror}")
+    return LibraryUse(allocation=limited.allocation, counts=counts)
+
+
+@contextmanager
+def opened_file(root: Path, name: str, flags: int) -> Iterator[int | None]:
+    """
+    The descriptor of the file in a container's directory, which has the size of a shared region; None: there is none, or it
+    is empty still. Raises Unusable and OSError.
+    """
+    with opened(root) as at, opened(name, at) as directory, opened(CACHE, directory) as cache:
+        found = entries(cache, MOST_ENTRIES + 1)
+        if len(found) > MOST_ENTRIES:
+            raise Unusable(f"there is more than {MOST_ENTRIES} of what the container has written beside it")
+        names = [each for each in found if FILE.fullmatch(each)]
+        if len(names) > 1:
+            raise Unusable(f"there are {len(names)} of them: {clean(min(names))}")
+        file = open_regular(cache, names[0], flags) if names else None
+    if file is None:
+        yield None
+        return
+    try:
+        if (size := os.fstat(file).st_size) not in (0, *region.SIZES):
+            raise Unusable(f"it has {size} bytes, and {region.SIZES[-1]} are written")
+        yield file if size else None
+    finally:
+        os.close(file)
