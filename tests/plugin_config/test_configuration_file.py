@@ -253,6 +253,7 @@ ONE = TIME + "{resources: [{name: gpu, replicas: 2"
         (ONE + "}]}, slots: {}}", "sharing.slots.name", "resources.gpus"),
         ("sharing: {units: {}, slots: {}}", "sharing.slots.name", "resources.gpus"),
         ("sharing: {slots: {replicas: 1}}", "sharing.slots.replicas", "number"),
+        ("sharing: {slots: {priorities: true}}", "sharing.slots.priorities", "limiter: hami-core"),
         ("sharing: {slots: {coreScaling: 0.5}}", "sharing.slots.coreScaling", "number"),
         ("sharing: {slots: {memory: nvidia.com/gpu}}", "sharing.slots.memory", "another name"),
         ("sharing: {slots: {cores: x.io/a, priority: x.io/a}}", "sharing.slots.priority", "another name"),

@@ -37,6 +37,9 @@ def slots(sharing: Sharing) -> GpuSlots | None:
         name=names.resource(f"{PATH}.name", found.name),
         **{each: names.resource(f"{PATH}.{each}", getattr(found, each)) for each in AMOUNTS},
     )
+    if named.priorities and sharing.limiter != "hami-core":
+        remedy = "add sharing.limiter: hami-core, or leave it out"
+        raise InvalidField(f"{PATH}.priorities", "has an effect with the limiter hami-core alone", remedy)
     shared = {"timeSlicing": sharing.time_slicing.resources, "mps": sharing.mps.resources}
     ways = {way: {names.qualified(each.name, names.GPU_DOMAIN) for each in some} for way, some in shared.items()}
     if sharing.units is not None:

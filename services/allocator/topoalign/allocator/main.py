@@ -12,7 +12,7 @@ from anyio.abc import TaskStatus
 from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
-from topoalign.allocator.hami_core.on_demand import SharedFilesOnDemand, keep_directories
+from topoalign.allocator.hami_core.on_demand import SharedFilesOnDemand, keep_directories, keep_priorities
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.journal import FileJournal
 from topoalign.allocator.ledger.ledger import Ledger
@@ -60,10 +60,18 @@ class KubeletSide(NamedTuple):
             tasks.start_soon(self.watch.run)
             tasks.start_soon(self.limiter.run, self.allocations, clock)
             tasks.start_soon(keep_directories, self.hami_root, self.allocations, clock)
+            tasks.start_soon(
+                keep_priorities, self.hami_root, self.has_priorities, lambda: self.allocations.state, clock
+            )
 
     def hami_root(self) -> str:
         """`flags.hamiRoot`; empty: none."""
         return self.configuration().flags.hami_root
+
+    def has_priorities(self) -> bool:
+        """Whether containers of low priority are to wait."""
+        slots = self.configuration().sharing.slots
+        return slots is not None and slots.priorities
 
     def confirmed(self, pod: PodRequest) -> None:
         """A registry has been told what this pod would get, and is about to reserve it."""

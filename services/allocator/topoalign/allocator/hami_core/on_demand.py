@@ -1,6 +1,6 @@
 """
-The sweeps, and what reads the files of containers, from when the configuration names a directory for them: most nodes have
-none, and import nothing of it.
+The sweeps, the feedback, and what reads the files of containers, from when the configuration names a directory for them:
+most nodes have none, and import nothing of it.
 """
 
 from collections.abc import Callable
@@ -32,6 +32,17 @@ async def keep_directories(root: Callable[[], str], allocations: "Allocations", 
     from topoalign.allocator.hami_core.sweeps import Sweeps  # few nodes have it
 
     await Sweeps(root).run(allocations, clock)
+
+
+async def keep_priorities(
+    root: Callable[[], str], is_on: Callable[[], bool], state: Callable[[], NodeState], clock: Clock
+) -> None:
+    """`Feedback.run`, from when there is a root: also where it is off, because a former process may have told something."""
+    while not root():
+        await clock.sleep(until_tick(clock, LOOK_SECONDS))
+    from topoalign.allocator.hami_core.feedback import Feedback  # as above
+
+    await Feedback(root, is_on, state).run(clock)
 
 
 class SharedFilesOnDemand:
