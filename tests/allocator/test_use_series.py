@@ -13,6 +13,7 @@ from topoalign.allocator.settings import AllocatorSettings
 from topoalign.allocator.use_families import Family, text
 from topoalign.allocator.use_series import UseSeries
 from topoalign.core.model.errors import DriverFault, InvalidField
+from topoalign.core.model.events import UsageObserved
 from topoalign.core.model.ids import AllocationID, DeviceID
 from topoalign.core.model.library_use import LibraryCount, LibraryReading, LibraryUse
 from topoalign.core.usage import attribution
@@ -201,6 +202,42 @@ async def test_a_container_above_its_memory_is_told_and_logged_once(monkeypatch:
     assert [("ml/train main", "GPU-0", 2 * GIB, 12 * GIB)] == [
         (each["container"], each["device"], each["given"], each["used"]) for each in logs
     ]
+
+
+async def test_an_excess_is_announced_when_it_begins_and_when_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not with every measurement; a node whose kubelet has not been read says nothing yet."""
+    node = Node(ALLOCATIONS[0])
+    with monkeypatch.context() as patched:
+        patched.setattr(attribution, "shares_of", given(2 * GIB, attribution.shares_of))
+        series, said = UseSeries(node.ledger, node.bus, (), announces=True), []
+        async with node.answering():
+            for time in range(6):
+                if time == 3:
+                    assert None is node.ledger.state.usage
+                    node.ledger.observe(containers=())
+                more = process(1, (12 + time) * GIB, in_pod(UIDS[0]), 60)
+                node.measured = measurement(use("GPU-0", more), time=float(time))
+                await scraped(series)
+                said.append(node.ledger.state.usage)
+            patched.undo()
+            node.measured = measurement(use("GPU-0", more), time=7.0)
+            await scraped(series)
+    ended = node.ledger.state.usage
+    (excess,) = said[3].exceeding if said[3] is not None else ()
+
+    assert said[3] is said[4] is said[5]
+    assert (TRAIN, UIDS[0], ("a-1",), "GPU-0") == (excess.owner, excess.pod_uid, excess.allocations, excess.device)
+    assert (2 * GIB, 14 * GIB) == (excess.given, excess.used)
+    assert ended is not None and said[3] is not None
+    assert ((), said[3].revision + 1) == (ended.exceeding, ended.revision)
+
+
+def test_who_is_within_its_memory_costs_no_byte_of_the_event() -> None:
+    """So an earlier version finds nothing new, and one that reads what an earlier one says finds nobody."""
+    usage = UsageObserved(node=NODE, epoch=1, revision=1, containers=())
+
+    assert b"exceeding" not in msgspec.json.encode(usage)
+    assert () == usage.exceeding
 
 
 def given(memory: int, shares_of: Callable[..., NodeShares]) -> Callable[..., NodeShares]:

@@ -43,7 +43,7 @@ def made_up(snapshot: AllocationsSnapshot, state: NodeState, position: int, time
 def abridged(usage: UsageObserved) -> tuple[UsageObserved, bytes]:
     """A reading that tells repetitions from news and says nothing else, and the SHA-256 of the whole one."""
     whole = hashlib.sha256(msgspec.json.encode(usage)).digest()
-    return msgspec.structs.replace(usage, containers=(), containers_known=False, kubelet=None), whole
+    return msgspec.structs.replace(usage, containers=(), containers_known=False, kubelet=None, exceeding=()), whole
 
 
 def time_of(message: Message) -> float | None:

@@ -213,7 +213,8 @@ def tell_state(
     process unready. `also`: under whose names the use of GPUs is shown, too.
     """
     library = kubelet.shared_files.read if kubelet is not None else None
-    context.series.append(UseSeries(allocator.ledger, context.bus, also, library).write)
+    series = UseSeries(allocator.ledger, context.bus, also, library, announces=kubelet is not None)
+    context.series.append(series.write)
     context.figures.extend(figures(allocator, lambda: len(journal.set_aside), lambda: journal.syncs))
     if kubelet is not None:
         context.figures.extend([kubelet.limiter.figure(), kubelet.shared_files.figure()])

@@ -15,6 +15,7 @@ from topoalign.allocator.ledger.endings import titled
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core import wire
 from topoalign.core.model.errors import TopoalignError
+from topoalign.core.model.events import MemoryExcess
 from topoalign.core.model.requests import UseRequest
 from topoalign.core.ports import Bus
 from topoalign.runtime.series import header, line
@@ -39,13 +40,18 @@ class UseSeries:
         bus: Bus,
         also: Collection[str],
         library: "Callable[[], Awaitable[LibraryReading]] | None" = None,
+        *,
+        announces: bool = False,
     ) -> None:
         """
         `also`: under whose names the same is written, `gaia` and `hami`. `library`: reads what libraries that limit
-        containers count; None: there are none.
+        containers count; None: there are none. `announces`: whether `UsageObserved` is to tell who is above its memory.
         """
         self._ledger, self._bus, self._also, self._library = ledger, bus, also, library
+        self._announces = announces
         self._watch: ExcessWatch | None = None
+        self._exceeding: dict[object, MemoryExcess] = {}
+        """Device and allocations -> as it was when it began: so it is announced once."""
 
     async def write(self) -> AsyncIterator[bytes]:
         """The text. Where nothing can be measured, only that."""
@@ -83,6 +89,10 @@ class UseSeries:
         from topoalign.core.usage.excess import ExcessWatch
 
         self._watch = (self._watch or ExcessWatch()).after(shares)
+        lasting = {(each.device, each.holder.allocations): each for each in self._watch.lasting}
+        self._exceeding = {key: self._exceeding.get(key) or said(each) for key, each in lasting.items()}
+        if self._announces and self._ledger.state.usage is not None:
+            self._ledger.observe(exceeding=tuple(self._exceeding.values()))
         for excess in self._watch.begun:
             log.warning(
                 "a container uses more memory of a GPU than it was given",
@@ -92,3 +102,17 @@ class UseSeries:
                 used=excess.holder.use.memory,
             )
         return self._watch.lasting
+
+
+def said(excess: "Excess") -> MemoryExcess:
+    """As it is announced."""
+    holder = excess.holder
+    assert holder.memory is not None and holder.use.memory is not None, "they were compared"
+    return MemoryExcess(
+        owner=holder.owner,
+        pod_uid=holder.pod_uid,
+        allocations=holder.allocations,
+        device=excess.device,
+        given=holder.memory,
+        used=holder.use.memory,
+    )

@@ -122,11 +122,28 @@ class ContainerUsage(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_d
         parse_cpuset(self.cpus)  # as for `Allocation`
 
 
+class MemoryExcess(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """A container that used more memory of a device than it was given, in three measurements in a row."""
+
+    owner: Owner | None = None
+    """The container. None: not known yet."""
+    pod_uid: str = ""
+    """UID of its pod; empty: not known."""
+    allocations: tuple[AllocationID, ...]
+    """Ids of the allocations by which it holds the device."""
+    device: DeviceID
+    """The GPU or MIG instance."""
+    given: int
+    """Bytes that it was given of the device."""
+    used: int
+    """Bytes that it used at the third of these measurements. What it uses now is told by `topoalign gpu usage`."""
+
+
 class UsageObserved(Reading, frozen=True, kw_only=True, tag="UsageObserved"):
     """
     All that the kubelet gave out without asking topoalign (CPUs, memory, and devices of other plugins), and the rules
     by which it decides. Announced within a second of a change of the kubelet's configuration, of its checkpoints, or of
-    what plugins offer.
+    what plugins offer; also when a container begins or ceases to use more memory of a GPU than it was given.
     """
 
     containers: tuple[ContainerUsage, ...]
@@ -138,6 +155,11 @@ class UsageObserved(Reading, frozen=True, kw_only=True, tag="UsageObserved"):
     """
     kubelet: KubeletObserved | None = None
     """What predictions depend on. None: announced by an earlier version, or not read yet."""
+    exceeding: tuple[MemoryExcess, ...] = ()
+    """
+    Containers that use more memory of a GPU than they were given. Use is measured when /metrics of the allocator is read,
+    and announced when an excess begins and when it has ended: not with every measurement.
+    """
 
 
 class AllocationGranted(LedgerFact, frozen=True, kw_only=True, tag="AllocationGranted"):

@@ -15,6 +15,7 @@ from topoalign.core.model.events import (
     Displaced,
     KubeletObserved,
     LedgerEvent,
+    MemoryExcess,
     Owner,
     UsageObserved,
 )
@@ -39,10 +40,11 @@ class Binding(NamedTuple):
 
 
 class Observed(TypedDict, total=False):
-    """What was read of the kubelet, as in `UsageObserved`; what was not read is left out."""
+    """What was read of the kubelet and measured, as in `UsageObserved`; what was not read is left out."""
 
     containers: tuple[ContainerUsage, ...]
     kubelet: KubeletObserved
+    exceeding: tuple[MemoryExcess, ...]
 
 
 def unobserved(node: NodeName, epoch: int) -> UsageObserved:
