@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 
+import msgspec
 import pytest
 from hami_core_support import HamiCoreNode, hami_core_node
 from hypothesis import given
@@ -16,9 +17,15 @@ from slot_node_support import Ask
 from structlog.testing import capture_logs
 
 from topoalign.allocator.hami_core import region, shared_files
+from topoalign.allocator.hami_core.on_demand import SharedFilesOnDemand
 from topoalign.allocator.hami_core.shared_files import SharedFiles
+from topoalign.core import wire
+from topoalign.core.model.errors import BadRequest
 from topoalign.core.model.holdings import base_of
+from topoalign.core.model.ids import NodeName
 from topoalign.core.model.library_use import LibraryReading, LibraryUse
+from topoalign.core.model.requests import UseRequest
+from topoalign.runtime.memory_bus import MemoryBus
 
 pytestmark = pytest.mark.anyio
 ONE = "1:1:2:3:6:7"
@@ -229,6 +236,33 @@ async def test_a_disk_that_does_not_answer_is_told_and_asked_by_one_thread(monke
         assert [True, True] == ["does not answer" in each.finding for each in readings]
         assert begun.is_set()
         assert 1 == len(calls)
+
+
+async def test_others_are_told_over_the_bus_and_a_node_without_the_limiter_has_none() -> None:
+    async with hami_core_node() as (it, _):
+        await it.run_pod("a", Ask(memory=1_000))
+        put_region(it.cache("a") / NAME, gpus_of(it, "a")[0], ONE)
+        roots, bus = [""], MemoryBus()
+        files = SharedFilesOnDemand(lambda: roots[0], lambda: it.ledger.state, it.clock)
+        node, counted = it.ledger.state.node, files.figure()
+        subject, question = wire.admission_subject(node, "library-use"), UseRequest(node=node)
+
+        async def ask(request: UseRequest) -> LibraryReading:
+            return wire.answered(await bus.ask(subject, msgspec.json.encode(request), within=1.0), LibraryReading)
+
+        async with bus.serve("topoalign-allocator", [files.endpoint()]):
+            assert LibraryReading(node=node) == await ask(question)
+            assert 0 == counted.read()
+            roots[0] = str(it.root)
+            assert [6] == [each.counts[0].memory for each in (await ask(question)).containers]
+            with pytest.raises(BadRequest, match="is not this node"):
+                await ask(UseRequest(node=NodeName("other")))
+            write_at(4, b"\2")(it.cache("a") / NAME)
+            await it.clock.advance(2)
+            assert ["it has version 2.2, and 1.2 is read"] == [
+                each.failure for each in (await ask(question)).containers
+            ]
+            assert 1 == counted.read()
 
 
 @given(st.binary(min_size=1_856, max_size=1_856), st.binary(max_size=2 * 1_960), st.binary(min_size=24, max_size=24))

@@ -32,10 +32,9 @@ def show(link: Link) -> None:
     """Print the use of a node's GPUs, as a table or as JSON. Raises what `Link.measure` and `links.discovered` raise."""
     measured = link.measure()
     standing = links.discovered(link.node_option, link.nats_option, os.environ)
-    shares, reading = shares_of(standing.state, measured), None
+    shares = shares_of(standing.state, measured)
     if has_library(standing.state):
-        reading = library_use(link)
-        shares = with_library(shares, reading)
+        shares = with_library(shares, library_use(link))
     if link.as_json:
         output.document(document(shares, standing.topology))
         return
@@ -50,8 +49,8 @@ def show(link: Link) -> None:
         output.note(f"it is not known where processes run: {shares.finding}")
     if shares.left_out:
         output.note(f"{shares.left_out} processes with less memory are left out")
-    if reading is not None and reading.finding:
-        output.note(f"it is not known what the libraries in containers count: {reading.finding}")
+    if shares.library_finding:
+        output.note(f"it is not known what the libraries in containers count: {shares.library_finding}")
 
 
 def library_use(link: Link) -> LibraryReading:
@@ -77,6 +76,7 @@ def document(shares: NodeShares, topology: Topology) -> dict[str, object]:
         "devices": devices,
         "finding": shares.finding,
         "left_out": shares.left_out,
+        "library_finding": shares.library_finding,
     }
 
 

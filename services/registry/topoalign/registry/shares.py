@@ -79,7 +79,7 @@ def shares_view(member: Member, measurement: Measurement, reading: LibraryReadin
         stale=not member.answering,
         finding=shares.finding,
         left_out=shares.left_out,
-        library_finding=reading.finding,
+        library_finding=shares.library_finding,
         items=tuple(
             SharedDevice(
                 **{name: getattr(row, name) for name in DeviceShares.__struct_fields__},

@@ -116,6 +116,8 @@ class NodeShares(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is not known where processes run; empty: it is."""
     left_out: int
     """Processes that were not listed because there are too many."""
+    library_finding: str = ""
+    """Why it is not known what the libraries that limit containers count; empty: it is, or there are none."""
 
 
 Place = tuple[str, str, str, str]

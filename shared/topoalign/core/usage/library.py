@@ -24,8 +24,6 @@ def with_library(shares: NodeShares, reading: LibraryReading) -> NodeShares:
     counts: dict[tuple[AllocationID, DeviceID], LibraryCount] = {
         (use.allocation, count.device): count for use in reading.containers for count in use.counts
     }
-    if not counts:
-        return shares
 
     def counted(holder: HolderUse, device: DeviceID) -> HolderUse:
         found = [counts[each, device] for each in holder.allocations if (each, device) in counts]
@@ -35,4 +33,4 @@ def with_library(shares: NodeShares, reading: LibraryReading) -> NodeShares:
         msgspec.structs.replace(row, holders=tuple(counted(each, row.device) for each in row.holders))
         for row in shares.devices
     )
-    return msgspec.structs.replace(shares, devices=tuple(rows))
+    return msgspec.structs.replace(shares, devices=tuple(rows), library_finding=reading.finding)

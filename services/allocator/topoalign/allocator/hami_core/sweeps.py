@@ -7,6 +7,7 @@ large file's blocks back may take a file system seconds. Without an answer of th
 read, nothing is removed.
 """
 
+import errno
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -103,9 +104,13 @@ class Sweeps:
             raise failure
 
     def remove_leftovers(self) -> None:
-        """Goes on removing what was taken away. Raises OSError where some of it is not gone yet."""
+        """Goes on removing what was taken away. Raises OSError where some of it cannot be removed."""
         if configured := self._root().rstrip("/"):
-            limiter_files.remove_leftovers(Path(configured))
+            try:
+                limiter_files.remove_leftovers(Path(configured))
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:  # the next one goes on
+                    raise
 
     def _held(self, state: NodeState) -> dict[str, Owner | None]:
         """Directory of slots that are held, by the record -> whose it is. None: of a container that was displaced."""
