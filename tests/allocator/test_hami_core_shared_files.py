@@ -238,7 +238,7 @@ async def test_a_disk_that_does_not_answer_is_told_and_asked_by_one_thread(monke
         assert 1 == len(calls)
 
 
-async def test_others_are_told_over_the_bus_and_a_node_without_the_limiter_has_none() -> None:
+async def test_what_files_say_is_told_over_the_bus() -> None:
     async with hami_core_node() as (it, _):
         await it.run_pod("a", Ask(memory=1_000))
         put_region(it.cache("a") / NAME, gpus_of(it, "a")[0], ONE)
