@@ -81,6 +81,8 @@ LATER = {
     "topoalign.allocator.vcuda.limiter": "keeps the files of the limiter vcuda",
     "topoalign.allocator.hami_core.answers": "tells of the limiter hami-core",
     "topoalign.allocator.hami_core.sweeps": "keeps the directories of the limiter hami-core",
+    "topoalign.allocator.hami_core.shared_files": "reads the files of the limiter hami-core",
+    "topoalign.allocator.hami_core.feedback": "writes to them",
     "topoalign.plugin_config.hook_files": "tells whether HAMi-core is in place",
     "topoalign.plugin_config.mps_files": "tells whether a daemon of MPS serves",
 }

@@ -30,6 +30,7 @@ The file has one byte more: 2,008,953. GPUs are in the order of NVML in the cont
 Source: HAMi-core 8f3a89c, the public header of its shared region.
 """
 
+from array import array
 from collections.abc import Collection, Iterator
 from struct import Struct
 from typing import NamedTuple
@@ -47,10 +48,11 @@ HEAD = Struct("<3i4xQ32xQ")
 """Magic, version; the process with the lock; GPUs."""
 UUIDS, UUID_SIZE = 64, 96
 HEAD_SIZE = PROCESSES_AT = 1_856
-PROCESS = Struct("<ii" + "3Q8xQ24x" * GPUS + "128x" + "16xQ24x" * GPUS + "i28x")
-"""Two ids; of each GPU contexts, programs, buffers and all; of each GPU percent of kernels; whether it runs."""
-OF_USE, OF_TIME, RUNS = 2, 2 + 4 * GPUS, 2 + 5 * GPUS
-"""Places in a process: from where the uses are, from where the percents, and the last."""
+PROCESS_SIZE = 1_960
+USE_AT, USE_SIZE, USES = 8, 64, (0, 8, 16, 32)
+"""Of a process: where its uses are, bytes of that of a GPU, and in it contexts, programs, buffers and all."""
+TIME_AT, TIME_SIZE, STATUS_AT = 1_160 + 16, 48, 1_928
+"""Of a process: where the percent of kernels of the first GPU is, how far that of the next; whether it runs."""
 TAIL_AT = 2_008_896
 TAIL = Struct("<4iQ")
 RECENT_KERNEL_AT, RECENT_KERNEL = 2_008_904, Struct("<i")
@@ -115,17 +117,26 @@ def counts_of(uuids: list[str], processes: bytes, tail: Tail, gpus: Collection[D
     What is counted of these GPUs, of all processes that run; other GPUs are passed over. `processes`: the bytes of as many
     as `tail` says. Raises Unusable.
     """
-    if len(processes) != tail.processes * PROCESS.size:
+    if len(processes) != tail.processes * PROCESS_SIZE:
         raise Unusable("it is cut off")
-    running = [each for each in PROCESS.iter_unpack(processes) if each[RUNS]]
+    numbers = array("Q", processes)  # of this machine, which wrote them
+    running = [
+        place for place, status in enumerate(array("i", processes)[STATUS_AT // 4 :: PROCESS_SIZE // 4]) if status
+    ]
+
+    def column(at: int) -> list[int]:
+        """What stands there in each process that runs."""
+        found = numbers[at // 8 :: PROCESS_SIZE // 8]
+        return [found[place] for place in running]
+
     for place, uuid in enumerate(uuids):
         if uuid not in gpus:
             continue
-        at = OF_USE + 4 * place
-        context, modules, buffers, memory = (sum(each[at + part] for each in running) for part in range(4))
+        at = USE_AT + USE_SIZE * place
+        context, modules, buffers, memory = (sum(column(at + part)) for part in USES)
         if memory > LARGEST:
             raise Unusable(f"it counts {memory} bytes of {clean(uuid)}")
-        times = [each[OF_TIME + place] for each in running]
+        times = column(TIME_AT + TIME_SIZE * place)
         yield LibraryCount(
             device=DeviceID(uuid),
             memory=memory,

@@ -131,7 +131,7 @@ def read_use(root: Path, limited: Limited) -> LibraryUse | None:
                 return None
             uuids = region.uuids_of(head)
             tail = region.tail_of(os.pread(file, region.TAIL.size, region.TAIL_AT))
-            processes = os.pread(file, tail.processes * region.PROCESS.size, region.PROCESSES_AT)
+            processes = os.pread(file, tail.processes * region.PROCESS_SIZE, region.PROCESSES_AT)
             counts = tuple(region.counts_of(uuids, processes, tail, limited.gpus))
     except Unusable as error:
         return LibraryUse(allocation=limited.allocation, failure=str(error))
