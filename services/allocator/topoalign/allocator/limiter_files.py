@@ -76,23 +76,28 @@ def remove_leftovers(root: Path) -> None:
         raise failure
 
 
-def discard(at: int, name: str) -> None:
-    """Takes a directory of ours below this one away: its name is free then. Raises OSError for one that is not ours."""
+def discard(at: int, name: str) -> str:
+    """
+    Takes a directory of ours below this one away, and returns what it is called now; empty where there is none. Raises
+    OSError for one that is not ours.
+    """
     try:
         found = os.stat(name, dir_fd=at, follow_symlinks=False)
     except FileNotFoundError:
-        return
+        return ""
     if not is_own_directory(found):
         raise FileExistsError(17, "something that is not ours is in the way", name)
-    put_aside(at, name, at)
+    return put_aside(at, name, at)
 
 
-def put_aside(directory: int, name: str, at: int) -> None:
+def put_aside(directory: int, name: str, at: int) -> str:
     """
-    Moves a directory out of the way, to `at`, whatever is in it: how long removing that takes is the container's to say, and
-    nobody waits for it. Raises OSError.
+    Moves a directory out of the way, to `at`, whatever is in it, and returns what it is called there: how long removing that
+    takes is the container's to say, and nobody waits for it. Raises OSError.
     """
-    os.rename(name, f".gone-{token_hex(8)}", src_dir_fd=directory, dst_dir_fd=at)
+    gone = f".gone-{token_hex(8)}"
+    os.rename(name, gone, src_dir_fd=directory, dst_dir_fd=at)
+    return gone
 
 
 def remove_tree(at: int, name: str, most: int = MOST_REMOVED) -> int:

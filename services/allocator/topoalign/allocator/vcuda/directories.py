@@ -40,6 +40,7 @@ from topoalign.allocator.limiter_files import (
     opened,
     put_aside,
     read_file,
+    remove_tree,
     write_file,
 )
 from topoalign.allocator.vcuda.limits import CONFIG_FILE, Limits, config_of, owner_in
@@ -84,7 +85,9 @@ def prepare(root: Path, name: str, limits: Limits) -> None:
     root.mkdir(mode=MODE, parents=True, exist_ok=True)
     with opened(root) as at:
         if owner_of(root, name) != (limits.pod_uid, limits.container) or is_crowded(at, name):
-            discard(at, name)
+            if gone := discard(at, name):
+                with suppress(OSError):  # its former container, if that runs still, finds it empty at once
+                    remove_tree(at, gone)
             os.mkdir(name, MODE, dir_fd=at)
         with opened(name, at) as directory:
             os.fchmod(directory, MODE)
