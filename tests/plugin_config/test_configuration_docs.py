@@ -47,7 +47,7 @@ def test_every_field_is_listed_with_its_default() -> None:
     assert shared == {row[0].strip("`") for row in rows("key | default")}
     units = {field.encode_name: str(field.default) for field in msgspec.structs.fields(Units)}
     assert units == {row[0].strip("`"): row[1].strip("`") for row in rows("key of `units`")}
-    slots = {field.encode_name: str(field.default) for field in msgspec.structs.fields(GpuSlots)}
+    slots = {field.encode_name: written(field.default) for field in msgspec.structs.fields(GpuSlots)}
     assert slots == {row[0].strip("`"): row[1].strip("`") for row in rows("key of `slots`")}
 
 
