@@ -8,11 +8,14 @@ from faults_support import THOROUGH
 from slot_node_support import EACH, Ask, SlotNode, slot_node
 
 from topoalign.core.model.decisions import Admission, Refusal
-from topoalign.core.model.ids import PodName
+from topoalign.core.model.holdings import base_of
+from topoalign.core.model.ids import DeviceID, PodName
 from topoalign.core.model.requests import PodRequest, Policy
 
 pytestmark = pytest.mark.anyio
 
+UNWANTED, POLICY = "nvidia.com/nouse-gpuuuid", "hami.io/gpu-scheduler-policy"
+POLICIES = ("binpack", "spread", "mutex", "topology-aware")
 ADMISSIONS = 25
 """Of each seed."""
 
@@ -28,11 +31,14 @@ def ask(chance: Random) -> Ask:
             return Ask(gpus, chance.randint(1, EACH // 2), chance.choice([0, 5, 30, 60]))
 
 
-def made_of(it: SlotNode, name: str, chance: Random) -> tuple[PodRequest, Mapping[str, Ask]]:
-    """A pod, and what its app containers ask for."""
+def made_of(it: SlotNode, name: str, chance: Random, says: Random) -> tuple[PodRequest, Mapping[str, Ask]]:
+    """A pod, which says something about its GPUs by another chance, and what its app containers ask for."""
     asked = [ask(chance) for _ in range(chance.choice([1, 1, 1, 2]))]
     init = [ask(chance) for _ in range(chance.choice([0, 0, 0, 1]))]
-    return it.asking(name, *asked, init=init), {f"c{len(init) + place}": each for place, each in enumerate(asked)}
+    annotations = says.choice([{}, {}, {UNWANTED: f"GPU-{says.randrange(4)}"}, {POLICY: says.choice(POLICIES)}])
+    return it.asking(name, *asked, init=init, annotations=annotations), {
+        f"c{len(init) + place}": each for place, each in enumerate(asked)
+    }
 
 
 async def end_some(it: SlotNode, running: dict[str, object], chance: Random) -> None:
@@ -42,11 +48,15 @@ async def end_some(it: SlotNode, running: dict[str, object], chance: Random) -> 
         await (it.remove(gone) if chance.random() < 0.6 else it.drop(gone))
 
 
-def check_held(it: SlotNode, name: str, asked: Mapping[str, Ask]) -> None:
-    """Each container holds as much of each GPU as it asked for; more only of what its init container left."""
+def check_held(it: SlotNode, name: str, asked: Mapping[str, Ask], unwanted: str = "") -> None:
+    """
+    Each container holds as much of each GPU as it asked for; more only of what its init container left. It has no `unwanted`
+    GPU.
+    """
     left = it.slots_of(name).get("c0", []) if "c0" not in asked else []
     for container, each in asked.items():
         (record,) = it.records(name, container)
+        assert DeviceID(unwanted) not in map(base_of, record.device_ids), (name, container)
         for slot, amount in record.slots.items():
             if slot in left:
                 assert amount.cores >= each.amount.cores, (name, container)
@@ -62,7 +72,7 @@ async def test_no_container_has_the_slot_or_the_amounts_of_another(seed: int) ->
     0 containers have another's slot or amounts, 0 GPUs are held above what they have, and PodResources, the record and what
     containers are told agree. What was reserved is admitted, and whatever is refused has a reason.
     """
-    chance = Random(seed)
+    chance, says = Random(seed), Random(seed + 1)
     policy = chance.choice([Policy.NONE, Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])
     async with slot_node(policy, Random(seed)) as (it, tasks):
         running: dict[str, object] = {}
@@ -74,7 +84,7 @@ async def test_no_container_has_the_slot_or_the_amounts_of_another(seed: int) ->
                     await it.restart_kubelet()
                 case low if low < 0.08:
                     await it.start_agent(tasks)
-            pod, asked = made_of(it, f"p{number}", chance)
+            pod, asked = made_of(it, f"p{number}", chance, says)
             is_reserved = is_certain = False
             if chance.random() < 0.6:
                 (predicted,) = it.reserve_beside(pod)
@@ -91,7 +101,7 @@ async def test_no_container_has_the_slot_or_the_amounts_of_another(seed: int) ->
                 await it.settle()
             await it.check([*running])
             if is_reserved and isinstance(decision, Admission):
-                check_held(it, str(pod.name), asked)
+                check_held(it, str(pod.name), asked, pod.annotations.get(UNWANTED, ""))
         assert admitted
 
 

@@ -8,6 +8,7 @@ from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.requests import Policy
+from topoalign.core.sharing.refusals import ShareSplit
 
 pytestmark = pytest.mark.anyio
 
@@ -168,6 +169,57 @@ async def test_amounts_outlive_a_restart_and_a_lost_journal_makes_equal_parts() 
 
         assert [Amount(cores=20, memory=7_000 * MIB)] == kept
         assert [PART] == [*it.held("a").values()]
+
+
+async def test_a_pod_with_a_list_of_uuids_gets_one_of_these() -> None:
+    async with slot_node() as (it, tasks):
+        beside = it.asking("beside", Ask(2, memory=8_000))
+        pod = it.asking(
+            "a", Ask(memory=7_000), Ask(memory=7_000), annotations={"nvidia.com/use-gpuuuid": "GPU-3,GPU-9"}
+        )
+        it.reserve_beside(beside, pod)
+
+        assert isinstance(await it.admit_pod(beside), Admission)
+        await it.start_agent(tasks)
+        assert isinstance(await it.admit_pod(pod), Admission)
+        await it.check(["a", "beside"])
+
+        assert {"GPU-3": Amount(cores=0, memory=7_000 * MIB)} == it.held("a") == it.held("a", "c1")
+        assert {"GPU-0", "GPU-1"} == it.held("beside").keys()
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [{"nvidia.com/use-gpuuuid": "GPU-2"}, {"hami.io/gpu-scheduler-policy": "mutex"}],
+    ids=["uuid", "mutex"],
+)
+async def test_a_pod_that_limits_its_gpus_is_refused_if_aligned_elsewhere(annotations: dict[str, str]) -> None:
+    """What filled the first NUMA node ends before the pod is admitted, and its kubelet aligns it to that."""
+    async with slot_node(Policy.SINGLE_NUMA_NODE) as (it, _):
+        full = it.asking("full", Ask(2, cores=100))
+        it.reserve_beside(full)
+        assert isinstance(await it.admit_pod(full), Admission)
+        await it.check(["full"])
+        pod = it.asking("a", Ask(memory=7_000), annotations=annotations)
+        assert isinstance(it.reserve_beside(pod)[0], Admission)
+        await it.remove("full")
+
+        assert "accepts 'GPU-2'" in refused(await it.admit_pod(pod))
+        await it.check([])
+
+
+async def test_a_container_with_its_init_containers_gpu_gets_no_other_one() -> None:
+    """The kubelet keeps the slot that is taken over, and need not take the other one that is preferred."""
+    async with slot_node() as (it, _):
+        lists = {"nvidia.com/use-gpuuuid": "GPU-0,GPU-1"}
+        pod = it.asking("a", Ask(2, memory=3_000), init=[Ask(1, memory=9_000)], annotations=lists)
+        it.reserve_beside(pod)
+        taken, other = (each.devices[GPU] for each in it.reserved.reservations[0].containers)
+        await it.allocations.allocate(GPU, [taken])
+
+        with pytest.raises(ShareSplit, match="accepts 'GPU-0', 'GPU-1'"):
+            await it.allocations.allocate(GPU, [(*taken, DeviceID("GPU-3::0"))])
+        await it.allocations.allocate(GPU, [other])
 
 
 @pytest.mark.parametrize("policy", [Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])

@@ -8,15 +8,16 @@ from reservation_support import changed
 from slot_support import MIB, asks, holding, in_slots
 from unit_support import DGX, KUBELET, admitted
 
+from topoalign.core.admission.reserving import reserved_for
 from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.reservations import Reservation
-from topoalign.core.sharing.reserved_slots import amounts_reserved, answering_part, open_parts
+from topoalign.core.sharing.reserved_slots import amounts_reserved, answering_part, open_parts, unmoved_part
 from topoalign.core.sharing.reserved_units import ShareQuestion, with_reserved_shares
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations, allocations_of, reservation_of
+from topoalign.core.state.reservations import NodeReservations, allocations_of
 
 FIRST, SECOND = DGX.gpus[0].id, DGX.gpus[1].id
 
@@ -25,7 +26,7 @@ def reserved(state: NodeState, name: str, *containers: tuple[int, int]) -> Reser
     """What a decision in this state gives a pod: (GPUs, MiB) of each container, with 20 cores."""
     asked = [asks(gpus, memory=memory, cores=20, name=f"c{place}") for place, (gpus, memory) in enumerate(containers)]
     request = pod(*asked, name=name)
-    return reservation_of(f"uid-{name}", request, admitted(state, request, KUBELET), 60.0)
+    return reserved_for(f"uid-{name}", request, admitted(state, request, KUBELET), 60.0)
 
 
 def of(*reservations: Reservation) -> NodeReservations:
@@ -125,6 +126,60 @@ def test_a_container_that_is_shown_is_not_told_its_slots_again() -> None:
 
     assert slots != told
     assert told == kept.reservations[1].containers[0].devices[GPU]
+
+
+def strict(state: NodeState, name: str, *containers: tuple[int, int]) -> Reservation:
+    """As `reserved`, for a pod that limits its GPUs."""
+    asked = [asks(gpus, memory=memory, cores=20, name=f"c{place}") for place, (gpus, memory) in enumerate(containers)]
+    request = msgspec.structs.replace(pod(*asked, name=name), annotations={"nvidia.com/nouse-gpuuuid": FIRST})
+    return reserved_for(f"uid-{name}", request, admitted(state, request, KUBELET), 60.0)
+
+
+def test_slots_that_a_container_must_not_have_are_told() -> None:
+    state = node(in_slots(DGX, gpus=3))
+    kept = of(strict(state, "a", (1, 9_000), (2, 1_000)))
+    first, second = (each.devices[GPU] for each in kept.reservations[0].containers)
+    other = (DeviceID(f"{FIRST}::4"),)
+
+    def told(state: NodeState, slots: tuple[DeviceID, ...]) -> str | None:
+        part = unmoved_part(state, kept, 0.0, GPU, slots)
+        return None if part is None else part.name[1]
+
+    assert "c0" == told(state, other)
+    assert "c1" == told(state, (*other, *first))
+    assert None is told(state, first) is told(state, second)
+    assert None is told(gets(state, "a", first), other)
+    assert None is told(state, (*other, *first, *second))
+
+
+def test_slots_that_a_container_must_have_go_to_no_other_pod() -> None:
+    """The slots of the first part are not offered: the second container of its pod would do, the next pod would not."""
+    state = node(in_slots(DGX, gpus=4))
+    one = strict(state, "a", (1, 9_000), (1, 9_000))
+    kept = of(one, reserved(with_reserved_shares(state, of(one), 0.0), "b", (1, 9_000)))
+    first, second = (each.devices[GPU] for each in one.containers)
+    free = {*state.hardware.devices[GPU]}.difference(first)
+
+    assert second == answer(state, kept, free, 1)
+    assert () == answer(state, kept, free.difference(second), 1)
+
+
+def test_of_an_earlier_registry_a_container_with_amounts_keeps_its_gpus() -> None:
+    """It repeats what it does not know without it. Where no amounts are reserved, it knew no slots: equal parts may move."""
+    state = node(in_slots(DGX))
+    moving = reserved(state, "a", (1, 9_000))
+    known = {"c0": True}
+    without = msgspec.json.encode(moving).replace(b'"may_move":true', b'"may_move_not":true')
+    repeated = msgspec.json.decode(without, type=Reservation)
+    equal = msgspec.structs.replace(repeated.containers[0], slots={})
+    equal_parts = msgspec.structs.replace(repeated, containers=(equal,))
+
+    def movable(reservation: Reservation) -> dict[str, bool]:
+        question = ShareQuestion(GPU, state.hardware.devices[GPU], (), 1)
+        return {each.name[1]: each.may_move for each in open_parts(state, of(reservation), 0.0, question)}
+
+    assert known == movable(moving) == movable(equal_parts)
+    assert {"c0": False} == movable(repeated) == movable(strict(state, "a", (1, 9_000)))
 
 
 def test_a_container_aligned_elsewhere_is_not_told_the_slots_of_the_next() -> None:

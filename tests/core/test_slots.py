@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from decision_support import node, pod
+from decision_support import container, node, pod
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -99,12 +99,20 @@ def test_more_gpus_than_there_are_is_refused(rules: AdmissionRules) -> None:
     assert "NotEnoughShareCards" == refused(node(in_slots(DGX)), pod(asks(9)), rules).code
 
 
-def test_annotations_that_have_no_effect_on_slots_are_refused() -> None:
-    asked = msgspec.structs.replace(pod(asks(memory=1)), annotations={"nvidia.com/use-gputype": "A100"})
+def test_annotations_about_slots_need_an_amount() -> None:
+    """Without one the pod may go to nodes that offer whole GPUs under the same name, and look at no such annotations."""
+    asked = msgspec.structs.replace(pod(asks()), annotations={"nvidia.com/use-gputype": "H100"})
 
     refusal = refused(node(in_slots(DGX)), asked, KUBELET)
 
-    assert "no effect on slots" in refusal.finding
+    assert "InvalidShare" == refusal.code
+    assert refusal.finding.startswith("metadata.annotations[nvidia.com/use-gputype]: ")
+    assert isinstance(admit(node(DGX), asked, KUBELET), Admission)
+
+
+def test_what_a_pod_without_slots_says_about_cards_is_not_read() -> None:
+    asked = msgspec.structs.replace(pod(container(gpus=1)), annotations={"hami.io/gpu-scheduler-policy": "mine"})
+
     assert isinstance(admit(node(DGX), asked, KUBELET), Admission)
 
 

@@ -29,6 +29,7 @@ MOST = 160
 """Blocks of 256 MiB of a GPU of the DGX A100 with 40 GB."""
 SECOND = "spec.containers[1].resources.limits"
 WEIGHTS, TYPES, UUIDS = "hami.io/device-scoring-weights", "nvidia.com/use-gputype", "nvidia.com/use-gpuuuid"
+POLICIES = "hami.io/gpu-scheduler-policy"
 NO_EFFECT = "has no effect on units of GPUs, which go where least is left"
 CHOOSE = "leave it out; nodeSelector and affinity choose the nodes"
 
@@ -138,7 +139,30 @@ BAD_IN_SLOTS: dict[str, tuple[dict[str, Any], str]] = {
     "101 cores": (pod({GPUS: "1", COMPUTE: "101"}, {}), f"{SECOND}[{COMPUTE}]: 101 is above 100"),
     "-1 cores": (pod({GPUS: "1", COMPUTE: "-1"}, {}), f"{SECOND}[{COMPUTE}]: '-1' is no amount"),
     "weights": (pod({GPUS: "1", COMPUTE: "5"}, {WEIGHTS: "slot=-1"}), f"metadata.annotations[{WEIGHTS}]: not weights"),
-    "a uuid": (pod({GPUS: "1", COMPUTE: "5"}, {UUIDS: "GPU-nobody"}), f"metadata.annotations[{UUIDS}]: has no effect"),
+    "two ways": (
+        pod({GPUS: "1", COMPUTE: "5"}, {UUIDS: "GPU-1", "nvidia.com/nouse-gpuuuid": "GPU-1, GPU-2"}),
+        f"metadata.annotations[{UUIDS}]: nvidia.com/nouse-gpuuuid leaves nothing of it",
+    ),
+    **{
+        f"{key} {text[:20]}": (pod({GPUS: "1", COMPUTE: "5"}, {key: text}), f"metadata.annotations[{key}]: {begin}")
+        for key, text, begin in (
+            (POLICIES, "bestfit", "'bestfit' is no policy; write one of binpack, spread, mutex, topology-aware"),
+            (POLICIES, "binpack,spread", "'binpack,spread' is no policy"),
+            (POLICIES, "", "'' is no policy"),
+            (WEIGHTS, "slot=1,core=1,memory=3", "has an effect with binpack and spread alone"),
+            (TYPES, " ", "an empty list"),
+            (TYPES, "A100,,H100", "an entry of the list is empty"),
+            (TYPES, "A" * 101, "more than 256 entries, or one of more than 100 characters"),
+            ("nvidia.com/nouse-gputype", ",".join(["A100"] * 257), "more than 256 entries"),
+            (UUIDS, ",", "an empty list"),
+            (UUIDS, "GPU-1,0", "'0': no uuid of a GPU"),
+            ("nvidia.com/nouse-gpuuuid", "MIG-5", "'MIG-5': no uuid of a GPU"),
+            ("nvidia.com/numa-bind", "yes", "'yes' is neither true nor false"),
+            ("nvidia.com/vgpu-mode", "mig", "has no effect on slots of GPUs"),
+            ("hami.io/node-scheduler-policy", "spread", "has no effect on slots of GPUs"),
+            ("tencent.com/vcuda-core-limit", "50", "has no effect on slots of GPUs"),
+        )
+    },
 }
 """Pods, and how what is said of them begins."""
 

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from view_support import NODE, asked
 
 from topoalign.client.records import read_cluster
+from topoalign.core.demand.hami_names import DEVICES_ALLOCATED, HANDSHAKE, REGISTER
 from topoalign.core.diagnosis.answers import Outlook
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import Nodes
@@ -21,7 +22,6 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scoring, scorer_of
 from topoalign.core.sharing.hami.handshake import requesting
-from topoalign.core.sharing.hami.names import DEVICES_ALLOCATED, HANDSHAKE, REGISTER
 from topoalign.core.sharing.hami.registration import RegisteredCard, encode_register
 from topoalign.registry.api import Api
 from topoalign.registry.foreign import LOOK_SECONDS

@@ -8,9 +8,11 @@ from api_server_support import shown_pod
 from binding_support import Registry, Site, running
 from decision_support import machine, node, pod
 from slot_support import CORES, MEMORY, MIB, PERCENTAGE, asks, in_slots
-from unit_support import refused
+from unit_support import admitted, refused
 from view_support import NODE, RULES, OneNode, asked
 
+from topoalign.core.admission.feasibility import machine_key
+from topoalign.core.admission.reserving import reserved_for
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.demand.units import InvalidShare
 from topoalign.core.model.holdings import Amount
@@ -19,11 +21,14 @@ from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodR
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.slot_defaults import with_defaults
+from topoalign.registry.scheduling import binding
 from topoalign.registry.scheduling.holds import Hold
 from topoalign.registry.scheduling.orders import Comer, are_mistakable
+from topoalign.registry.scheduling.verdicts import Verdicts
 from topoalign.runtime.memory_bus import MemoryBus
 
 EACH = 40_000
+UUIDS = "nvidia.com/use-gpuuuid"
 
 
 def shared(gpus: int = 4) -> Topology:
@@ -78,6 +83,38 @@ def test_a_node_is_not_offered_where_its_alignment_leads_to_full_gpus() -> None:
 
     assert "ShareSplit" == code(it, pod(asks(1, memory=100, cores=40)))
     assert "" == code(it, pod(asks(1, memory=100, cores=20)))
+
+
+def test_a_node_is_offered_where_it_has_such_gpus() -> None:
+    it = world(shared())
+
+    def said(annotations: dict[str, str]) -> str:
+        return code(it, msgspec.structs.replace(pod(asks(1, memory=100)), annotations=annotations))
+
+    assert "" == said({UUIDS: "GPU-1,GPU-7"}) == said({})
+    assert "NoCardAccepted" == said({UUIDS: "GPU-7"}) == said({"nvidia.com/use-gputype": "B200"})
+
+
+def test_a_node_that_is_to_come_has_none_of_the_gpus_that_are_known() -> None:
+    """Else an autoscaler would add nodes without end for a pod that waits for one GPU."""
+    it = world(shared())
+    it.view.renew()
+    kind = it.view.nodes[NODE].kind
+    assert kind is not None
+
+    def said(annotations: dict[str, str]) -> str:
+        request = msgspec.structs.replace(pod(asks(1, memory=100)), annotations=annotations)
+        verdicts = Verdicts(it.view)
+        return verdicts.judge_empty(verdicts.request(asked(request)), kind)
+
+    assert "NoCardAccepted" == said({UUIDS: "GPU-1"})
+    assert "" == said({"nvidia.com/nouse-gpuuuid": "GPU-0,GPU-1,GPU-2,GPU-3"}) == said({})
+
+
+def test_nodes_with_gpus_of_other_models_are_of_another_kind() -> None:
+    other = tuple(msgspec.structs.replace(gpu, name="NVIDIA L4") for gpu in shared().gpus)
+
+    assert machine_key(shared()) != machine_key(msgspec.structs.replace(shared(), gpus=other))
 
 
 def test_a_pod_of_another_scheduler_is_expected_to_hold_an_equal_part() -> None:
@@ -145,6 +182,48 @@ def test_pods_are_mistakable_by_as_many_slots(one: tuple[int, int], other: tuple
     assert not are_mistakable(machine(), comer(*one), comer(*other))
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ({}, {}, False),
+        ({UUIDS: "GPU-1"}, {}, True),
+        ({UUIDS: "GPU-1"}, {UUIDS: "GPU-1"}, False),
+        ({UUIDS: "GPU-1"}, {UUIDS: "GPU-1,GPU-2"}, True),
+        ({"nvidia.com/numa-bind": "false"}, {}, False),
+        ({}, {"nvidia.com/numa-bind": "perhaps"}, True),
+    ],
+)
+def test_pods_are_mistakable_by_what_they_say_of_gpus(
+    one: dict[str, str], other: dict[str, str], expected: bool
+) -> None:
+    """The last one has changed its annotations since it was reserved."""
+
+    def comer(annotations: dict[str, str]) -> Comer:
+        asked_for = msgspec.structs.replace(pod(asks(1, memory=100)), annotations=annotations)
+        return Comer(str(annotations), read_pod(asked_for, AdmissionRules()), True)
+
+    assert expected is are_mistakable(shared(), comer(one), comer(other))
+
+
+@pytest.mark.parametrize(
+    ("annotations", "gone", "expected"),
+    [({UUIDS: "GPU-1"}, 1, True), ({UUIDS: "GPU-1"}, 2, False), ({"hami.io/gpu-scheduler-policy": "spread"}, 1, False)],
+)
+def test_what_is_reserved_for_a_pod_that_is_gone_is_waited_for(
+    annotations: dict[str, str], gone: int, expected: bool
+) -> None:
+    """The node would answer for a pod that limits its GPUs with what is still reserved for the other one."""
+    made = [
+        reserved_for(name, each, admitted(node(shared()), each, RULES), 30.0)
+        for name, each in (
+            ("a", msgspec.structs.replace(pod(asks(1, memory=100)), annotations=annotations)),
+            ("b", pod(asks(gone, memory=100))),
+        )
+    ]
+
+    assert expected is binding.are_mistakable(*made)
+
+
 @pytest.fixture
 async def site() -> Site:
     return Site(hardware=shared())
@@ -171,3 +250,19 @@ async def test_a_bind_reserves_slots_with_their_amounts(site: Site, registry: Re
     assert "node-1" == site.node_of("a")
     assert {DeviceID("GPU-0::0"), DeviceID("GPU-1::0")} == found.containers[0].slots.keys()
     assert {(30, 5_000)} == {(each.cores, each.memory // MIB) for each in found.containers[0].slots.values()}
+    assert found.containers[0].may_move
+
+
+@pytest.mark.anyio
+async def test_a_bind_reserves_the_gpus_that_annotations_choose(site: Site, registry: Registry) -> None:
+    shown = shown_pod("a", gpus=1)
+    limits = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "5000"}
+    shown["spec"]["containers"][0]["resources"] = {"limits": limits, "requests": limits}
+    shown["metadata"]["annotations"] = {UUIDS: "GPU-2"}
+    uid = str(site.cluster.add_pod(shown)["metadata"]["uid"])
+
+    await registry.bind("a", uid)
+
+    (found,) = registry.reservations.held(NodeName("node-1"))
+    assert {DeviceID("GPU-2::0")} == found.containers[0].slots.keys()
+    assert not found.containers[0].may_move

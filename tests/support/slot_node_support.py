@@ -1,6 +1,6 @@
 """A node with four GPUs in slots, over real sockets: the fake kubelet, and an agent that can be started anew."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from random import Random
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from share_support import DEFAULT, GPUS, PLAIN, ShareNode, running
 from slot_support import MIB, asks, in_slots
 
 from topoalign.core.admission.admit import decide
+from topoalign.core.admission.reserving import reserved_for
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission, Decision
@@ -19,7 +20,7 @@ from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, PodName
 from topoalign.core.model.requests import ContainerRequest, PodRequest, Policy
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.state.reservations import NodeReservations, reservation_of
+from topoalign.core.state.reservations import NodeReservations
 from topoalign.core.state.slot_amounts import equal_part, held_by_slot, offered_in_slots, total
 
 EACH = 16_384
@@ -57,11 +58,14 @@ class SlotNode(ShareNode):
         """In `SLOTS` slots each."""
         return in_slots(machine, SLOTS, GPUS)
 
-    def asking(self, name: str, *asked: Ask, init: Sequence[Ask] = ()) -> PodRequest:
+    def asking(
+        self, name: str, *asked: Ask, init: Sequence[Ask] = (), annotations: Mapping[str, str] = {}
+    ) -> PodRequest:
         """A pod with a container for each of these, c0 first."""
         containers = [ask.request(f"c{number}") for number, ask in enumerate((*init, *asked))]
         return PodRequest(
             name=PodName(name),
+            annotations={**annotations},
             init_containers=tuple(containers[: len(init)]),
             containers=tuple(containers[len(init) :]),
         )
@@ -77,7 +81,7 @@ class SlotNode(ShareNode):
             decision = decide(state, read_pod(pod, self.rules))
             decisions.append(decision)
             if isinstance(decision, Admission):
-                kept.append(reservation_of(f"uid-{pod.name}", pod, decision.allocations, 60.0))
+                kept.append(reserved_for(f"uid-{pod.name}", pod, decision.allocations, 60.0))
                 for each in decision.allocations:
                     state = state.holding(each)
         live = self.ledger.state.allocations.keys()

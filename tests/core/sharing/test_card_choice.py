@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from partition_reference import splits
 
+from topoalign.core.demand.card_rules import ANY_CARD, CardOrder, CardRules, Selection, Weights
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.placement.gpus.scores import Scores, gpu_scores, total
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import by_topology
 from topoalign.core.sharing.cards import SharedCard, ShareRequest
-from topoalign.core.sharing.choice import ANY_CARD, choose
-from topoalign.core.sharing.rules import CardOrder, CardRules, Selection, Weights
+from topoalign.core.sharing.choice import choose
 from topoalign.machines import load_machine
 
 GIB = 2**30
@@ -160,6 +160,8 @@ class Reference:
         worth = -self.worth(members)
         if self.whole:
             return (worth, members)
+        if order is CardOrder.TOPOLOGY_AWARE:
+            return (worth, least, members)
         if order is not CardOrder.BEST_FIT:
             full = sum(self.fullness(each) for each in held)
             return (round(-full if order is CardOrder.BINPACK else full, 6), worth, members)

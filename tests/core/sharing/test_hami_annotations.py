@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.core.sharing.hami.go_text import go_quoted, parse_int
+from topoalign.core.demand.go_text import go_quoted, parse_int
 from topoalign.core.sharing.hami.handshake import NodeHealth, Reported, check_handshake, check_node, requesting
 from topoalign.core.sharing.hami.mig import MigProfile, Placement
 from topoalign.core.sharing.hami.pod_devices import (

@@ -9,10 +9,11 @@ from hami_support import POLICIES, asked, cards, requests, usage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from topoalign.core.demand.card_annotations import read_weights
+from topoalign.core.demand.card_rules import EQUAL_WEIGHTS, Weights
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.sharing.hami.order import ScoredCard, walk
-from topoalign.core.sharing.hami.scores import device_score, node_score, read_weights
-from topoalign.core.sharing.rules import EQUAL_WEIGHTS, Weights
+from topoalign.core.sharing.hami.scores import device_score, node_score
 
 weights = st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 5))
 

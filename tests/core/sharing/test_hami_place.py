@@ -6,12 +6,12 @@ from hami_support import UUIDS, annotations, asked, cards, namespaces, pair_scor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from topoalign.core.demand.card_rules import Weights
 from topoalign.core.model.ids import NodeName
 from topoalign.core.sharing.hami.fit import Unfit
 from topoalign.core.sharing.hami.place import NodeCards, PodShares, choose_node, node_policy, place
 from topoalign.core.sharing.hami.quota import NamespaceQuota, effective_use
 from topoalign.core.sharing.hami.selection import PodRules, read_rules
-from topoalign.core.sharing.rules import Weights
 
 containers = st.lists(st.lists(requests, max_size=1), min_size=1, max_size=4)
 

@@ -6,17 +6,12 @@ from hami_support import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from topoalign.core.demand.card_annotations import type_selection, uuid_selection
+from topoalign.core.demand.hami_names import ResourceNames
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.sharing.cards import SharedCard
-from topoalign.core.sharing.hami.names import ResourceNames
 from topoalign.core.sharing.hami.requests import NO_DEFAULTS, UNSET, CardRequest, Defaults, plain_integer, read_request
-from topoalign.core.sharing.hami.selection import (
-    PodRules,
-    cordoned,
-    read_rules,
-    type_selection,
-    uuid_selection,
-)
+from topoalign.core.sharing.hami.selection import PodRules, cordoned, read_rules
 from topoalign.core.sharing.hami.usage import MIB, CardShare, usage_of, with_share
 
 NOTHING = CardRequest()

@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 
+from topoalign.core.demand.card_rules import ANY_CARD, CardRules, Selection
 from topoalign.core.model.errors import InvalidField, NoFit, TopoalignError
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.sharing.cards import SharedCard, ShareRequest
-from topoalign.core.sharing.choice import ANY_CARD, choose
+from topoalign.core.sharing.choice import choose
 from topoalign.core.sharing.refusals import ShareFields
-from topoalign.core.sharing.rules import CardRules, Selection
 
 GIB = 2**30
 PATHS = ShareFields(cores="limits[x/cores]", memory="limits[x/memory]", cards="annotations[x/cards]")

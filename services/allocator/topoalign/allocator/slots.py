@@ -6,9 +6,10 @@ reservation are its own: who asks for just these holds what is reserved with the
 
 - GetPreferredAllocation: the slots that are reserved for such a question. Where the kubelet does not offer them, because it
   aligns the container to other NUMA nodes, slots of different GPUs that have as much left; who is given these holds what is
-  reserved. Else slots of GPUs that have an equal part left. Both beside what is reserved, or at least beside what is held.
-- Allocate: two slots of one GPU are refused (`InvalidShare`), and so is what a GPU has not left any more, by the record.
-  Records of containers that have ended make way.
+  reserved. None where the container must have its own. Else slots of GPUs that have an equal part left. Both beside what is
+  reserved, or at least beside what is held.
+- Allocate: two slots of one GPU are refused (`InvalidShare`), and so is what a GPU has not left any more, by the record, and
+  other slots than a container must have (`ShareSplit`). Records of containers that have ended make way.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,8 +27,21 @@ from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.placement.sparing import held_among, overlapping
 from topoalign.core.ports import Clock
-from topoalign.core.sharing.refusals import NotEnoughShareCores, NotEnoughShareMemory, ShareDoesNotFit, ShareFields
-from topoalign.core.sharing.reserved_slots import OpenPart, PartName, amounts_reserved, answering_part, open_parts
+from topoalign.core.sharing.refusals import (
+    NotEnoughShareCores,
+    NotEnoughShareMemory,
+    ShareDoesNotFit,
+    ShareFields,
+    ShareSplit,
+)
+from topoalign.core.sharing.reserved_slots import (
+    OpenPart,
+    PartName,
+    amounts_reserved,
+    answering_part,
+    open_parts,
+    unmoved_part,
+)
 from topoalign.core.sharing.reserved_units import ShareQuestion, with_reserved_shares
 from topoalign.core.sharing.slots import choose_gpus, slot_of
 from topoalign.core.state.fold import NodeState
@@ -78,6 +92,8 @@ class SlotGrants:
         if (own := answering_part(question, parts)) is not None:
             self._swap(parts[0], own, reserved)
             return tuple(slot for slot in live.hardware.devices[resource] if slot in own.slots)
+        if parts and not parts[0].may_move:
+            return ()
         devices = live.hardware.devices[resource]
         offered, must = devices.some(available), {*map(base_of, must_include)}
         if len(must) < len(must_include) or (devices.some(must_include) - offered).bits:
@@ -121,7 +137,10 @@ class SlotGrants:
         return {}
 
     def check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
-        """Raises InvalidShare for several slots of one GPU, which are no more of it than one."""
+        """
+        Raises InvalidShare for several slots of one GPU, which are no more of it than one, and ShareSplit for slots of GPUs
+        that the container which waits for as many must not have.
+        """
         if resource not in resources_in_slots(self._state().hardware):
             return
         for slots in containers:
@@ -131,6 +150,20 @@ class SlotGrants:
                     f"{FIELD}: several slots of {quoted(twice)}, of which a container has one",
                     "let the pod ask for no more slots than the node has GPUs with enough left",
                 )
+            self._check_moved(resource, slots)
+
+    def _check_moved(self, resource: ResourceName, slots: Sequence[DeviceID]) -> None:
+        """Raises ShareSplit for slots that are not those which the container must have that waits for as many."""
+        reserved, now = self._reserved(), self._clock.monotonic()
+        instead = {name: each.slots for name, each in self._moved.items()}
+        part = unmoved_part(self._state(), reserved, now, resource, slots, instead)
+        if part is not None:
+            gpus, accepted = quoted(sorted(map(base_of, slots))), quoted(sorted(map(base_of, part.slots)))
+            raise ShareSplit(
+                FIELD,
+                f"slots of {gpus}, and container {quoted([part.name[1]])}, which waits for as many, accepts {accepted}",
+                "delete the pod and let the scheduler choose again; the kubelet has aligned it to other NUMA nodes",
+            )
 
     def amounts(self, resource: ResourceName, slots: Collection[DeviceID]) -> dict[DeviceID, Amount]:
         """What a container that is given these devices holds by them; empty where they are no slots."""

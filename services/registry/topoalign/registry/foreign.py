@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 import msgspec
 import structlog
 
+from topoalign.core.demand.hami_names import DEVICES_ALLOCATED
 from topoalign.core.diagnosis.foreign import CONTESTED_NODE, FOREIGN_NODE
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import NodeName
@@ -29,7 +30,6 @@ from topoalign.core.sharing.hami.foreign import (
     read_cards,
     read_shares,
 )
-from topoalign.core.sharing.hami.names import DEVICES_ALLOCATED
 from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredCard
 from topoalign.registry.ports import SeenNode, SeenPod
 from topoalign.runtime.turns import Turns

@@ -32,6 +32,7 @@ from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import CPU, NodeName
 from topoalign.core.model.requests import Scope
 from topoalign.core.model.topology.bitmask import several
+from topoalign.core.model.topology.by_amounts import gpu_of
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.memory import MemoryGroupsWouldMix, MemoryNotExtendable, NotEnoughMemory
 from topoalign.core.policy import POLICIES
@@ -139,8 +140,8 @@ def machine_key(topology: Topology) -> bytes:
         )
         for name, listed in sorted(devices.items())
     ]
-    sizes = [each.memory for each in offered_in_slots(topology).values()]
-    return digest((topology.cpus, topology.nodes, topology.distances, supplies, clashes, sizes))
+    in_slots = [(amount.memory, gpu_of(topology, base).name) for base, amount in offered_in_slots(topology).items()]
+    return digest((topology.cpus, topology.nodes, topology.distances, supplies, clashes, in_slots))
 
 
 def digest(parts: tuple[object, ...]) -> bytes:

@@ -17,15 +17,15 @@ import msgspec
 
 from topoalign.core.admission.admit import decide
 from topoalign.core.admission.kubelet_devices import as_others
+from topoalign.core.admission.reserving import reserved_for
 from topoalign.core.demand.pod_demand import read_pod
-from topoalign.core.deviceshare.demand import needs_companions
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, NodeName, PodName
 from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import allocations_of, reservation_of
+from topoalign.core.state.reservations import allocations_of
 
 
 class Member(NamedTuple):
@@ -144,10 +144,7 @@ def fill(
         if not isinstance(decision, Admission):
             refused.add(alike)
             continue
-        needs = needs_companions(member.request.annotations)
-        reservation = reservation_of(
-            member.uid, member.request, decision.allocations, seconds, gang, needs_companions=needs
-        )
+        reservation = reserved_for(member.uid, member.request, decision.allocations, seconds, gang)
         placed.append(reservation)
         for allocation in allocations_of(reservation):
             state = state.holding(allocation)

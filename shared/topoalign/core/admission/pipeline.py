@@ -18,6 +18,7 @@ from topoalign.core.admission.joint import place_jointly, sets_considered
 from topoalign.core.admission.within_alignment import place_within
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
+from topoalign.core.demand.slots import slots_asked
 from topoalign.core.deviceshare.node_devices import ContainerDevices
 from topoalign.core.hints.cpu import CpuProvider, shared_cpus
 from topoalign.core.hints.devices import DeviceProvider
@@ -269,9 +270,15 @@ class AdmissionRun:
             alignments=tuple(self.alignments), considered=tuple(self.considered), notes=tuple(self.notes())
         )
 
+    @property
+    def chooses_cards(self) -> bool:
+        """Whether annotations choose the GPUs of which it asks for slots."""
+        asking = [each for each in self.demand.containers if each.about_cards]
+        return any(slots_asked(self.state.hardware, each.devices) is not None for each in asking)
+
     def notes(self) -> Iterator[str]:
         """What a prediction cannot say for certain, or people would not expect of the kubelet."""
-        if self.demand.jointly and not self.profile.aligns_jointly:
+        if (self.demand.jointly or self.chooses_cards) and not self.profile.aligns_jointly:
             yield BY_RESERVATION
         yield from self.by_chance
         if not self.profile.merges_combinations:

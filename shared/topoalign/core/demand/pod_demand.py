@@ -8,6 +8,7 @@ are decided: init containers, then app containers.
 
 import msgspec
 
+from topoalign.core.demand.card_annotations import Said, said_of_cards
 from topoalign.core.demand.quantities import (
     Quantities,
     asked,
@@ -56,6 +57,8 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     """CPUs of its own; 0: it runs in the shared pool."""
     memory: Quantities = {}
     """Bytes of memory and of each size of hugepages for the memory manager to place, in the order of the names."""
+    about_cards: Said = ()
+    """What its pod says about GPUs by amounts, unread: about other devices it may say what it likes."""
 
     @property
     def containers(self) -> "tuple[ContainerDemand, ...]":
@@ -183,6 +186,7 @@ def container_of(
         joint=joint,
         cpus=exclusive_cpus(pod, container, profile) if rules.cpu_manager == "static" else 0,
         memory=in_order(memory_part(container, profile)) if manages_memory else {},
+        about_cards=said_of_cards(pod.annotations),
     )
 
 

@@ -11,17 +11,22 @@ read as something else, or as no request at all, is refused.
     nvidia.com/gpu: 1                                 all memory of one GPU: nobody else gets any of it
     nvidia.com/gpu: 1, gpumem: 16Gi                   refused: these are 17179869184 MiB
 
+Which GPUs would do, and which of them come first, the pod's annotations say (`card_annotations`).
+
 Source: HAMi 4707fb02, GenerateResourceRequests (spec hami.md 2.2).
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from topoalign.core.demand.card_annotations import Said, card_rules
+from topoalign.core.demand.card_rules import ANY_CARD, CardRules
 from topoalign.core.demand.quantities import Quantities
 from topoalign.core.demand.units import InvalidShare
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.core.model.topology.by_amounts import offers_in_slots
+from topoalign.core.model.topology.by_amounts import gpu_of, offers_in_slots
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES, Slots
 from topoalign.core.model.topology.views import made_once
@@ -47,6 +52,8 @@ class SlotShare(NamedTuple):
     """Memory as hundredths of what is offered of each."""
     parts: int = 0
     """Above 0 the amounts are not known, and each is one of so many equal parts."""
+    rules: CardRules = ANY_CARD
+    """What the pod says about the GPUs."""
 
     @property
     def whole(self) -> bool:
@@ -73,13 +80,16 @@ def amount_resources(topology: Topology) -> frozenset[ResourceName]:
     return frozenset(name for slots in resources_in_slots(topology).values() for name in slots.resources)
 
 
-def slots_asked(topology: Topology, devices: Quantities) -> SlotShare | None:
-    """What is asked for in slots on this machine; None: nothing is."""
+def slots_asked(topology: Topology, devices: Quantities, said: Said = ()) -> SlotShare | None:
+    """
+    What is asked for in slots on this machine; None: nothing is. Raises InvalidShare for annotations that cannot be meant.
+    """
     for resource, slots in resources_in_slots(topology).items():
         if gpus := devices.get(resource, 0):
             memory, percentage = devices.get(slots.memory, 0), devices.get(slots.percentage, 0)
             cores = devices.get(slots.cores, 0)
-            return SlotShare(resource, gpus, cores, memory, percentage or (0 if memory else 100))
+            percentage = percentage or (0 if memory else 100)
+            return SlotShare(resource, gpus, cores, memory, percentage, rules=card_rules(said))
     return None
 
 
@@ -153,15 +163,51 @@ def has_slot_for(left: SlotsLeft, share: SlotShare, own: Amount | None = None) -
     asked, free = share.amount_of(left.offered), left.left
     if own is not None:
         free = Amount(cores=free.cores + own.cores, memory=free.memory + own.memory)
+    others = left.sharers - (own is not None)
+    if others and (share.whole or share.rules.mutex):
+        return False
     if share.whole:
-        others = left.sharers - (own is not None)
-        return not others and asked.memory <= left.offered.memory
+        return asked.memory <= left.offered.memory
     return free.cores >= max(1, asked.cores) and free.memory >= asked.memory
 
 
 def gpus_with_slots(left: SlotsOfGpus, share: SlotShare, topology: Topology) -> tuple[DeviceID, ...]:
     """Those of which a container could get its part, in the hardware's order."""
-    offers = offers_in_slots(topology)
+    return tuple(gpu for gpu, each in left.items() if may_be_on(topology, share, gpu) and has_slot_for(each, share))
+
+
+def may_be_on(topology: Topology, share: SlotShare, gpu: DeviceID) -> bool:
+    """
+    Whether this GPU in slots is offered under the share's resource, and the pod accepts it; of a MIG instance the GPU that
+    it is a part of.
+    """
+    offer, card = offers_in_slots(topology)[gpu], gpu_of(topology, gpu)
+    return offer.resource == share.resource and share.rules.accepts(card.id, card.name)
+
+
+def on_one_node(
+    topology: Topology, share: SlotShare, gpus: Collection[DeviceID], own: Collection[DeviceID] = ()
+) -> tuple[DeviceID, ...]:
+    """
+    Those of the GPUs that can be on one NUMA node with as many others of them as a share needs beside its `own`; all of them
+    where it need not be on one. Example: of GPUs 0 and 1 on node 0 and GPU 2 on node 1 for two the first two.
+    """
+    if not share.rules.numa_bind or share.gpus < 2:  # one GPU is on one node
+        return tuple(gpus)
+    nodes = {gpu: numa_node_of(topology, gpu) for gpu in (*gpus, *own)}
+    there, own_nodes = Counter(nodes.values()), {nodes[gpu] for gpu in own}
     return tuple(
-        gpu for gpu, each in left.items() if offers[gpu].resource == share.resource and has_slot_for(each, share)
+        gpu for gpu in gpus if nodes[gpu] is not None and there[nodes[gpu]] >= share.gpus and own_nodes <= {nodes[gpu]}
     )
+
+
+def are_on_one_node(topology: Topology, gpus: Collection[DeviceID]) -> bool:
+    """Whether these GPUs are known to be on one NUMA node; one alone is."""
+    nodes = {numa_node_of(topology, gpu) for gpu in gpus}
+    return len(gpus) < 2 or (len(nodes) == 1 and None not in nodes)  # as above
+
+
+def numa_node_of(topology: Topology, gpu: DeviceID) -> int | None:
+    """The NUMA node with which a kubelet is told of a GPU; None: it is not known."""
+    nodes = topology.listed_nodes(gpu_of(topology, gpu).numa_affinity)
+    return nodes[0] if nodes else None

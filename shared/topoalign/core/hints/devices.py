@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Set
 from functools import lru_cache
 
 from topoalign.core.demand.pod_demand import ContainerDemand
-from topoalign.core.demand.slots import gpus_with_slots, slots_asked
+from topoalign.core.demand.slots import gpus_with_slots, on_one_node, slots_asked
 from topoalign.core.demand.units import gpus_with_room, share_of, unit_of
 from topoalign.core.hints.joint_devices import joint_hints
 from topoalign.core.hints.provider import HintRequest, Largest
@@ -165,12 +165,15 @@ def slots_for(state: NodeState, container: ContainerDemand, resource: ResourceNa
     The first free slot of each GPU with room for what the container asks for of it; of none of which an earlier container
     left it one.
     """
-    share, free = slots_asked(state.hardware, container.devices), state.ownership.free(resource)
+    hardware, free = state.hardware, state.ownership.free(resource)
     found, left = free.devices.nothing, reusable_devices(held_by_pod(state, container), resource)
+    share = slots_asked(hardware, container.devices, container.about_cards)
+    if share is None:
+        return found
     taken = {*map(base_of, left)}
-    for gpu in gpus_with_slots(state.ownership.slots_left, share, state.hardware) if share is not None else ():
-        if gpu not in taken:
-            found |= (free & free.devices.by_base[gpu]).first(1)
+    others = [gpu for gpu in gpus_with_slots(state.ownership.slots_left, share, hardware) if gpu not in taken]
+    for gpu in on_one_node(hardware, share, others, taken):
+        found |= (free & free.devices.by_base[gpu]).first(1)
     return found
 
 

@@ -43,6 +43,11 @@ class ReservedContainer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omi
     """Memory and hugepages that are its own."""
     slots: dict[DeviceID, Amount] = {}
     """Slot of a GPU among the devices -> what it will hold of that GPU by it. A slot that is not here: an equal part."""
+    may_move: bool = False
+    """
+    Whether it may have slots of other GPUs with as much left, where the kubelet does not offer these. False where the pod
+    limits its GPUs, and where that is not known, as after a registry of an earlier version has repeated the reservation.
+    """
 
     def __post_init__(self) -> None:
         """Raises ValueError for a bad list of CPUs."""

@@ -70,5 +70,7 @@ class ShareRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Cores of each card. From 100 on they are whole cards: 300 are three of them."""
     memory: int
     """Bytes of each card."""
+    percentage: int = 0
+    """Above 0: of each card it is so many hundredths of its memory, and `memory` is the least of these."""
     cards: int = 1
     """Over how many cards. Whole cards are told by this or by `cores`, not by both."""

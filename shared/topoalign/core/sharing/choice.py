@@ -9,6 +9,8 @@ The rule, among the cards that have enough (`fitting`):
   one and not one of a pair.
 - **A share of several cards**: the set that is worth most by the rule of policy `topology`: its own links, and by half what
   the cards that stay unused can be split into. Of equal sets the one that has the least left.
+- **topology-aware**: a share of one card, too, goes by what its loss breaks first, and then where the least is left. Several
+  are chosen as they are without it.
 - **Whole cards**: policy `topology` among the unused ones.
 - **binpack, spread**: shares go to the cards that are fullest, or emptiest, with the share on them: the sum of slots, cores
   and memory as parts of what there is, each weighted. Of equally full ones those that are worth most, as above.
@@ -21,6 +23,7 @@ one model differ by a few pages. Up to 126 sets are all compared, which are all 
 from collections.abc import Iterable, Sequence
 from heapq import nsmallest
 
+from topoalign.core.demand.card_rules import ANY_CARD, CardOrder, CardRules, Weights
 from topoalign.core.placement.gpus.set_scorer import NO_NICS, SetScorer
 from topoalign.core.placement.gpus.topology import (
     MOST_MATCHED,
@@ -33,7 +36,6 @@ from topoalign.core.placement.gpus.topology import (
 from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard, ShareRequest
 from topoalign.core.sharing.fitting import cards_asked, fitting
 from topoalign.core.sharing.refusals import ShareFields, ShareSplit
-from topoalign.core.sharing.rules import CardOrder, CardRules, Weights
 
 MEMORY_BLOCK = 256 * 1024 * 1024
 """Bytes below which cards have equal memory left."""
@@ -42,7 +44,6 @@ Members = tuple[int, ...]
 """Cards by their positions, ascending."""
 Key = tuple[float, ...]
 
-ANY_CARD = CardRules()
 FIELDS = ShareFields()
 
 
@@ -101,7 +102,9 @@ class Choice:
         """Cards that others can still take whole."""
         order = CardOrder.BEST_FIT if self.whole else rules.order
         self.keys = {at: key(cards[at], asked, order, rules.weights) for at in enough}
-        self.by_links = self.whole or (asked.cards > 1 and order is CardOrder.BEST_FIT)
+        self.by_links = (
+            self.whole or order is CardOrder.TOPOLOGY_AWARE or (asked.cards > 1 and order is CardOrder.BEST_FIT)
+        )
         """Whether links and what is left unused come first, before what the cards have left."""
 
     def best(self, group: list[int], size: int) -> Members:
@@ -143,7 +146,7 @@ class Choice:
 
 def key(card: SharedCard, asked: ShareRequest, order: CardOrder, weights: Weights) -> Key:
     """The key that sorts cards, the best first, without regard to links."""
-    if order is CardOrder.BEST_FIT:
+    if order in (CardOrder.BEST_FIT, CardOrder.TOPOLOGY_AWARE):
         return (
             card.cores_left,  # the one with the fewest cores left,
             card.memory_left // MEMORY_BLOCK,  # then the least memory,
@@ -163,6 +166,6 @@ def fullness(card: SharedCard, asked: ShareRequest, weights: Weights) -> float:
     parts = (
         (weights.slot, card.slots_held + 1, card.slots),
         (weights.core, card.cores_held + asked.cores, card.cores),
-        (weights.memory, card.memory_held + asked.memory, card.memory),
+        (weights.memory, card.memory_held + max(asked.memory, card.memory * asked.percentage // 100), card.memory),
     )
     return round(sum(weight * held / offered for weight, held, offered in parts if offered), 9)

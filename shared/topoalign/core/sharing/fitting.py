@@ -16,6 +16,7 @@ The first thing of which too few cards have enough is the refusal. If all cards 
 from collections import Counter
 from collections.abc import Sequence
 
+from topoalign.core.demand.card_rules import CardRules
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard, ShareRequest
 from topoalign.core.sharing.refusals import (
@@ -34,7 +35,6 @@ from topoalign.core.sharing.refusals import (
     ShareSplit,
     split,
 )
-from topoalign.core.sharing.rules import CardRules
 
 Cards = Sequence[SharedCard]
 

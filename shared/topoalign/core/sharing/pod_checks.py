@@ -8,14 +8,17 @@ way in which some node offers these refuses it. The field is named as the pod's 
     spec.containers[1].resources.limits[tencent.com/vcuda-core]: 150 units of computing time, of which a GPU has 100
 
 Refused are, in units: amounts of 0, parts of several GPUs, computing time without memory, more memory than a GPU has, units
-beside GPUs that are asked for in another way. With slots: amounts that no GPU has, and amounts without a number of GPUs. In
-both: annotations of HAMi and Gaia, which have no effect there.
+beside GPUs that are asked for in another way, and all annotations of HAMi and Gaia about cards, which have no effect there.
+With slots: amounts that no GPU has, amounts without a number of GPUs, annotations that cannot be meant, those that have no
+effect, and those that have one where no amount is named: nodes that offer whole GPUs under the same name look at none.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Literal
 
+from topoalign.core.demand import hami_names as names
+from topoalign.core.demand.card_annotations import card_rules, said_of_cards, weights_meant
 from topoalign.core.demand.field_paths import in_manifest
 from topoalign.core.demand.gangs import gang_of, path
 from topoalign.core.demand.pod_demand import read_pod
@@ -24,14 +27,16 @@ from topoalign.core.demand.units import InvalidShare, Share, UnitResources, chec
 from topoalign.core.model.errors import InvalidField, NoFit
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest
-from topoalign.core.sharing.hami import names
-from topoalign.core.sharing.hami.scores import read_weights
+from topoalign.core.model.topology.offers import CORES
 from topoalign.core.sharing.refusals import MemoryAboveCard, ShareFields
 
 CORE_LIMIT = "tencent.com/vcuda-core-limit"
 """Gaia's: up to how much computing time the containers of a pod may use while nobody else does."""
-WITHOUT_EFFECT = (*names.OF_PODS, CORE_LIMIT)
-"""Annotations that choose cards or limits elsewhere."""
+WITHOUT_EFFECT: Mapping[Literal["units", "slots"], tuple[str, ...]] = {
+    "units": (*names.OF_PODS, CORE_LIMIT),
+    "slots": (names.VGPU_MODE, names.NODE_POLICY, CORE_LIMIT),
+}
+"""Annotations that choose cards, nodes or limits elsewhere."""
 
 
 def check_pod(
@@ -81,11 +86,22 @@ def check_asked(pod: PodRequest, offered: UnitResources) -> None:
 
 def check_slots_asked(pod: PodRequest, offered: SlotResources) -> None:
     """Raises InvalidShare and MemoryAboveCard for amounts of GPUs that are offered in slots so. `pod`: valid."""
-    if not names_amounts(pod, offered):
-        return
-    for where, container in containers_of(pod):
-        check_amounts(where, container.limits, offered)
-    check_annotations(pod.annotations, "slots")
+    if names_amounts(pod, offered):
+        for where, container in containers_of(pod):
+            check_amounts(where, container.limits, offered)
+        card_rules(said_of_cards(pod.annotations))
+        check_annotations(pod.annotations, "slots")
+    elif any(container.limits.get(offered.resource) for _, container in containers_of(pod)):
+        check_says_nothing(pod.annotations, offered)
+
+
+def check_says_nothing(annotations: Mapping[str, str], offered: SlotResources) -> None:
+    """Raises InvalidShare for annotations that choose among the GPUs, of a pod that asks for slots and for no amount."""
+    for key, _ in said_of_cards(annotations):
+        raise InvalidShare(
+            f"{path(key)}: chooses among GPUs in slots, of which no amount is asked for",
+            f"name one, {offered.slots.cores}: {CORES} for whole GPUs, or leave it out",
+        )
 
 
 def names_amounts(pod: PodRequest, offered: SlotResources) -> bool:
@@ -131,16 +147,13 @@ def check_container(where: str, limits: Mapping[ResourceName, int], offered: Uni
 
 
 def check_annotations(annotations: Mapping[str, str], what: Literal["units", "slots"]) -> None:
-    """Raises InvalidShare for annotations that have no effect on these, and first for one that cannot be meant at all."""
+    """Raises InvalidShare for annotations that have no effect on these, and first for weights that are none."""
     if (weights := annotations.get(names.SCORING_WEIGHTS)) is not None:
-        try:
-            read_weights(weights)
-        except InvalidField as error:
-            finding = error.finding.removeprefix(f"{error.field}: ")
-            raise InvalidShare(f"{path(names.SCORING_WEIGHTS)}: {finding}", error.remedy) from error
-    for key in WITHOUT_EFFECT:
+        weights_meant(weights)
+    why = ", which go where least is left" if what == "units" else ""
+    for key in WITHOUT_EFFECT[what]:
         if key in annotations:
             raise InvalidShare(
-                f"{path(key)}: has no effect on {what} of GPUs, which go where least is left",
+                f"{path(key)}: has no effect on {what} of GPUs{why}",
                 "leave it out; nodeSelector and affinity choose the nodes",
             )

@@ -14,12 +14,12 @@ Amounts in hundredths of a GPU's memory depend on the GPU and are not counted. O
 
 from collections.abc import Iterable, Mapping
 
+from topoalign.core.demand.hami_names import DEFAULT_NAMES
 from topoalign.core.demand.quantities import device_limits, pod_wide
 from topoalign.core.demand.slots import SlotResources
 from topoalign.core.model.errors import NoFit, clean
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
-from topoalign.core.sharing.hami.names import DEFAULT_NAMES
 
 Amounts = Mapping[ResourceName, int]
 PerGpu = Mapping[ResourceName, frozenset[ResourceName]]

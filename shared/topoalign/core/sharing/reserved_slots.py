@@ -4,7 +4,8 @@ What reservations say to a kubelet that asks for slots of GPUs.
 The slots of a reservation are its own, so a kubelet that takes them tells by that what its container holds of each GPU. A
 part of a reservation is open as long as the kubelet takes its slots to be free; so a kubelet that has started anew, and asks
 again for a container that it had admitted half, is told the same again. It is open as well where nobody holds its slots and
-the kubelet does not offer them: it may align the container to other NUMA nodes than was predicted. Example:
+the kubelet does not offer them: it may align the container to other NUMA nodes than was predicted. A container whose pod
+limits its GPUs must have just its slots then, or none (`may_move`). Example:
 
     reserved: for a's first container GPU-0::3 with 20 cores, for its second one GPU-1::0 with 60
     asked for one of all slots: GPU-0::3; when this is held, for one of all others: GPU-1::0
@@ -33,6 +34,8 @@ class OpenPart(NamedTuple):
     slots: frozenset[DeviceID]
     amount: Amount | None
     """The most that it will hold of a GPU; None: it is not known of all."""
+    may_move: bool
+    """Whether it may have slots of other GPUs, too."""
 
 
 def open_parts(
@@ -55,8 +58,34 @@ def open_parts(
             slots = instead.get((each.pod_uid, container.container), own) if own else own
             if len(slots) != question.size or has_got(state, each, container, slots):
                 continue
-            if slots <= offered or not any(map(is_held, slots)):
-                yield OpenPart((each.pod_uid, container.container), slots, most_of(container, own))
+            others = slots - left_by_init(each)  # those are held until it takes them over
+            if slots <= offered or not any(map(is_held, others or slots)):
+                may_move = container.may_move or not container.slots  # of a registry that knows no annotations
+                yield OpenPart((each.pod_uid, container.container), slots, most_of(container, own), may_move)
+
+
+def left_by_init(reservation: Reservation) -> frozenset[DeviceID]:
+    """What is reserved for the init containers of a pod, which later containers may take over."""
+    init = (each for each in reservation.containers if each.role == "init")
+    return frozenset(device for each in init for ids in each.devices.values() for device in ids)
+
+
+def unmoved_part(
+    state: NodeState,
+    reserved: NodeReservations,
+    now: float,
+    resource: ResourceName,
+    slots: Collection[DeviceID],
+    instead: Mapping[PartName, frozenset[DeviceID]] = {},
+) -> OpenPart | None:
+    """
+    The part that a kubelet asks for when it takes these slots, which are none that it was told, although the part's
+    container must have its own. None: there is none, as far as can be told.
+    """
+    parts = [*open_parts(state, reserved, now, ShareQuestion(resource, slots, (), len(slots)), instead)]
+    if not parts or parts[0].may_move or any(each.slots == frozenset(slots) for each in parts):
+        return None
+    return parts[0]
 
 
 def most_of(container: ReservedContainer, slots: Collection[DeviceID]) -> Amount | None:
@@ -72,13 +101,15 @@ def most_of(container: ReservedContainer, slots: Collection[DeviceID]) -> Amount
 def answering_part(question: ShareQuestion, parts: Sequence[OpenPart]) -> OpenPart | None:
     """
     The part of which the slots are the answer: the first one, which the question is about, or a later one with as much that
-    fits where it does not. `parts`: those that are open.
+    fits where it does not; of another pod only if both may move. `parts`: those that are open.
     """
     offered, required = frozenset(question.available), frozenset(question.must_include)
-    return next(
-        (each for each in parts if each.amount == parts[0].amount and required <= each.slots <= offered),
-        None,
-    )
+    for each in parts:
+        first = parts[0]
+        alike = each.amount == first.amount and (each.name[0] == first.name[0] or (each.may_move and first.may_move))
+        if alike and required <= each.slots <= offered:
+            return each
+    return None
 
 
 def has_got(

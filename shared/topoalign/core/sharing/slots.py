@@ -3,8 +3,9 @@ On which GPUs a container gets its slots, and what it holds of each.
 
 Slots of one container are of different GPUs, and each of them has enough left for the amounts that the container asks for.
 A MIG instance in slots counts as a GPU without links: instances reach neither one another nor other GPUs, so where they are
-equal the lowest ones are taken. Which GPUs is decided by `choice`. A kubelet counts slots per NUMA node, and not per GPU:
-where its alignment leaves too few GPUs with enough, the container is refused (`ShareSplit`). Example with ten slots a GPU:
+equal the lowest ones are taken. Which GPUs is decided by `choice`, among those that the pod's annotations accept. A kubelet
+counts slots per NUMA node, and knows neither GPUs nor annotations: where its alignment leaves too few GPUs that would do,
+the container is refused (`ShareSplit`). Example with ten slots a GPU:
 
     left of GPU-0: 100 cores and 80000 MiB, of GPU-1: 60 and 20000, of GPU-2: 0 and 50000
     asked for 30 cores and 4000 MiB of one: GPU-1; of two: GPU-0 and GPU-1; of three: refused
@@ -14,8 +15,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
+from topoalign.core.demand.card_rules import Selection
 from topoalign.core.demand.pod_demand import ContainerDemand
-from topoalign.core.demand.slots import SlotShare, SlotsOfGpus, has_slot_for, resources_in_slots, slots_asked
+from topoalign.core.demand.slots import (
+    SlotShare,
+    SlotsOfGpus,
+    are_on_one_node,
+    has_slot_for,
+    may_be_on,
+    numa_node_of,
+    on_one_node,
+    resources_in_slots,
+    slots_asked,
+)
 from topoalign.core.hints.devices import slots_for
 from topoalign.core.hints.reuse import held_by_pod, reusable_devices
 from topoalign.core.model.allocations import Allocation
@@ -33,8 +45,8 @@ from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.preference import set_scorer
 from topoalign.core.sharing.cards import SharedCard, ShareRequest
 from topoalign.core.sharing.choice import choose
+from topoalign.core.sharing.fitting import accepted_cards
 from topoalign.core.sharing.refusals import WAIT, NotEnoughShareCards, ShareDoesNotFit, ShareFields, ShareSplit
-from topoalign.core.sharing.rules import CardRules, Selection
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.slot_amounts import NONE_HELD, held_by_slot, larger
 
@@ -78,6 +90,7 @@ def cards_of(topology: Topology, left: SlotsOfGpus) -> tuple[SharedCard, ...]:
                 device=base,
                 index=gpu.index,
                 minor=gpu.index if gpu.minor is None else gpu.minor,
+                numa_node=numa_node_of(topology, gpu.id),
                 model=gpu.name,
                 healthy=here is not None and here.usable,
                 cores=offered.cores,
@@ -96,17 +109,25 @@ def cards_of(topology: Topology, left: SlotsOfGpus) -> tuple[SharedCard, ...]:
 def choose_gpus(
     topology: Topology, left: SlotsOfGpus, share: SlotShare, among: Iterable[DeviceID], fields: ShareFields
 ) -> tuple[DeviceID, ...]:
-    """The GPUs, of these, of each of which a container gets a slot. Raises ShareDoesNotFit where too few have enough."""
-    gpus = [gpu for gpu in among if gpu in left]
-    enough = [gpu for gpu in gpus if has_slot_for(left[gpu], share)]
-    wanted = enough if len(enough) >= share.gpus else gpus
+    """The GPUs, of these, of each of which a container gets a slot. Raises ShareDoesNotFit where too few would do."""
+    gpus = {gpu for gpu in among if gpu in left}
+    every = cards_of(topology, left)
+    cards = [card for card in every if card.device in gpus]
+    whole = [msgspec.structs.replace(card, device=topology.card_of(card.device)) for card in cards]
+    accepted = [cards[at].device for at in accepted_cards(whole, share.rules, fields)]
+    enough = [gpu for gpu in accepted if has_slot_for(left[gpu], share)]
+    wanted = enough if len(enough) >= share.gpus else accepted
     # the least of them, where GPUs of different sizes are asked for by a percentage: each of `enough` has its own; and a
     # byte of GPUs so small that it is none
-    asked = [share.amount_of(left[gpu].offered) for gpu in wanted] or [Amount(cores=0, memory=1)]
-    cores = CORES if share.whole else min(CORES - 1, *(each.cores for each in asked))
-    request = ShareRequest(cores=cores, memory=max(1, min(each.memory for each in asked)), cards=share.gpus)
-    rules = CardRules(uuids=Selection(wanted=tuple(wanted)))
-    chosen = choose(cards_of(topology, left), request, scorer_of(topology), rules, fields)
+    asked = [share.amount_of(left[gpu].offered) for gpu in wanted]
+    request = ShareRequest(
+        cores=CORES if share.whole else min(CORES - 1, *(each.cores for each in asked)),
+        memory=max(1, min(each.memory for each in asked)),
+        percentage=0 if share.memory else share.percentage,
+        cards=share.gpus,
+    )
+    rules = msgspec.structs.replace(share.rules, uuids=Selection(wanted=tuple(wanted)))
+    chosen = choose(every, request, scorer_of(topology), rules, fields)
     if len(enough) < share.gpus:
         raise NotEnoughShareCards(fields, share.gpus, len(enough))
     return tuple(card.device for card in chosen)
@@ -131,8 +152,7 @@ class SlotChooser:
         """Raises ShareDoesNotFit where too few GPUs of the node have enough, however they are aligned."""
         missing = self._share.gpus - len(self._own)
         if missing > 0:
-            others = [gpu for gpu in self._left if gpu not in self._own]
-            choose_gpus(self._state.hardware, self._left, self._share._replace(gpus=missing), others, self._fields)
+            self._choose(missing, self._left, self._own)
 
     def check_takeover(self, reusable: Collection[DeviceID], amount: int) -> None:
         """
@@ -147,34 +167,49 @@ class SlotChooser:
 
     def prefer(self, choice: Choice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
         """The slots that the container gets, of those that may be chosen; () where too few GPUs have enough."""
-        topology, available = self._state.hardware, choice.available
+        available = choice.available
         must = tuple(dict.fromkeys(map(base_of, choice.must_include)))
         missing = choice.size - len(must)
         among = [gpu for gpu, slots in available.devices.by_base.items() if (slots & available).bits]
         if len(must) < len(choice.must_include) or missing < 1:
             return ()
-        rest = self._share._replace(gpus=missing)
         try:
-            others = choose_gpus(topology, self._left, rest, (g for g in among if g not in must), self._fields)
+            others = self._choose(missing, among, must)
         except (InvalidField, ShareDoesNotFit):
             return ()
         return (*choice.must_include, *(slot_of(available, gpu) for gpu in others))
 
     def check_given(self, slots: Collection[DeviceID]) -> None:
-        """Raises ShareDoesNotFit where these slots are not of different GPUs with enough left for the container."""
-        gpus = [base_of(slot) for slot in slots]
-        lacking = [gpu for gpu in gpus if gpu not in self._left or not self._has_room(gpu)]
-        if len({*gpus}) < len(gpus) or lacking:
+        """Raises ShareDoesNotFit where these slots are not of different GPUs that would do for the container."""
+        if why := self._objection([base_of(slot) for slot in slots]):
             self.check_room()
-            why = f"of {quoted(sorted({*lacking}))} not enough is left" if lacking else "some are of one GPU"
             raise ShareSplit(
                 self._fields.cards,
                 f"the node has enough left, but not where the kubelet's alignment leads: {why}",
                 WAIT,
             )
 
-    def _has_room(self, gpu: DeviceID) -> bool:
-        return has_slot_for(self._left[gpu], self._share, self._own.get(gpu))
+    def _objection(self, gpus: Sequence[DeviceID]) -> str:
+        """Why these GPUs together would not do; empty: they would."""
+        hardware, share, left = self._state.hardware, self._share, self._left
+        if len({*gpus}) < len(gpus):
+            return "some are of one GPU"
+        if unwanted := [gpu for gpu in gpus if gpu in left and not may_be_on(hardware, share, gpu)]:
+            return f"{quoted(sorted(unwanted))} is not what the pod's annotations accept"
+        if lacking := [
+            gpu for gpu in gpus if gpu not in left or not has_slot_for(left[gpu], share, self._own.get(gpu))
+        ]:
+            return f"of {quoted(sorted(lacking))} not enough is left"
+        if share.rules.numa_bind and not are_on_one_node(hardware, gpus):
+            return f"{quoted(sorted(gpus))} are not on one NUMA node"
+        return ""
+
+    def _choose(self, missing: int, among: Iterable[DeviceID], own: Collection[DeviceID]) -> tuple[DeviceID, ...]:
+        """So many GPUs of these beside its `own`. Raises ShareDoesNotFit where too few would do."""
+        topology, rest = self._state.hardware, self._share._replace(gpus=missing)
+        others = [gpu for gpu in among if gpu not in own]
+        near = on_one_node(topology, self._share, others, own) if own else others
+        return choose_gpus(topology, self._left, rest, near, self._fields)
 
     def amounts(self, slots: Collection[DeviceID]) -> dict[DeviceID, Amount]:
         """What the container holds by each of these slots; of what it takes over no less than was held before."""
@@ -206,7 +241,7 @@ def own_amounts(
 
 def chooser_of(state: NodeState, container: ContainerDemand) -> SlotChooser | None:
     """Chooses the container's slots; None: it asks for none."""
-    share = slots_asked(state.hardware, container.devices)
+    share = slots_asked(state.hardware, container.devices, container.about_cards)
     return None if share is None else SlotChooser(state, container, share)
 
 

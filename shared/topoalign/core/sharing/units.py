@@ -11,6 +11,7 @@ with enough, the container is refused (`ShareSplit`). Example:
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from topoalign.core.demand.card_rules import CardRules, Selection
 from topoalign.core.demand.pod_demand import ContainerDemand, PodDemand
 from topoalign.core.demand.units import Left, Share
 from topoalign.core.hints.devices import gpus_for_units, taken_over, units_of
@@ -27,7 +28,6 @@ from topoalign.core.placement.preference import set_scorer
 from topoalign.core.sharing.cards import SharedCard, ShareRequest
 from topoalign.core.sharing.choice import choose
 from topoalign.core.sharing.refusals import WAIT, ShareDoesNotFit, ShareSplit, WholeGpuInUse
-from topoalign.core.sharing.rules import CardRules, Selection
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.unit_amounts import NOTHING, held_of_gpus, unshareable
 

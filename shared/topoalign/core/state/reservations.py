@@ -182,10 +182,11 @@ def reservation_of(
     gang: str = "",
     *,
     needs_companions: bool = False,
+    may_move: bool = False,
 ) -> Reservation:
     """
     What a decision gives a pod, as its reservation for so many seconds. `needs_companions`: its containers must not start
-    without their companions.
+    without their companions. `may_move`: as of `ReservedContainer`, where they have slots.
     """
     return Reservation(
         pod_uid=uid,
@@ -195,15 +196,17 @@ def reservation_of(
             reserved
             for each in allocations
             if each.owner is not None
-            and is_something(reserved := reserved_container(each, each.owner, needs_companions))
+            and is_something(reserved := reserved_container(each, each.owner, needs_companions, may_move))
         ),
         seconds_left=seconds,
         gang=gang,
     )
 
 
-def reserved_container(allocation: Allocation, owner: Owner, needs_companions: bool) -> ReservedContainer:
-    """What a decision gives one container; `needs_companions` as in `reservation_of`."""
+def reserved_container(
+    allocation: Allocation, owner: Owner, needs_companions: bool, may_move: bool
+) -> ReservedContainer:
+    """What a decision gives one container; the rest as in `reservation_of`."""
     companions = {
         name: tuple(device for device in ids if device in allocation.companions)
         for name, ids in allocation.devices.items()
@@ -218,6 +221,7 @@ def reserved_container(allocation: Allocation, owner: Owner, needs_companions: b
         cpus=allocation.cpus,
         memory=allocation.memory,
         slots=allocation.slots,
+        may_move=may_move and bool(allocation.slots),
     )
 
 

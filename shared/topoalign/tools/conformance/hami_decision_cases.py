@@ -3,10 +3,10 @@
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from topoalign.core.demand.card_rules import Weights
 from topoalign.core.model.ids import NodeName
 from topoalign.core.sharing.hami.mig import Placement
 from topoalign.core.sharing.hami.selection import SPREAD
-from topoalign.core.sharing.rules import Weights
 from topoalign.tools.conformance.hami_cases import Card, Profile, Request, Share
 
 

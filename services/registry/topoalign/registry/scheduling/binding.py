@@ -26,7 +26,7 @@ import msgspec
 import structlog
 
 from topoalign.core import wire
-from topoalign.core.deviceshare.demand import needs_companions
+from topoalign.core.admission.reserving import reserved_for
 from topoalign.core.diagnosis.foreign import REASONS
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import BusConflict, NoFit, TopoalignError, Unavailable, clean
@@ -34,7 +34,6 @@ from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.model.requests import ConfirmRequest, PodRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.ports import Bus, Clock
-from topoalign.core.state.reservations import reservation_of
 from topoalign.registry.ports import ApiConflict, ApiNotFound, ApiRefused, ApiUnavailable, KubernetesApi, SeenPod
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.reservations import Change, Reservations
@@ -235,10 +234,7 @@ class Binder:
                 except NodeRefuses:  # nor is what an earlier try reserved of any use
                     await self._reservations.cancel(pod.uid, {node})
                     raise
-                needs = needs_companions(pod.request.annotations)
-                made = reservation_of(
-                    pod.uid, pod.request, admission.allocations, RESERVED_SECONDS, gang, needs_companions=needs
-                )
+                made = reserved_for(pod.uid, pod.request, admission.allocations, RESERVED_SECONDS, gang)
                 if not made.containers:
                     return
                 if any(are_mistakable(made, each) for each in self._left_over(pod.uid, node)):
@@ -278,7 +274,14 @@ class Binder:
 
 
 def are_mistakable(one: Reservation, other: Reservation) -> bool:
-    """Whether the node may answer its kubelet's question for one of the pods with the GPUs of the other, and NICs differ."""
+    """
+    Whether the node may answer its kubelet's question for one of the pods with the GPUs of the other, and that matters: NICs
+    come with them, or the one has slots of certain GPUs.
+    """
+    counts = {(name, len(ids)) for each in other.containers for name, ids in each.devices.items()}
+    for each in one.containers:
+        if each.slots and not each.may_move and not counts.isdisjoint((n, len(ids)) for n, ids in each.devices.items()):
+            return True
     parts = [each for pod in (one, other) for each in pod.containers]
     gpus, others = ({len(each.devices.get(GPU, ())) for each in pod.containers} - {0} for pod in (one, other))
     return any(each.companions for each in parts) and not gpus.isdisjoint(others)

@@ -9,7 +9,7 @@ room to those that come, and one of them may then be aligned to NUMA nodes that 
 And a kubelet does not say for which pod it asks. Pods that ask for the same are interchangeable; a pod whose annotations are
 about its devices is bound beside no other one that asks for as many GPUs, until that one is shown; a pod with units of GPUs
 beside no other one that asks for as much of one kind and for something else of the other, and one with slots beside no other
-one that asks for as many and for other amounts (`are_mistakable`).
+one that asks for as many and for other amounts, or by other annotations (`are_mistakable`).
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from topoalign.core.admission.free_amounts import free_of
 from topoalign.core.admission.realignment import Steps, Waiting, fit_whatever_ends, left_elsewhere
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.slots import SlotShare, slots_asked
-from topoalign.core.demand.units import Share, share_of
+from topoalign.core.demand.units import InvalidShare, Share, share_of
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.topology.model import Topology
@@ -57,7 +57,10 @@ def are_mistakable(topology: Topology, one: Comer, other: Comer) -> bool:
     """
     if one.key == other.key:
         return False
-    slots, others_slots = slots_of(topology, one), slots_of(topology, other)
+    try:
+        slots, others_slots = slots_of(topology, one), slots_of(topology, other)
+    except InvalidShare:  # its annotations have changed since it was reserved
+        return True
     if any(a != b and (a.resource, a.gpus) == (b.resource, b.gpus) for a in slots for b in others_slots):
         return True
     shares, theirs = shares_of(topology, one), shares_of(topology, other)
@@ -77,7 +80,7 @@ def shares_of(topology: Topology, pod: Comer) -> set[Share]:
 
 def slots_of(topology: Topology, pod: Comer) -> set[SlotShare]:
     """What the containers of a pod ask for of GPUs in slots."""
-    asked = (slots_asked(topology, each.devices) for each in pod.demand.containers)
+    asked = (slots_asked(topology, each.devices, each.about_cards) for each in pod.demand.containers)
     return {share for share in asked if share is not None}
 
 

@@ -16,6 +16,7 @@ import msgspec
 from topoalign.core.admission.admit import decide
 from topoalign.core.admission.feasibility import Need, need_of, verdict
 from topoalign.core.admission.kinds import Kind
+from topoalign.core.demand.card_annotations import CHOOSING
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.slots import amount_resources
 from topoalign.core.demand.validate import validate_pod
@@ -26,6 +27,7 @@ from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.shapes import without_uuids
 from topoalign.core.scoring.scorers import Scorer
 from topoalign.core.state.fold import NodeState, announced
 from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSchedule
@@ -38,6 +40,8 @@ PODS_KEPT = 4_096
 """Pods of which it is kept which request they are."""
 MOST_SHAPES = 64
 """For which it is kept what of a request its score depends on."""
+COUNTING = frozenset((*ANNOTATIONS, *CHOOSING))
+"""Annotations by which a pod's devices are decided."""
 NAMESPACE, POD = Namespace("pod to schedule"), PodName("pod to schedule")
 """Names that no pod can have: what is decided for a request depends on none."""
 DEVICES_UNKNOWN = "DevicesUnknown"
@@ -235,8 +239,8 @@ def decided(state: NodeState, demand: PodDemand) -> str:
 
 
 def empty(kind: Kind) -> NodeState:
-    """A node of this kind on which nothing is allocated, all of it healthy."""
-    hardware = kind.topology
+    """A node of this kind on which nothing is allocated, all of it healthy. It has none of the GPUs that are known."""
+    hardware = without_uuids(kind.topology)
     devices = (*hardware.gpu_by_id, *hardware.nic_by_id, *(other.id for other in hardware.others))
     return announced(NodeName(""), hardware, dict.fromkeys(devices, HEALTHY), "")
 
@@ -258,7 +262,7 @@ def nameless(pod: PodRequest) -> PodRequest:
         pod,
         namespace=NAMESPACE,
         name=POD,
-        annotations={key: value for key, value in pod.annotations.items() if key in ANNOTATIONS},
+        annotations={key: value for key, value in pod.annotations.items() if key in COUNTING},
         init_containers=numbered("init", pod.init_containers),
         containers=numbered("app", pod.containers),
     )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.offers import Offer
 from topoalign.core.model.topology.views import made_once
 
@@ -14,6 +14,11 @@ def offers_in_slots(topology: Topology) -> Mapping[DeviceID, Offer]:
     found = {base: offer for offer in topology.offered if offer.slots and offer.replicas > 1 for base in offer.devices}
     bases = (base for gpu in topology.gpus for base in (gpu.id, *(each.uuid for each in gpu.mig or ())))
     return {base: found[base] for base in bases if base in found} if found else {}
+
+
+def gpu_of(topology: Topology, base: DeviceID) -> Gpu:
+    """The GPU itself, or that of which a MIG instance is a part."""
+    return topology.gpu_by_id[topology.card_of(base)]
 
 
 def is_by_amounts(topology: Topology) -> bool:

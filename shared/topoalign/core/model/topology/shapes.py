@@ -20,7 +20,7 @@ import msgspec
 
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.views import SHAPE
+from topoalign.core.model.topology.views import SHAPE, made_once
 
 MOST_PARTS = 100_000
 """Parts of topologies that are remembered; a cluster of 5,000 different machines has half as many."""
@@ -73,6 +73,12 @@ def renamed(topology: Topology, names: Mapping[DeviceID, DeviceID]) -> Topology:
             for offer in topology.offers
         ),
     )
+
+
+@made_once
+def without_uuids(topology: Topology) -> Topology:
+    """The same hardware as another machine of its model might be: with ids of GPUs and MIG instances that none has."""
+    return renamed(topology, dict(zip(uuids(topology), positions(topology), strict=True)))
 
 
 class Shapes:

@@ -16,11 +16,11 @@ from math import ceil
 
 import msgspec
 
+from topoalign.core.demand.hami_names import DEFAULT_NAMES, ResourceNames
 from topoalign.core.deviceshare.annotations import quantity
 from topoalign.core.model.errors import BadRequest, InvalidField, quoted
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.sharing.cards import WHOLE_CARD
-from topoalign.core.sharing.hami.names import DEFAULT_NAMES, ResourceNames
 from topoalign.core.sharing.hami.quota import NamespaceQuota
 from topoalign.core.sharing.hami.requests import NO_DEFAULTS, Amounts, CardRequest, Defaults, read_request
 

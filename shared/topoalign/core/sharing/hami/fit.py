@@ -21,9 +21,9 @@ from enum import StrEnum
 
 import msgspec
 
+from topoalign.core.demand.hami_names import VENDOR
 from topoalign.core.sharing.cards import WHOLE_CARD
 from topoalign.core.sharing.hami.mig import MIG_MODE, find_instances
-from topoalign.core.sharing.hami.names import VENDOR
 from topoalign.core.sharing.hami.quota import NamespaceQuota, within_quota
 from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.hami.requests import CardRequest

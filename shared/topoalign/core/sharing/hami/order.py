@@ -19,7 +19,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from topoalign.core.sharing.hami.selection import BINPACK, MUTEX, NUMA, SPREAD, words
+from topoalign.core.demand.card_annotations import words
+from topoalign.core.sharing.hami.selection import BINPACK, MUTEX, NUMA, SPREAD
 from topoalign.core.sharing.hami.usage import CardUsage
 
 SortKey = tuple[float | str, ...]

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from topoalign.core.demand.hami_names import NODE_POLICY
 from topoalign.core.model.ids import NodeName
 from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit, fit
 from topoalign.core.sharing.hami.mig import MIG_MODE, find_instance
-from topoalign.core.sharing.hami.names import NODE_POLICY
 from topoalign.core.sharing.hami.order import ScoredCard, walk
 from topoalign.core.sharing.hami.quota import NamespaceQuota
 from topoalign.core.sharing.hami.registration import PairScores

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from topoalign.core.sharing.hami.go_text import parse_int
+from topoalign.core.demand.go_text import parse_int
+from topoalign.core.demand.hami_names import DEVICES_ALLOCATED, MIG_ALLOCATIONS
 from topoalign.core.sharing.hami.mig import Placement
-from topoalign.core.sharing.hami.names import DEVICES_ALLOCATED, MIG_ALLOCATIONS
 from topoalign.core.sharing.hami.registration import InvalidAnnotation
 
 _FIELDS = 4

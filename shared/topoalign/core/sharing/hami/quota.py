@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from topoalign.core.sharing.hami.names import DEFAULT_NAMES, ResourceNames
+from topoalign.core.demand.hami_names import DEFAULT_NAMES, ResourceNames
 from topoalign.core.sharing.hami.requests import plain_integer
 from topoalign.core.sharing.hami.usage import CardShare
 

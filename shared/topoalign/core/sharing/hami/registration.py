@@ -13,10 +13,10 @@ from typing import TypeVar
 
 import msgspec
 
+from topoalign.core.demand.go_text import go_quoted, parse_bool, parse_int
+from topoalign.core.demand.hami_names import PAIR_SCORES, REGISTER
 from topoalign.core.model.errors import BadRequest, clean
-from topoalign.core.sharing.hami.go_text import go_quoted, parse_bool, parse_int
 from topoalign.core.sharing.hami.mig import MigProfile
-from topoalign.core.sharing.hami.names import PAIR_SCORES, REGISTER
 
 T = TypeVar("T")
 

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from topoalign.core.demand.hami_names import DEFAULT_NAMES, VENDOR, ResourceNames
 from topoalign.core.deviceshare.annotations import quantity
 from topoalign.core.model.ids import ResourceName
-from topoalign.core.sharing.hami.names import DEFAULT_NAMES, VENDOR, ResourceNames
 
 UNSET = 101
 """The percentage of a request that has none."""

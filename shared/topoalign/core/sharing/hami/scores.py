@@ -17,37 +17,12 @@ Source: HAMi 4707fb02, scheduling policies.
 import struct
 from collections.abc import Iterable, Sequence
 
-from topoalign.core.deviceshare.annotations import path
-from topoalign.core.model.errors import InvalidField
-from topoalign.core.sharing.hami.go_text import parse_int
-from topoalign.core.sharing.hami.names import SCORING_WEIGHTS
+from topoalign.core.demand.card_rules import EQUAL_WEIGHTS, Weights
 from topoalign.core.sharing.hami.requests import UNSET, CardRequest
 from topoalign.core.sharing.hami.usage import CardUsage
-from topoalign.core.sharing.rules import EQUAL_WEIGHTS, Weights
 
 SCALE = 10.0
 _SINGLE = struct.Struct("<f")
-
-
-def read_weights(text: str) -> Weights:
-    """
-    The weights in an annotation, such as `slot=1,core=1,memory=3`: all three once, in any order, not negative and not
-    all 0.
-
-    Raises InvalidField.
-    """
-    found: dict[str, int] = {}
-    for part in text.split(","):
-        name, equals, number = (each.strip() for each in part.partition("="))
-        if not equals or name not in Weights.__struct_fields__ or name in found:
-            raise _invalid_weights()
-        try:
-            found[name] = parse_int(number, bits=64)
-        except ValueError as error:
-            raise _invalid_weights() from error
-    if len(found) != len(Weights.__struct_fields__) or min(found.values()) < 0 or not any(found.values()):
-        raise _invalid_weights()
-    return Weights(**found)
 
 
 def device_score(card: CardUsage, requests: Iterable[CardRequest], weights: Weights = EQUAL_WEIGHTS) -> float:
@@ -91,11 +66,3 @@ def _weighted(*parts: tuple[int, int, int]) -> float:
 def _single(number: float) -> float:
     rounded: float = _SINGLE.unpack(_SINGLE.pack(number))[0]
     return rounded
-
-
-def _invalid_weights() -> InvalidField:
-    return InvalidField(
-        path(SCORING_WEIGHTS),
-        "not weights of slots, cores and memory",
-        "write all three as integers, one of them above 0: slot=1,core=1,memory=3",
-    )

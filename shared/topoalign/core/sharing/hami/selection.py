@@ -1,8 +1,8 @@
 """
-Which cards a pod accepts, and how they are chosen: its annotations, read once.
+Which cards a pod accepts, and how they are chosen: its annotations, read once as HAMi does.
 
 Types are matched without regard to case, as a part of the model; uuids exactly. A list that is empty or blank is no
-constraint; one that has only commas matches nothing.
+constraint; one that has only commas matches nothing (`demand.card_annotations` has how lists are read).
 
 Source: HAMi 4707fb02, CheckType, CheckUUID and the scheduler's policies.
 """
@@ -11,20 +11,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from topoalign.core.sharing.hami.go_text import is_true
-from topoalign.core.sharing.hami.names import (
-    CORDON,
-    GPU_POLICY,
-    NO_USE_TYPE,
-    NO_USE_UUID,
-    NUMA_BIND,
-    SCORING_WEIGHTS,
-    USE_TYPE,
-    USE_UUID,
-    VGPU_MODE,
-)
-from topoalign.core.sharing.hami.scores import read_weights
-from topoalign.core.sharing.rules import EQUAL_WEIGHTS, Selection, Weights
+from topoalign.core.demand.card_annotations import listed, read_weights, type_selection, uuid_selection, words
+from topoalign.core.demand.card_rules import EQUAL_WEIGHTS, Selection, Weights
+from topoalign.core.demand.go_text import is_true
+from topoalign.core.demand.hami_names import CORDON, GPU_POLICY, NUMA_BIND, SCORING_WEIGHTS, VGPU_MODE
 
 BINPACK, SPREAD, NUMA = "binpack", "spread", "numa"
 """Policies that order the cards of a node."""
@@ -73,26 +63,6 @@ def read_rules(annotations: Mapping[str, str], policy: str = SPREAD) -> PodRules
     )
 
 
-def type_selection(annotations: Mapping[str, str]) -> Selection:
-    """Which models the pod accepts."""
-    return Selection(_listed(annotations, USE_TYPE), _listed(annotations, NO_USE_TYPE))
-
-
-def uuid_selection(annotations: Mapping[str, str]) -> Selection:
-    """Which uuids the pod accepts."""
-    return Selection(_listed(annotations, USE_UUID), _listed(annotations, NO_USE_UUID))
-
-
 def cordoned(node_annotations: Mapping[str, str]) -> frozenset[str]:
     """The uuids of the cards of a node that nobody is to get."""
-    return frozenset(_listed(node_annotations, CORDON) or ())
-
-
-def words(policy: str) -> tuple[str, ...]:
-    """The policies in a list of them."""
-    return tuple(each.strip() for each in policy.split(","))
-
-
-def _listed(annotations: Mapping[str, str], key: str) -> tuple[str, ...] | None:
-    text = annotations.get(key, "")
-    return tuple(filter(None, words(text))) if text.strip() else None
+    return frozenset(listed(node_annotations, CORDON) or ())

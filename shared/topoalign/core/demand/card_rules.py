@@ -42,6 +42,10 @@ class Selection(msgspec.Struct, frozen=True):
         )
 
 
+ANY = Selection()
+"""Says nothing."""
+
+
 class CardOrder(StrEnum):
     """Which of the cards that have enough come first."""
 
@@ -51,6 +55,8 @@ class CardOrder(StrEnum):
     """The one that is fullest with the share on it."""
     SPREAD = "spread"
     """The one that is emptiest with the share on it."""
+    TOPOLOGY_AWARE = "topology-aware"
+    """The best connected ones; a single one whose loss breaks the least of what the unused ones can be split into."""
 
 
 class CardRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +74,19 @@ class CardRules(msgspec.Struct, frozen=True, kw_only=True):
     order: CardOrder = CardOrder.BEST_FIT
     weights: Weights = EQUAL_WEIGHTS
     """What counts how much where it matters how full a card is: with `binpack` and `spread`."""
+
+    @property
+    def limits(self) -> bool:
+        """Whether some cards would not do, whatever is left of them or wherever the others are."""
+        return self.types != ANY or self.uuids != ANY or self.mutex or self.numa_bind
+
+    def accepts(self, uuid: DeviceID, model: str) -> bool:
+        """Whether the lists accept a card."""
+        return self.types.takes_type(model) and self.uuids.takes_uuid(uuid)
+
+
+ANY_CARD = CardRules()
+"""Says nothing."""
 
 
 def _within(name: str, model: str) -> bool:

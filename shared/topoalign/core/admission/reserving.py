@@ -1,0 +1,33 @@
+"""What is reserved for a pod that a node will admit: what the decision gives it, and what its annotations say of that."""
+
+from collections.abc import Sequence
+
+from topoalign.core.demand.card_annotations import card_rules, said_of_cards
+from topoalign.core.deviceshare.demand import needs_companions
+from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.reservations import Reservation
+from topoalign.core.state.reservations import reservation_of
+
+
+def reserved_for(
+    uid: str, pod: PodRequest, allocations: Sequence[Allocation], seconds: float, gang: str = ""
+) -> Reservation:
+    """
+    What a decision gives a pod, as its reservation for so many seconds. A pod that limits its GPUs in slots gets these or
+    none: a node chooses others where its kubelet aligns a container elsewhere, and knows no annotations.
+    """
+    return reservation_of(
+        uid,
+        pod,
+        allocations,
+        seconds,
+        gang,
+        needs_companions=needs_companions(pod.annotations),
+        may_move=not (has_slots(allocations) and card_rules(said_of_cards(pod.annotations)).limits),
+    )
+
+
+def has_slots(allocations: Sequence[Allocation]) -> bool:
+    """Whether any of these has slots of GPUs with amounts; what pods without any say about cards is not looked at."""
+    return any(each.slots for each in allocations)

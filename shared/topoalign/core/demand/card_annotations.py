@@ -1,0 +1,211 @@
+"""
+What a pod's annotations say about the shared GPUs that it may get, under HAMi's names.
+
+    hami.io/gpu-scheduler-policy: spread                    binpack, spread, mutex or topology-aware
+    hami.io/device-scoring-weights: slot=1,core=1,memory=3  what makes a GPU full, for these two
+    nvidia.com/use-gputype: A100,h100                       parts of the names of models; nouse-gputype: not these
+    nvidia.com/use-gpuuuid: GPU-5f0c…                       uuids; nouse-gpuuuid: not these
+    nvidia.com/numa-bind: "true"                            all GPUs of a container on one NUMA node
+
+`card_rules` is what topoalign reads in them, and refuses what would have no effect or another one than was meant: a word
+that is no policy, a list with nothing in it, a uuid that is none. HAMi's own reading passes over these (`type_selection`,
+`uuid_selection`). They are about GPUs in slots alone, so a pod that asks for none may say there what it likes.
+
+Source: HAMi 4707fb02, CheckType, CheckUUID and the scheduler's policies (spec hami.md 2.3 to 2.6).
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+
+from topoalign.core.demand.card_rules import EQUAL_WEIGHTS, CardOrder, CardRules, Selection, Weights
+from topoalign.core.demand.field_paths import in_manifest
+from topoalign.core.demand.gangs import path
+from topoalign.core.demand.go_text import is_true, parse_bool, parse_int
+from topoalign.core.demand.hami_names import (
+    GPU_POLICY,
+    NO_USE_TYPE,
+    NO_USE_UUID,
+    NUMA_BIND,
+    SCORING_WEIGHTS,
+    USE_TYPE,
+    USE_UUID,
+)
+from topoalign.core.demand.units import InvalidShare
+from topoalign.core.deviceshare import annotations as joint
+from topoalign.core.model.errors import InvalidField, quoted
+
+CHOOSING = (GPU_POLICY, SCORING_WEIGHTS, USE_TYPE, NO_USE_TYPE, USE_UUID, NO_USE_UUID, NUMA_BIND)
+"""The annotations that `card_rules` reads."""
+MOST_LISTED = 256
+"""Entries of a list, which are compared with each GPU of each node."""
+LONGEST_ENTRY = 100
+UUID = re.compile(r"GPU-[0-9A-Za-z-]+")
+"""The form of a GPU's id: as NVIDIA writes them, and `GPU-<index>` of a described machine."""
+MUTEX = "mutex"
+ORDERS = (CardOrder.BINPACK, CardOrder.SPREAD)
+"""Those for which it matters how full a card is."""
+POLICIES = (*ORDERS, MUTEX, CardOrder.TOPOLOGY_AWARE)
+
+Said = tuple[tuple[str, str], ...]
+"""The annotations of a pod that choose its cards, unread, in the order of `CHOOSING`."""
+
+
+def said_of_cards(annotations: Mapping[str, str]) -> Said:
+    """What a pod says about its cards."""
+    return tuple((key, annotations[key]) for key in CHOOSING if key in annotations)
+
+
+@lru_cache(maxsize=256)
+def card_rules(said: Said) -> CardRules:
+    """
+    The rules by which a pod gets its cards; without annotations ANY_CARD. Raises InvalidShare for what cannot be meant, with
+    the path of the annotation.
+    """
+    found = dict(said)
+    policy = found.get(GPU_POLICY)
+    if policy is not None and policy not in POLICIES:
+        raise invalid(
+            GPU_POLICY, f"{quoted([policy])} is no policy", f"write one of {', '.join(POLICIES)}, or leave it out"
+        )
+    order = CardOrder(policy) if policy is not None and policy != MUTEX else CardOrder.BEST_FIT
+    types = Selection(listed_models(found, USE_TYPE), listed_models(found, NO_USE_TYPE))
+    uuids = Selection(listed_uuids(found, USE_UUID), listed_uuids(found, NO_USE_UUID))
+    check_something_is_left(USE_TYPE, types, lambda part, model: part.upper() in model.upper())
+    check_something_is_left(USE_UUID, uuids, str.__eq__)
+    return CardRules(
+        types=types,
+        uuids=uuids,
+        mutex=policy == MUTEX,
+        numa_bind=binds_to_a_node(found),
+        order=order,
+        weights=weights_for(order, found),
+    )
+
+
+def binds_to_a_node(found: Mapping[str, str]) -> bool:
+    """Whether a container's cards are to be on one NUMA node. Raises InvalidShare for what is no truth value."""
+    text = found.get(NUMA_BIND)
+    if text is not None:
+        try:
+            parse_bool(text)
+        except ValueError as error:
+            raise invalid(
+                NUMA_BIND, f"{quoted([text])} is neither true nor false", 'write "true" or "false"'
+            ) from error
+    return is_true(text)
+
+
+def weights_for(order: CardOrder, found: Mapping[str, str]) -> Weights:
+    """The weights for this order. Raises InvalidShare for those that are none, and where nothing is weighed."""
+    if (text := found.get(SCORING_WEIGHTS)) is None:
+        return EQUAL_WEIGHTS
+    weights = weights_meant(text)
+    if order not in ORDERS:
+        raise invalid(
+            SCORING_WEIGHTS,
+            f"has an effect with {' and '.join(ORDERS)} alone",
+            f"add {GPU_POLICY}: {CardOrder.BINPACK}, or leave it out",
+        )
+    return weights
+
+
+def weights_meant(text: str) -> Weights:
+    """`read_weights`; raises InvalidShare."""
+    try:
+        return read_weights(text)
+    except InvalidField as error:
+        told = in_manifest(error)
+        raise InvalidShare(told.finding, told.remedy) from error
+
+
+def listed_models(found: Mapping[str, str], key: str) -> tuple[str, ...] | None:
+    """The parts of models in a list; None: there is no list. Raises InvalidShare for entries that are none."""
+    return entries(found, key, "parts of the names of models, with commas in between: A100,H100")
+
+
+def listed_uuids(found: Mapping[str, str], key: str) -> tuple[str, ...] | None:
+    """The uuids in a list; None: there is no list. Raises InvalidShare for entries that are none."""
+    remedy = "uuids of GPUs as `topoalign gpu list` shows them, with commas in between"
+    uuids = entries(found, key, remedy)
+    if wrong := [each for each in uuids or () if not UUID.fullmatch(each)]:
+        raise invalid(key, f"{quoted(wrong[:3])}: no uuid of a GPU", f"write {remedy}")
+    return uuids
+
+
+def entries(found: Mapping[str, str], key: str, remedy: str) -> tuple[str, ...] | None:
+    """The entries of a list; None: there is no list. Raises InvalidShare where one is empty, or they are too many."""
+    if key not in found:
+        return None
+    several = words(found[key])
+    if not all(several):
+        empty = "an empty list" if not any(several) else "an entry of the list is empty"
+        raise invalid(key, empty, f"leave it out, or write {remedy}")
+    if len(several) > MOST_LISTED or max(map(len, several)) > LONGEST_ENTRY:
+        limit = f"more than {MOST_LISTED} entries, or one of more than {LONGEST_ENTRY} characters"
+        raise invalid(key, limit, f"write {remedy}")
+    return several
+
+
+def check_something_is_left(key: str, selection: Selection, excludes: Callable[[str, str], bool]) -> None:
+    """Raises InvalidShare where all that is wanted is unwanted, too. `excludes`: whether the first keeps off the second."""
+    wanted, unwanted = selection.wanted or (), selection.unwanted or ()
+    if wanted and all(any(excludes(no, yes) for no in unwanted) for yes in wanted):
+        opposite = NO_USE_TYPE if key == USE_TYPE else NO_USE_UUID
+        raise invalid(key, f"{opposite} leaves nothing of it", "take what is wanted out of one of the two")
+
+
+def invalid(key: str, finding: str, remedy: str) -> InvalidShare:
+    """The refusal of an annotation."""
+    return InvalidShare(f"{path(key)}: {finding}", remedy)
+
+
+def type_selection(annotations: Mapping[str, str]) -> Selection:
+    """Which models a pod accepts, as HAMi reads it."""
+    return Selection(listed(annotations, USE_TYPE), listed(annotations, NO_USE_TYPE))
+
+
+def uuid_selection(annotations: Mapping[str, str]) -> Selection:
+    """Which uuids a pod accepts, as HAMi reads it."""
+    return Selection(listed(annotations, USE_UUID), listed(annotations, NO_USE_UUID))
+
+
+def listed(annotations: Mapping[str, str], key: str) -> tuple[str, ...] | None:
+    """A list as HAMi reads it: one that is empty or blank is none, and one that has only commas matches nothing."""
+    text = annotations.get(key, "")
+    return tuple(filter(None, words(text))) if text.strip() else None
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The entries of a list with commas, without blanks around them."""
+    return tuple(each.strip() for each in text.split(","))
+
+
+def read_weights(text: str) -> Weights:
+    """
+    The weights in an annotation, such as `slot=1,core=1,memory=3`: all three once, in any order, not negative and not
+    all 0.
+
+    Raises InvalidField.
+    """
+    found: dict[str, int] = {}
+    for part in words(text):
+        name, equals, number = (each.strip() for each in part.partition("="))
+        if not equals or name not in Weights.__struct_fields__ or name in found:
+            raise invalid_weights()
+        try:
+            found[name] = parse_int(number, bits=64)
+        except ValueError as error:
+            raise invalid_weights() from error
+    if len(found) != len(Weights.__struct_fields__) or min(found.values()) < 0 or not any(found.values()):
+        raise invalid_weights()
+    return Weights(**found)
+
+
+def invalid_weights() -> InvalidField:
+    """The refusal of weights."""
+    return InvalidField(
+        joint.path(SCORING_WEIGHTS),
+        "not weights of slots, cores and memory",
+        "write all three as integers, one of them above 0: slot=1,core=1,memory=3",
+    )

@@ -1,0 +1,279 @@
+"""Pods with slots that say which GPUs they accept and how they are chosen: against a look at all sets, and by hand."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import pytest
+from decision_support import machine, node, pod
+from hypothesis import assume, settings
+from hypothesis import given as drawn
+from hypothesis import strategies as st
+from slot_choice_reference import (
+    BIND,
+    NO_TYPE,
+    NO_UUID,
+    NODES,
+    POLICY,
+    SIZES,
+    SLOTS,
+    USE_TYPE,
+    USE_UUID,
+    WEIGHTS,
+    Reference,
+    Used,
+    mixed,
+)
+from slot_support import MIB, asks, given, holding, in_mig_mode, in_slots
+from unit_support import BEST, DGX, KUBELET, admitted, refused
+
+from topoalign.core.admission.admit import admit
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.holdings import base_of
+from topoalign.core.model.ids import CPU
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.state.fold import NodeState
+
+BOTH = [BEST, KUBELET]
+ALIGNED = [
+    AdmissionRules(mode=mode, policy=policy)
+    for mode in Mode
+    for policy in (Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
+]
+
+
+def saying(
+    annotations: Mapping[str, str], *containers: ContainerRequest, init: Sequence[ContainerRequest] = ()
+) -> PodRequest:
+    return msgspec.structs.replace(pod(*containers, init=init), annotations=dict(annotations))
+
+
+def gpus_of(state: NodeState, decision: object, place: int = 0) -> set[int]:
+    assert isinstance(decision, Admission), decision
+    return {*given(state, decision.allocations[place])}
+
+
+@st.composite
+def annotations(draw: st.DrawFn) -> dict[str, str]:
+    says: dict[str, str] = {}
+    for key, values in (
+        (POLICY, [None, "binpack", "spread", "mutex", "topology-aware"]),
+        (BIND, [None, None, "true", "false"]),
+        (USE_TYPE, [None, None, None, "a100", "H100,L4", "nvidia"]),
+        (NO_TYPE, [None, None, None, "l4", "80gb"]),
+        (USE_UUID, [None, None, None, "GPU-0,GPU-2,GPU-3", "GPU-1", "GPU-4,GPU-9"]),
+        (NO_UUID, [None, None, None, "GPU-0", "GPU-2,GPU-8"]),
+    ):
+        if (value := draw(st.sampled_from(values))) is not None:
+            says[key] = value
+    if says.get(POLICY) in ("binpack", "spread") and draw(st.booleans()):
+        says[WEIGHTS] = draw(
+            st.sampled_from(["slot=0,core=1,memory=0", "slot=1,core=1,memory=3", "slot=2,core=0,memory=1"])
+        )
+    return says
+
+
+@st.composite
+def usage(draw: st.DrawFn) -> Used:
+    used: dict[int, list[tuple[int, int]]] = {}
+    for gpu, cores, memory in draw(
+        st.lists(
+            st.tuples(st.integers(0, 4), st.sampled_from([0, 10, 40]), st.sampled_from([1, 4_000, 15_000])), max_size=7
+        )
+    ):
+        held = [*used.get(gpu, ()), (cores, memory)]
+        if len(held) <= SLOTS and sum(c for c, _ in held) <= 100 and sum(m for _, m in held) <= SIZES[gpu]:
+            used[gpu] = held
+    return used
+
+
+wanted = st.tuples(
+    st.integers(1, 3),
+    st.sampled_from([0, 20, 50, 100]),
+    st.sampled_from([0, 0, 2_000, 30_000]),
+    st.sampled_from([0, 25, 50]),
+)
+
+
+def state_of(used: Used) -> NodeState:
+    return holding(node(mixed()), *((gpu, cores, memory) for gpu, held in used.items() for cores, memory in held))
+
+
+@settings(max_examples=150, deadline=None)
+@drawn(usage(), wanted, annotations(), st.sampled_from(BOTH))
+def test_gpus_are_those_that_the_annotations_choose(
+    used: Used, asked: tuple[int, int, int, int], says: dict[str, str], rules: AdmissionRules
+) -> None:
+    count, cores, memory, percentage = asked
+    assume(cores or memory or percentage)
+    reference, state = Reference(used, asked, says), state_of(used)
+
+    decision = admit(state, saying(says, asks(count, memory, cores, percentage)), rules)
+
+    sets = reference.sets()
+    assert isinstance(decision, Admission) == bool(sets), decision
+    if sets:
+        found = tuple(sorted(gpus_of(state, decision)))
+        assert found in sets
+        best = {"binpack": max, "spread": min}.get(says.get(POLICY, ""))
+        if best is not None and cores < 100:
+            assert best(map(reference.fullness, sets)) == reference.fullness(found)
+
+
+@settings(max_examples=100, deadline=None)
+@drawn(usage(), wanted, annotations(), st.sampled_from(ALIGNED))
+def test_no_alignment_leads_to_other_gpus(
+    used: Used, asked: tuple[int, int, int, int], says: dict[str, str], rules: AdmissionRules
+) -> None:
+    """Wherever a policy aligns a container, it gets GPUs that its pod accepts, or nothing."""
+    count, cores, memory, percentage = asked
+    assume(cores or memory or percentage)
+    state = state_of(used)
+
+    decision = admit(state, saying(says, asks(count, memory, cores, percentage)), rules)
+
+    if isinstance(decision, Admission):
+        assert tuple(sorted(gpus_of(state, decision))) in Reference(used, asked, says).sets()
+
+
+@pytest.mark.parametrize("rules", BOTH)
+@pytest.mark.parametrize(
+    ("says", "asked", "code"),
+    [
+        ({USE_TYPE: "B200"}, asks(memory=1), "NoCardAccepted"),
+        ({USE_UUID: "GPU-7"}, asks(memory=1), "NoCardAccepted"),
+        ({USE_UUID: "GPU-1"}, asks(2, memory=1), "NotEnoughShareCards"),
+        ({USE_UUID: "GPU-1"}, asks(memory=70_000), "NotEnoughShareMemory"),
+        ({NO_TYPE: "H100,l4"}, asks(cores=100), "NotEnoughUnusedCards"),
+        ({POLICY: "mutex", USE_TYPE: "a100"}, asks(memory=1), "NotEnoughUnusedCards"),
+        ({BIND: "true", USE_TYPE: "a100"}, asks(2, memory=1), "ShareSplit"),
+    ],
+)
+def test_a_node_without_room_on_such_gpus_says_why(
+    says: dict[str, str], asked: ContainerRequest, code: str, rules: AdmissionRules
+) -> None:
+    state = state_of({0: [(5, 100)], 1: [(5, 20_000)], 2: [(5, 100)]})
+
+    refusal = refused(state, saying(says, asked), rules)
+
+    assert code == refusal.code
+    assert refusal.finding.startswith("limits[nvidia.com/gpu")
+
+
+def test_where_the_alignment_leaves_none_of_the_gpus_it_is_split() -> None:
+    """A kubelet aligns to the first NUMA node, and the only GPU that is accepted is on the second."""
+    aligned = AdmissionRules(mode=Mode.KUBELET, policy=Policy.SINGLE_NUMA_NODE)
+    asked = saying({USE_UUID: "GPU-3"}, asks(memory=100))
+
+    refusal = refused(node(mixed()), asked, aligned)
+
+    assert "ShareSplit" == refusal.code
+    assert "'GPU-0' is not what the pod's annotations accept" in refusal.finding
+    assert {3} == gpus_of(node(mixed()), admit(node(mixed()), asked, AdmissionRules(policy=Policy.SINGLE_NUMA_NODE)))
+
+
+@pytest.mark.parametrize(
+    ("says", "expected"),
+    [
+        ({POLICY: "binpack"}, 0),
+        ({POLICY: "binpack", WEIGHTS: "slot=1,core=1,memory=3"}, 1),
+        ({POLICY: "binpack", WEIGHTS: "slot=1,core=3,memory=1"}, 0),
+        ({POLICY: "spread"}, 1),
+        ({POLICY: "spread", WEIGHTS: "slot=1,core=1,memory=3"}, 0),
+    ],
+)
+@pytest.mark.parametrize("rules", BOTH)
+def test_weights_say_which_gpu_is_fullest(says: dict[str, str], expected: int, rules: AdmissionRules) -> None:
+    """
+    Of ten slots, 100 cores and 40960 MiB each one GPU has 1, 49 and a tenth held, the other 3, 10 and a fifth. As in HAMi's
+    example equal weights take the first, and thrice the memory the second.
+    """
+    state = holding(node(in_slots(DGX, 10, 2)), (0, 49, 4_096), *((1, cores, 2_731) for cores in (4, 3, 3)))
+
+    assert {expected} == {*given(state, admitted(state, saying(says, asks(cores=40, memory=4_096)), rules)[0])}
+
+
+def test_a_share_by_percentage_counts_what_it_is_of_each_gpu() -> None:
+    """With half of the memory GPU-0 would be full to 24000 of 40000 MiB, GPU-1 to 50000 of 80000."""
+    state = state_of({0: [(0, 4_000)], 1: [(0, 10_000)]})
+    says = {POLICY: "spread", USE_UUID: "GPU-0,GPU-1", WEIGHTS: "slot=0,core=0,memory=1"}
+
+    assert {0} == gpus_of(state, admit(state, saying(says, asks(percentage=50)), BEST))
+
+
+def test_a_kubelet_that_leaves_no_choice_must_not_take_two_numa_nodes() -> None:
+    """GPU-0 and GPU-2 have the only slots, and the kubelet does not ask which of two it is to take."""
+    full = [(gpu, 0, 1) for gpu in (0, 2) for _ in range(SLOTS - 1)] + [
+        (gpu, 0, 1) for gpu in (1, 3, 4) for _ in range(SLOTS)
+    ]
+    state, asked = holding(node(mixed()), *full), asks(2, memory=10)
+    aligned = AdmissionRules(mode=Mode.KUBELET, policy=Policy.BEST_EFFORT)
+
+    assert "ShareSplit" == refused(state, saying({BIND: "true"}, asked), aligned).code
+    assert {0, 2} == gpus_of(state, admit(state, saying({}, asked), aligned))
+
+
+def test_no_hint_promises_gpus_of_two_numa_nodes_to_who_binds_to_one() -> None:
+    """The CPUs need two nodes. The first two have a GPU each, and only the third has two."""
+    plain = machine(nodes=3, gpus=(0, 1, 2, 2))
+    sized = tuple(msgspec.structs.replace(gpu, memory=40_000 * MIB) for gpu in plain.gpus)
+    state = node(in_slots(msgspec.structs.replace(plain, gpus=sized)))
+    asking = asks(2, memory=10)
+    with_cpus = msgspec.structs.replace(
+        asking, limits={**asking.limits, CPU: 10_000}, requests={**asking.requests, CPU: 10_000}
+    )
+    aligned = AdmissionRules(policy=Policy.RESTRICTED)
+
+    assert {2, 3} == gpus_of(state, admit(state, saying({BIND: "true"}, with_cpus), aligned))
+
+
+@pytest.mark.parametrize("rules", BOTH)
+def test_a_list_of_uuids_takes_the_mig_instances_of_its_gpus(rules: AdmissionRules) -> None:
+    state = node(in_slots(in_mig_mode(machine(), [4_864, 9_856], [4_864, 4_864]), SLOTS, 2))
+    says = {USE_UUID: "GPU-1", BIND: "true"}
+
+    found = admitted(state, saying(says, asks(2, memory=100)), rules)[0]
+
+    assert ["MIG-1-0", "MIG-1-1"] == sorted(base_of(slot) for slot in found.slots)
+    assert "NotEnoughShareCards" == refused(state, saying(says, asks(3, memory=100)), rules).code
+
+
+@pytest.mark.parametrize("rules", BOTH)
+def test_containers_of_a_pod_that_wants_unused_gpus_have_one_each(rules: AdmissionRules) -> None:
+    """An init container has ended when the next one starts, which takes its slot over."""
+    state = state_of({0: [(5, 100)]})
+    asked = saying(
+        {POLICY: "mutex"}, asks(memory=10), asks(memory=10, name="two"), init=[asks(memory=20, name="first")]
+    )
+
+    first, main, two = (gpus_of(state, admit(state, asked, rules), place) for place in range(3))
+
+    assert first == main
+    assert not main & two
+    assert 0 not in main | two
+
+
+def test_a_share_that_minds_the_topology_breaks_no_pair() -> None:
+    """GPU-3 is in use, so GPU-2 has lost its pair. By default the share goes to the smaller pair."""
+    plain = machine(gpus=(0, 0, 1, 1))
+    sizes = (20_000, 20_000, 40_000, 80_000)
+    sized = [msgspec.structs.replace(gpu, memory=size * MIB) for gpu, size in zip(plain.gpus, sizes, strict=True)]
+    state = holding(node(in_slots(msgspec.structs.replace(plain, gpus=tuple(sized)))), (3, 0, 1_000))
+    asked = asks(memory=100)
+
+    mindful, default = (
+        gpus_of(state, admit(state, saying(says, asked), BEST)) for says in ({POLICY: "topology-aware"}, {})
+    )
+
+    assert {2} == mindful
+    assert {0} == default
+
+
+def test_what_annotations_choose_is_told_to_be_by_reservation() -> None:
+    asked = saying({POLICY: "spread"}, asks(memory=100))
+
+    told, untold = (
+        admit(state, asked, KUBELET).explanation.notes for state in (node(mixed()), node(machine(gpus=NODES)))
+    )
+
+    assert any("the kubelet reads no annotations" in each for each in told)
+    assert () == untold
