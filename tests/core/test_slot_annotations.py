@@ -98,7 +98,7 @@ def state_of(used: Used) -> NodeState:
     return holding(node(mixed()), *((gpu, cores, memory) for gpu, held in used.items() for cores, memory in held))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @drawn(usage(), wanted, annotations(), st.sampled_from(BOTH))
 def test_gpus_are_those_that_the_annotations_choose(
     used: Used, asked: tuple[int, int, int, int], says: dict[str, str], rules: AdmissionRules
@@ -119,7 +119,7 @@ def test_gpus_are_those_that_the_annotations_choose(
             assert best(map(reference.fullness, sets)) == reference.fullness(found)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @drawn(usage(), wanted, annotations(), st.sampled_from(ALIGNED))
 def test_no_alignment_leads_to_other_gpus(
     used: Used, asked: tuple[int, int, int, int], says: dict[str, str], rules: AdmissionRules
