@@ -4,8 +4,11 @@ import pytest
 from share_support import DEFAULT, NAMES, OTHER_ORDER, ShareNode, share_node
 from unit_support import MEMORY
 
+from topoalign.allocator.reconciliation import reconciliation
+from topoalign.allocator.reconciliation.usage import is_ours
 from topoalign.core.model.decisions import Admission, Decision, Refusal
-from topoalign.core.model.ids import PodName, ResourceName
+from topoalign.core.model.ids import DeviceID, PodName, ResourceName
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.refusals import WholeGpuInUse
 
 pytestmark = pytest.mark.anyio
@@ -158,3 +161,20 @@ async def test_a_failed_second_half_leaves_room_after_a_moment(names: Names) -> 
 
         assert isinstance(await it.admit("whole", (100, 0)), Admission)
         await it.check(["whole"])
+
+
+async def test_the_owner_of_hundreds_of_units_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each unit of three whole GPUs is looked at, and not each of them once for every other one."""
+    async with share_node() as (it, _):
+        assert isinstance(await it.admit("a", (300, 0)), Admission)
+        await it.check(["a"])
+        looked: list[DeviceID] = []
+
+        def counting(hardware: Topology, resource: ResourceName, unit: DeviceID) -> bool:
+            looked.append(unit)
+            return is_ours(hardware, resource, unit)
+
+        monkeypatch.setattr(reconciliation, "is_ours", counting)
+        await it.allocations.reconcile()
+
+        assert 300 == len(looked)

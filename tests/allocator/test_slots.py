@@ -153,6 +153,30 @@ async def test_a_container_that_is_admitted_again_holds_its_own() -> None:
         assert [9_000 * MIB] == [each.memory for each in it.held("a", "c1").values()]
 
 
+async def test_a_slot_that_is_held_is_not_preferred_for_its_reservation() -> None:
+    """
+    Another pod has the slot that was reserved for a container, which got its neighbour's. A kubelet that has lost its
+    checkpoint takes all slots for free; the one of the container that runs on is not named while there are others.
+    """
+    async with slot_node() as (it, _):
+        pod = it.asking("reserved", Ask(cores=60, memory=2_000), Ask(cores=30, memory=5_000))
+        it.reserve_beside(pod)
+        (slot,) = it.reserved.reservations[0].containers[0].devices[GPU]
+        it.forced = {GPU: [slot]}
+        assert isinstance(await it.admit_pod(it.asking("other", Ask())), Admission)
+        await it.check(["other"])
+        it.forced = {}
+        assert isinstance(await it.admit_pod(pod), Admission)
+        await it.check(["other", "reserved"])
+        await it.lose_checkpoint()
+
+        preferred = await it.allocations.prefer(GPU, [*it.kubelet.state().healthy(GPU)], [], 1)
+
+        held = {each for one in it.ledger.state.allocations.values() for each in one.device_ids}
+        assert slot in held
+        assert held.isdisjoint(preferred)
+
+
 async def test_amounts_outlive_a_restart_and_a_lost_journal_makes_equal_parts() -> None:
     async with slot_node() as (it, tasks):
         pod = it.asking("a", Ask(memory=7_000, cores=20))

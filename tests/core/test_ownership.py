@@ -48,7 +48,10 @@ def newest(case: Case, thing: str) -> str | None:
 
 
 def blocked(case: Case) -> set[str]:
-    """What is offered and touches something that was given under another resource, or in another way."""
+    """
+    What is offered and touches something that was given under another resource, or in another way. A share touches what its
+    card does: an instance of a card of which somebody has a time slice is blocked.
+    """
     offered = {base: offer for offer in case.topology.offered for base in offer.devices}
     found: set[str] = set()
     for held in case.allocations:
@@ -56,7 +59,7 @@ def blocked(case: Case) -> set[str]:
             for device in {*devices} - held.virtual_functions.keys():
                 offer = offered.get(DeviceID(device.split("::")[0]))
                 if offer is None or offer.resource != resource or (offer.replicas > 1) != ("::" in device):
-                    found |= {base for base in offered if touch(case, base, device)}
+                    found |= {base for base in offered if touch(case, base, device.partition("::")[0])}
     return found
 
 

@@ -223,6 +223,25 @@ def test_slots_that_are_not_among_the_devices_are_refused() -> None:
         Allocation(id=AllocationID("x"), slots={slot(0, 0, node(in_slots(DGX))): Amount(cores=1, memory=1)})
 
 
+def test_a_gpu_of_which_slots_are_held_is_in_no_time_slices_until_then() -> None:
+    """Slots and time slices have the same ids: with 100 cores held by one slot nobody may get a slice of the GPU."""
+    in_slices = msgspec.structs.replace(
+        in_slots(DGX, 4), offers=(Offer(resource=GPU, devices=tuple(DGX.gpu_by_id), replicas=4),)
+    )
+    held = holding(node(in_slots(DGX, 4)), (0, 100, 4_000))
+    said = held.topology
+    assert said is not None
+    changed = msgspec.structs.replace(said, topology=in_slices, revision=said.revision + 1)
+
+    now = held.apply(changed)
+
+    gpu = DGX.gpus[0].id
+    assert frozenset({gpu}) == now.ownership.blocked
+    assert not now.health_of(slot(0, 1, now)).usable
+    assert now.health_of(slot(1, 1, now)).usable
+    assert frozenset() == now.without(AllocationID("held-0")).ownership.blocked
+
+
 def test_machines_in_slots_of_other_sizes_are_judged_apart() -> None:
     smaller = [msgspec.structs.replace(gpu, memory=1 << 30) for gpu in DGX.gpus]
     small = msgspec.structs.replace(DGX, gpus=tuple(smaller))

@@ -230,6 +230,7 @@ class Grants:
         """
         check_amount(self.state, resource, len(asked))
         owned, hardware = self.state.ownership, self.state.hardware
+        ordered = in_order(hardware, resource, asked)
         instead: tuple[DeviceID, ...] = ()
         if waiting is not None:
             companions = self.companions.left(waiting, new.gone)
@@ -238,14 +239,14 @@ class Grants:
         new.granted.append(
             Allocation(
                 id=self._ledger.next_id(len(new.granted)),
-                devices={resource: in_order(hardware, resource, asked), **companions.devices},
+                devices={resource: ordered, **companions.devices},
                 virtual_functions=dict(companions.functions),
                 boot=self._ledger.boot,
                 machine=self._ledger.machine,
                 cards=owned.cards_of(asked),
                 displaced=displaced,
                 companions=companions.ids,
-                slots=self.slots.amounts(resource, asked),
+                slots=self.slots.amounts(resource, ordered),
             )
         )
         if companions.lacking:

@@ -5,9 +5,9 @@ A kubelet asks for a number of slots, and never for the amounts of cores and mem
 reservation are its own: who asks for just these holds what is reserved with them. All other slots count as equal parts.
 
 - GetPreferredAllocation: the slots that are reserved for such a question. Where the kubelet does not offer them, because it
-  aligns the container to other NUMA nodes, slots of different GPUs that have as much left; who is given these holds what is
-  reserved. None where the container must have its own. Else slots of GPUs that have an equal part left. Both beside what is
-  reserved, or at least beside what is held.
+  aligns the container to other NUMA nodes, or somebody has one of them, slots of different GPUs that have as much left; who
+  is given these holds what is reserved. None where the container must have its own. Else slots of GPUs that have an equal
+  part left. Both beside what is reserved, or at least beside what is held.
 - Allocate: two slots of one GPU are refused (`InvalidShare`), and so is what a GPU has not left any more, by the record, and
   other slots than a container must have (`ShareSplit`). Records of containers that have ended make way.
 """
@@ -89,7 +89,8 @@ class SlotGrants:
         reserved, now = self._reserved(), self._clock.monotonic()
         instead = {name: each.slots for name, each in self._moved.items()}
         parts = [*open_parts(live, reserved, now, question, instead)]
-        if (own := answering_part(question, parts)) is not None:
+        own = answering_part(question, parts)
+        if own is not None and not are_used(live, own.slots.difference(must_include)):
             self._swap(parts[0], own, reserved)
             return tuple(slot for slot in live.hardware.devices[resource] if slot in own.slots)
         if parts and not parts[0].may_move:
@@ -239,6 +240,12 @@ class SlotGrants:
             if memory < asked.memory:
                 return NotEnoughShareMemory(FIELDS, asked.memory, 1, max(0, memory))
         return None
+
+
+def are_used(live: NodeState, slots: Collection[DeviceID]) -> bool:
+    """Whether a container that is known has one of these, which a kubelet offers that has lost its checkpoint."""
+    holders = live.ownership.holders
+    return any(slot in holders and live.allocations[holders[slot]].owner is not None for slot in slots)
 
 
 def kept_of(record: Allocation, listing: Listing) -> Allocation:

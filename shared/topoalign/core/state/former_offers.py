@@ -1,6 +1,9 @@
 """
 What allocations hold that is not offered now as it was given: after a change of what is offered, or of the hardware.
 
+A slot with an amount is no time slice, although both have the same id: of a GPU of which a container has 100 cores by
+`GPU-0::0` nobody gets the slice `GPU-0::1`. The other way round a time slice counts as a slot of an equal part.
+
 Like `holders` it is made once of all allocations, and follows each grant and release.
 """
 
@@ -78,10 +81,13 @@ class FormerOffers:
                 if not any(offer.resource == resource and not offer.shared for offer in offers):
                     former.append(holding)
             for base, numbers in given.shares.items():
-                offers = by_base.get(base, ())
-                kinds = {offer.unit for offer in offers if offer.resource == resource and offer.shared}
-                lost = (each for each in numbers if kind_of_share(each) not in kinds)
-                former += (holding_of(DeviceID(f"{base}{SHARE}{each}"), allocation.cards) for each in lost)
+                now = [offer for offer in by_base.get(base, ()) if offer.resource == resource and offer.shared]
+                kinds, in_slots = {offer.unit for offer in now}, any(offer.slots is not None for offer in now)
+                for number in numbers:
+                    device = DeviceID(f"{base}{SHARE}{number}")
+                    was_slot = device in allocation.slots and not in_slots
+                    if was_slot or kind_of_share(number) not in kinds:
+                        former.append(holding_of(device, allocation.cards))
         if companions:  # they used no offer
             former = [each for each in former if each.id not in companions]
         if self._cards:

@@ -24,6 +24,7 @@ from topoalign.core.model.holdings import (
     excluding,
     holding_of,
     may_have_parts,
+    shared_by,
 )
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.by_amounts import is_by_amounts
@@ -191,13 +192,14 @@ class Ownership:
     def blocked(self) -> frozenset[DeviceID]:
         """
         Devices that are offered, but held as a part or a whole under a former offer of another resource: they wait
-        until that is released.
+        until that is released. Of a card of which somebody has a share, no MIG instance is to be had, either.
 
         Numbers of shares that are no longer offered block nothing: their card is shared as before.
         """
         if not self._former.holdings:
             return frozenset()
-        held = HoldingSet(chain.from_iterable(self._former.holdings.values()))
+        former = chain.from_iterable(self._former.holdings.values())
+        held = HoldingSet(shared[0] if (shared := shared_by(each)) is not None else each for each in former)
         return frozenset(base for base in self._hardware.offers_by_base if held.overlaps(self.holding(base)))
 
     @cached_property

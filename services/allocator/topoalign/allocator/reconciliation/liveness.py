@@ -284,7 +284,8 @@ def still_displaced(
 
 def entries_of(held: Collection[Place], listing: Listing) -> list[Part]:
     """The entries of the checkpoint that have any of these devices."""
-    return [part for part in listing.parts if any((part.resource, device) in held for device in part.devices)]
+    wanted = frozenset(held)
+    return [part for part in listing.parts if any((part.resource, device) in wanted for device in part.devices)]
 
 
 def places(allocation: Allocation) -> list[Place]:

@@ -241,10 +241,11 @@ class Reconciliation:
         which must not count as free.
         """
         hardware = self._ledger.state.hardware
-        owners = {holding.owner if holding is not None else None for holding in holdings}
+        each_once = {id(holding): holding for holding in holdings}.values()  # a share may be hundreds of units
+        owners = {holding.owner if holding is not None else None for holding in each_once}
         whole = {
             (holding.resource, device)
-            for holding in filter(None, holdings)
+            for holding in filter(None, each_once)
             for device in holding.devices
             if is_ours(hardware, holding.resource, device)
         }
