@@ -97,9 +97,25 @@ async def test_victims_that_a_node_knows_by_their_names_are_found(world: OneNode
     assert {} == await world.scheduler.preempt(TWO, {NODE: Victims(uids=("uid-b",))})
 
 
+async def test_victims_end_on_the_planned_node_of_a_gangs_pod_alone(world: OneNode) -> None:
+    """On another one they would end for nothing: filter refuses it, and the scheduler goes on to the next victims."""
+    other = Says(NodeName("node-2"), machine(), RULES)
+    world.tell(other.all())
+    for says in (world.says, other):
+        world.tell(says.admit(pod(container("main", gpus=4)), f"on {says.node}"))
+    victims = {says.node: Victims(uids=(f"on {says.node}",)) for says in (world.says, other)}
+    world.scheduler.planned = {TWO.uid: other.node}.get
+    helped = await world.scheduler.preempt(TWO, victims)
+    for says in (world.says, other):
+        world.tell(says.end(f"on {says.node}"))
+
+    assert [other.node] == list(helped)
+    assert tuple(helped) == world.scheduler.filter(TWO, tuple(victims)).passed
+
+
 @pytest.mark.parametrize("first", range(0, SEEDS, 20))
 async def test_a_preemption_says_what_filter_says_when_the_victims_are_gone(first: int) -> None:
-    """Of pods that the node shows, and of pods that are bound and not shown yet."""
+    """Of pods that the node shows, of pods that are bound and not shown yet, and for pods whose gang is planned."""
     tally = {True: 0, False: 0}
     for seed in range(first, first + 20):
         chance, cluster = Random(seed), Cluster(usage=True)
@@ -113,6 +129,7 @@ async def test_a_preemption_says_what_filter_says_when_the_victims_are_gone(firs
                 tell_all(cluster, says.admit(request, uid))
         victims = [uid for uid in uids if chance.random() < 0.5]
         pods = [asked(some_request(chance, says.hardware, f"o{number}")) for number in range(8)]
+        scheduler.planned = {pods[0].uid: NEW, pods[1].uid: says.node}.get
         fits = [bool(await scheduler.preempt(each, {says.node: Victims(uids=tuple(victims))})) for each in pods]
         for uid in victims:
             scheduler.view.gone(says.node, uid)

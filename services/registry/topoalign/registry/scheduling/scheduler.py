@@ -177,7 +177,8 @@ class Scheduler:
             self.view.renew()  # nodes may have changed, or gone, in the turn
             if not self._judge_without(request, node, frozenset((*each.uids, pod.uid))):
                 helped[node] = each
-        return helped
+        planned = self.planned(pod.uid)  # filter will refuse all other nodes, whoever ends there
+        return helped if planned is None else {node: each for node, each in helped.items() if node == planned}
 
     async def fits_in_every_order(self, node: NodeName, pod: PodToSchedule) -> str:
         """
