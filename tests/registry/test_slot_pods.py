@@ -16,16 +16,18 @@ from topoalign.core.admission.reserving import reserved_for
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.demand.units import InvalidShare
 from topoalign.core.model.holdings import Amount
-from topoalign.core.model.ids import GPU, DeviceID, NodeName
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
+from topoalign.core.model.ids import CPU, GPU, DeviceID, NodeName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.slot_defaults import with_defaults
 from topoalign.registry.scheduling import binding
 from topoalign.registry.scheduling.holds import Hold
-from topoalign.registry.scheduling.orders import Comer, are_mistakable
+from topoalign.registry.scheduling.orders import Comer, all_fit, are_mistakable
 from topoalign.registry.scheduling.verdicts import Verdicts
+from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.turns import Turns
 
 EACH = 40_000
 UUIDS = "nvidia.com/use-gpuuuid"
@@ -203,6 +205,33 @@ def test_pods_are_mistakable_by_what_they_say_of_gpus(
         return Comer(str(annotations), read_pod(asked_for, AdmissionRules()), True)
 
     assert expected is are_mistakable(shared(), comer(one), comer(other))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("annotations", "policy", "expected"),
+    [
+        ({UUIDS: "GPU-0,GPU-2"}, Policy.RESTRICTED, False),
+        ({"hami.io/gpu-scheduler-policy": "mutex"}, Policy.BEST_EFFORT, False),
+        ({UUIDS: "GPU-0,GPU-2"}, Policy.NONE, True),
+        ({"hami.io/gpu-scheduler-policy": "spread"}, Policy.RESTRICTED, True),
+    ],
+)
+async def test_who_comes_first_is_aligned_alike_if_it_limits_its_gpus(
+    annotations: dict[str, str], policy: Policy, expected: bool
+) -> None:
+    """The first has CPUs of NUMA node 0, and GPU-2 of node 1 is reserved for the second, wherever a kubelet aligns."""
+    rules = msgspec.structs.replace(RULES, policy=policy, cpu_manager="static", reserved_cpus="0")
+
+    def comer(name: str, gpus: int, says: dict[str, str]) -> Comer:
+        one = asks(gpus, memory=100)
+        with_cpus = {**one.limits, CPU: 4_000, ResourceName("memory"): 1_000}
+        made = pod(msgspec.structs.replace(one, limits=with_cpus, requests=with_cpus), name=name)
+        return Comer(name, read_pod(msgspec.structs.replace(made, annotations=says), rules), True)
+
+    comers = [comer("second", 1, annotations), comer("first", 2, {})]
+
+    assert expected is await all_fit(node(shared()), comers, Turns(ManualClock()))
 
 
 @pytest.mark.parametrize(

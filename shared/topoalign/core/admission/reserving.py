@@ -24,10 +24,13 @@ def reserved_for(
         seconds,
         gang,
         needs_companions=needs_companions(pod.annotations),
-        may_move=not (has_slots(allocations) and card_rules(said_of_cards(pod.annotations)).limits),
+        may_move=not has_its_own(pod, allocations),
     )
 
 
-def has_slots(allocations: Sequence[Allocation]) -> bool:
-    """Whether any of these has slots of GPUs with amounts; what pods without any say about cards is not looked at."""
-    return any(each.slots for each in allocations)
+def has_its_own(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
+    """
+    Whether a pod limits its GPUs in slots, and so must have those that a decision gives it, or none. What pods without slots
+    say about cards is not looked at.
+    """
+    return any(each.slots for each in allocations) and card_rules(said_of_cards(pod.annotations)).limits

@@ -10,8 +10,13 @@ And a kubelet does not say for which pod it asks. Pods that ask for the same are
 about its devices is bound beside no other one that asks for as many GPUs, until that one is shown; a pod with units of GPUs
 beside no other one that asks for as much of one kind and for something else of the other, and one with slots beside no other
 one that asks for as many and for other amounts, or by other annotations (`are_mistakable`).
+
+A pod that must have the slots that are reserved for it is also to be aligned to the same NUMA nodes in every order:
+elsewhere the node refuses it. Example: a pod for GPU-0 or GPU-2 with 4 CPUs comes after one with as many. The two fit in
+both orders, but where it comes first it is aligned to the NUMA node of GPU-0, and GPU-2 is reserved for it.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,6 +24,7 @@ from topoalign.core.admission.admit import decide
 from topoalign.core.admission.feasibility import Need
 from topoalign.core.admission.free_amounts import free_of
 from topoalign.core.admission.realignment import Steps, Waiting, fit_whatever_ends, left_elsewhere
+from topoalign.core.admission.reserving import has_its_own
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.slots import SlotShare, slots_asked
 from topoalign.core.demand.units import InvalidShare, Share, share_of
@@ -32,6 +38,12 @@ from topoalign.runtime.turns import Turns
 
 MOST_PENDING = 3
 """Pods that are tried in every order, besides the one that is to be bound: 64 decisions where no two are alike."""
+
+
+Place = tuple[object, tuple[tuple[int, ...] | None, ...]]
+"""What a pod asks for, and the NUMA nodes to which its containers with slots are aligned; None: the policy does not say."""
+Ends = frozenset[tuple[Place, int]]
+"""How often pods are aligned so that must have what is reserved for them, after one order of all pods."""
 
 
 class Comer(NamedTuple):
@@ -91,25 +103,39 @@ async def all_fit(state: NodeState, pods: Sequence[Comer], turns: Turns) -> bool
     """
     refuses = not POLICIES[pods[0].demand.rules.policy].admits(NO_AFFINITY)
     may_end = bool(state.allocations)  # of all containers that a prediction knows of, also those with CPUs alone
-    return await fit_from(state, pods, turns, Steps() if refuses and may_end else None)
+    return await fit_from(state, pods, turns, Steps() if refuses and may_end else None, set())
 
 
-async def fit_from(state: NodeState, pods: Sequence[Comer], turns: Turns, steps: Steps | None) -> bool:
-    """The same from a state of the node on. `steps`: None where nothing can end, or no pod is refused for its alignment."""
+async def fit_from(
+    state: NodeState,
+    pods: Sequence[Comer],
+    turns: Turns,
+    steps: Steps | None,
+    ends: set[Ends],
+    aligned: tuple[Place, ...] = (),
+) -> bool:
+    """
+    The same from a state of the node on. `steps`: None where nothing can end, or no pod is refused for its alignment.
+    `ends`: of the orders that were tried; `aligned`: of the pods that have come.
+    """
     tried = set()
     for place, pod in enumerate(pods):
         if pod.key in tried:
             continue
         tried.add(pod.key)
         await turns.give()
-        decision, after = decide(state, pod.demand), state
+        decision, after, places = decide(state, pod.demand), state, aligned
         if isinstance(decision, Admission):
+            places = (*aligned, *places_of(pod, decision))
             for each in decision.allocations:
                 after = after.holding(each)
         elif pod.must_fit:
             return False
         rest = (*pods[:place], *pods[place + 1 :])
         if not rest:
+            ends.add(frozenset(Counter(places).items()))
+            if len(ends) > 1:
+                return False
             continue
         if steps is not None:
             others = [Waiting(each.key, each.must_fit, each.takes, each.decides) for each in rest]
@@ -119,6 +145,13 @@ async def fit_from(state: NodeState, pods: Sequence[Comer], turns: Turns, steps:
                 await turns.give()
                 if not fit_whatever_ends(left, others, steps):
                     return False
-        if not await fit_from(after, rest, turns, steps):
+        if not await fit_from(after, rest, turns, steps, ends, places):
             return False
     return True
+
+
+def places_of(pod: Comer, admission: Admission) -> tuple[Place, ...]:
+    """Where a pod is aligned that must have the slots that are reserved for it; empty for others."""
+    if not has_its_own(pod.demand.request, admission.allocations):
+        return ()
+    return ((pod.key, tuple(each.affinity for each in admission.allocations if each.slots)),)
