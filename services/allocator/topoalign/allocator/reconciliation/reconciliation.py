@@ -243,13 +243,9 @@ class Reconciliation:
         hardware = self._ledger.state.hardware
         each_once = {id(holding): holding for holding in holdings}.values()  # a share may be hundreds of units
         owners = {holding.owner if holding is not None else None for holding in each_once}
-        whole = {
-            (holding.resource, device)
-            for holding in filter(None, each_once)
-            for device in holding.devices
-            if is_ours(hardware, holding.resource, device)
-        }
-        return owners.pop() if len(owners) == 1 and whole <= {*held} else None
+        shown = {(holding.resource, device) for holding in filter(None, each_once) for device in holding.devices}
+        has_more = any(is_ours(hardware, *place) for place in shown.difference(held))
+        return owners.pop() if len(owners) == 1 and not has_more else None
 
     def _is_contradicted(self, allocation: Allocation, poll: Poll) -> bool:
         """
