@@ -71,7 +71,7 @@ class NodeSummary(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
     """`hami`: HAMi gives out its GPUs, and the node is offered to no pod. Missing: topoalign gives them out."""
 
 
-class AllocationView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class AllocationView(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One live allocation."""
 
     node: NodeName
@@ -92,8 +92,11 @@ class AllocationView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """RFC 3339 time of the grant. None: it was heard of in a snapshot only."""
     ailing: dict[DeviceID, DeviceHealth]
     """How those of its devices are that would not be handed out now; it keeps them."""
-    amounts: dict[DeviceID, Amount]
-    """GPU of which it has units or slots -> how much of it these are; of a slot without an amount an equal part."""
+    amounts: dict[DeviceID, Amount] = {}
+    """
+    GPU of which it has units or slots -> how much of it these are; of a slot without an amount an equal part. Missing: it
+    has none.
+    """
 
 
 class NodeDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
