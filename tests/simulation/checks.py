@@ -1,18 +1,21 @@
 """
-What must hold after every step, whatever happened (the invariants I1 to I9 and I12), and in the end (I10): against the naive
-record of all facts, and against what the kubelet's containers really use.
+What must hold after every step, whatever happened (the invariants I1 to I9, I12 and I14), and in the end (I10): against the
+naive record of all facts, and against what the kubelet's containers really use.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import msgspec
+from simulation.amounts import Amounts, spelled_way
+from simulation.divisions import ALL_CORES, ALL_MEMORY, Much, card, much, way
 from simulation.kubelet import Kubelet
 from simulation.liar_deeds import FORGED
+from simulation.limit_checks import LimitChecks
 from simulation.node import COMPACT_AFTER, PENDING_LIMIT, REMEMBERED, Agent, Hub
 from simulation.patience import Patience
-from simulation.record import Held, Record, card, clashing, held_by, spelled
+from simulation.record import Held, Record, clashing, held_by, spelled
 from simulation.replaying import digest_on, replayed
 from simulation.world import HEALTHY, NODE, Violation, World
 
@@ -20,7 +23,6 @@ from topoalign.client import Heard
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.events import AllocationReleased, AllocationsSnapshot, LedgerEvent, LedgerFact, Owner
-from topoalign.core.model.holdings import SHARE
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.state.fold import NodeState
@@ -39,6 +41,8 @@ class Checks:
         world.preferences.append(self.preferred)
         world.marks.append(self.what_counts_as_published_is_stored)
         world.facts += [self.no_running_container_is_released, self.record.hear, self.patience.hear]
+        self.amounts = Amounts(world, kubelet)
+        self.limits = LimitChecks(world, kubelet, self.amounts)
         self.unheld: dict[tuple[ResourceName, DeviceID], float] = {}
         self.init_in_doubt = False
         """
@@ -138,6 +142,9 @@ class Checks:
                     if {uid, other} & self.kubelet.lost:
                         both = [device for device in both if not self.is_told(agent, DeviceID(device), {uid, other})]
                     self.expect("I1", not both, f"{uid} and {other} use {', '.join(both)}")
+        if self.world.has_shares:
+            self.amounts.after_step()
+            self.limits.after_step()
         if self.world.violations:
             raise self.world.violations[0]
 
@@ -156,7 +163,9 @@ class Checks:
             free = set(state.ownership.free(resource))
             allocated = {device for kind, device in places if kind == resource and device in devices}
             unavailable = {device for device in devices if not state.health_of(device).usable}
-            self.expect("I3", free | allocated | unavailable == devices.keys(), f"some {resource} are in no set")
+            spent = self.spent(devices) if self.world.has_shares else set()
+            everything = free | allocated | unavailable | spent
+            self.expect("I3", everything == devices.keys(), f"some {resource} are in no set")
             self.expect("I3", not free & (allocated | unavailable), f"free and not free: {sorted(free)}")
         self.expect("I4", digest_on(self.world.disk) == state.digest, "replaying the journal gives another state")
         most = PENDING_LIMIT + 2 * COMPACT_AFTER
@@ -236,21 +245,40 @@ class Checks:
             return "the registry has an old health"
         if view.hardware != self.world.machine:
             return "the registry has an old topology"
-        usable = self.usable()
+        usable, spent = self.usable(), self.spent(chain.from_iterable(self.world.machine.devices.values()))
         listed = {d for resource in self.world.machine.devices for d in ledger.state.healthy(resource)}
-        if listed != usable:
-            return f"offered are {sorted(listed)}, sound are {sorted(usable)}"
-        return self.owners(ledger.state) if self.kubelet is not None else None
+        if listed - spent != usable - spent:
+            return f"offered are {sorted(listed)}, sound are {sorted(usable)}, and {sorted(spent)} may be"
+        missing = self.owners(ledger.state) if self.kubelet is not None else None
+        return missing or self.limits.converged(ledger.state)
 
     def usable(self) -> set[DeviceID]:
         """What should be offered as sound: of a sound card, and no container's under the former division."""
-        held = {device for _, places in self.record.live.values() for _, device in places}
+        former = {(card(device), spelled_way(device, amount)) for device, amount in self.amounts.recorded()}
+        slots = self.world.division == "slots"
         return {
             device
             for devices in self.world.machine.devices.values()
             for device in devices
             if self.world.health[card(device)] == HEALTHY
-            and not any(card(device) == card(other) and (SHARE in device) != (SHARE in other) for other in held)
+            and not any(
+                card(device) == other and not is_same_way(way(device), held, slots=slots) for other, held in former
+            )
+        }
+
+    def spent(self, devices: Iterable[DeviceID]) -> set[DeviceID]:
+        """Those of the devices that need not be offered, as nothing is left of their card: units and slots of nobody."""
+        held: dict[DeviceID, Much] = {}
+        for device, amount in self.amounts.recorded():
+            cores, memory = held.get(card(device), Much(0, 0))
+            more = amount or much(device)
+            held[card(device)] = Much(cores + more.cores, memory + more.memory)
+        full = {each for each, m in held.items() if m.cores >= ALL_CORES or m.memory >= ALL_MEMORY}
+        own = {device for device, _ in self.amounts.recorded()}
+        return {
+            device
+            for device in devices
+            if card(device) in full and way(device) in ("unit", "share") and device not in own
         }
 
     def owners(self, state: NodeState) -> str | None:
@@ -297,6 +325,13 @@ class Checks:
             if directories is None or not directories.is_gone(uid)
             for device in devices
         )
+
+
+def is_same_way(offered: str, held: str, *, slots: bool) -> bool:
+    """Whether what is offered of a card goes with what is held of it; `slots`: whether shares are slots now."""
+    if offered == "share":
+        return held == "slice" or (held == "slot" and slots)
+    return offered == held
 
 
 def decision(state: NodeState, pod: PodRequest, world: World) -> object:

@@ -5,7 +5,7 @@ What can happen to a node: a table of deeds with weights. Each begins at once an
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from simulation import bus_deeds, fault_deeds, kubelet_deeds, liar_deeds, stale_deeds
+from simulation import bus_deeds, fault_deeds, kubelet_deeds, liar_deeds, share_deeds, stale_deeds
 
 if TYPE_CHECKING:
     from simulation.scenario import Scenario
@@ -15,8 +15,8 @@ class Deed(NamedTuple):
     name: str
     weight: float
     do: "Callable[[Scenario], None]"
-    needs: Literal["kubelet", "bus"] | None = None
-    """Which way in the node must have for it."""
+    needs: Literal["kubelet", "bus", "shares", "limits"] | None = None
+    """Which way in the node must have for it, or that it has shares by amounts, or directories that limit them."""
 
 
 DEEDS = (
@@ -37,6 +37,10 @@ DEEDS = (
     Deed("a pod ends and stays", 1, stale_deeds.ends, "kubelet"),
     Deed("a pod is made anew", 1, stale_deeds.made_anew, "kubelet"),
     Deed("the checkpoint is lost", 0.5, stale_deeds.checkpoint_lost, "kubelet"),
+    Deed("a pod is reserved for", 4, share_deeds.is_reserved, "shares"),
+    Deed("a limiter's directory is spoilt", 1.5, share_deeds.directory_spoilt, "limits"),
+    Deed("no room for limits", 1, share_deeds.no_room_for_limits, "limits"),
+    Deed("the agent dies writing limits", 1, share_deeds.dies_writing_limits, "limits"),
     Deed("somebody asks", 5, bus_deeds.asks, "bus"),
     Deed("two ask at once", 2, bus_deeds.two_ask, "bus"),
     Deed("somebody asks again", 1, bus_deeds.asks_again, "bus"),

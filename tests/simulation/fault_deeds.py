@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from simulation.bus_deeds import request_for
+from simulation.divisions import DIVISIONS
 from simulation.refusals import sound
-from simulation.world import HEALTHY, NODE, SHARED, WHOLE, machine
+from simulation.world import HEALTHY, NODE
 
 from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, Unavailable
@@ -116,22 +117,26 @@ def journal_damaged(run: "Scenario") -> None:
         run.checks.untold |= run.kubelet.lost
         run.kubelet.unheard |= run.kubelet.directories.now().untold
     run.checks.record.begin_with(left, disk.journal.published())
+    run.checks.amounts.begin_with(left)
     world.note("damaged", len(left))
 
 
 def division_changes(run: "Scenario") -> None:
-    """Whole GPUs are divided in time from now on, or divided ones are whole again."""
+    """
+    Whole GPUs are divided in time from now on, or divided ones are whole again; where there are shares by amounts, they may
+    be divided in any other way.
+    """
     assert run.kubelet is not None
-    if run.kubelet.serial:
-        run.world.machine = SHARED if run.world.machine.offers is None else WHOLE
-        run.world.change_hardware()
+    world = run.world
+    if world.has_shares:
+        world.divide(world.chance.choice([each for each in DIVISIONS if each != world.division]), world.first)
+    elif run.kubelet.serial:
+        world.divide("slices" if world.division == "whole" else "whole", world.first)
 
 
 def renumbered(run: "Scenario") -> None:
     """A GPU was gone and is back under another number."""
-    shares = 1 if run.world.machine.offers is None else 2
-    run.world.machine = machine(shares, first=run.world.chance.randrange(4))
-    run.world.change_hardware()
+    run.world.divide(run.world.division, run.world.chance.randrange(4))
 
 
 def compaction(run: "Scenario") -> None:

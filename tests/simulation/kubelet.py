@@ -10,18 +10,19 @@ than what runs. A pod has a directory from when its containers start until a whi
 has none, although its entries stay as those of all pods do.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
 import anyio
 from simulation.pods import Container, Directories, Pod
+from simulation.starts import IN_TURN, Answer, Starts
 
 from topoalign.allocator.ports import Listing, Part, ShownDevices
 from topoalign.core.model.errors import TopoalignError, Unavailable
 from topoalign.core.model.events import ContainerUsage, Owner
-from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, ResourceName
+from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, ResourceName
 from topoalign.core.ports import Clock
 
 DEFAULT = Namespace("default")
@@ -38,7 +39,7 @@ class Plugin(Protocol):
         self, resource: ResourceName, available: list[DeviceID], must_include: list[DeviceID], size: int
     ) -> tuple[DeviceID, ...]: ...
 
-    async def allocate(self, resource: ResourceName, devices: Sequence[DeviceID]) -> AllocationID: ...
+    async def allocate(self, resource: ResourceName, devices: Sequence[DeviceID]) -> Answer: ...
 
     async def pre_start(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None: ...
 
@@ -68,6 +69,10 @@ class Kubelet:
     """Pods whose containers run, whatever becomes of the kubelet."""
     used: Entries = field(default_factory=dict)
     """What the containers of these really use, whatever the kubelet knows of it."""
+    answers: dict[tuple[str, ContainerName, ResourceName], Answer] = field(default_factory=dict)
+    """What the plugin has answered for each of them."""
+    began: list[Callable[[Pod, Container], None]] = field(default_factory=list)
+    """Told each container that begins to run."""
     lost: set[str] = field(default_factory=set)
     """Pods that run, and of whose devices the kubelet knows nothing since it lost its checkpoint."""
     unheard: set[str] = field(default_factory=set)
@@ -84,7 +89,7 @@ class Kubelet:
     """Why pods were not admitted."""
 
     def __post_init__(self) -> None:
-        self.directories = Directories(self.clock)
+        self.directories, self.starts_in_turn = Directories(self.clock), Starts(self)
         self._begin()
 
     def _begin(self) -> None:
@@ -138,12 +143,15 @@ class Kubelet:
         for pods in (self.admitted, self.hidden, self.lost):
             pods.discard(uid)
         self.used = {key: devices for key, devices in self.used.items() if key[0] != uid}
+        self.answers = {key: answer for key, answer in self.answers.items() if key[0] != uid}
+        self.starts_in_turn.at.pop(uid, None)
 
     def reboot(self) -> None:
         """No container runs any more; the pods are to come again."""
         self.admitted.clear()
         self.used.clear()
         self.lost.clear()
+        self.starts_in_turn.at.clear()
 
     def lose_checkpoint(self) -> None:
         """As it stops: the file is gone, and with the next start all that is known of devices."""
@@ -200,6 +208,10 @@ class Kubelet:
                 given[holding.owner][holding.resource] = tuple(sorted(holding.devices))
             yield from (ContainerUsage(owner=owner, devices=devices) for owner, devices in given.items())
 
+    def role_of(self, key: tuple[str, ContainerName, ResourceName]) -> str:
+        """What the container of an entry is in its pod."""
+        return next(each.role for each in self.wanted[key[0]].containers if each.name == key[1])
+
     def checkpoint(self) -> frozenset[tuple[ResourceName, DeviceID]]:
         return frozenset((resource, d) for (_, _, resource), devices in self.file.items() for d in devices)
 
@@ -209,6 +221,8 @@ class Kubelet:
         """Gives the pod its devices and starts it, or leaves it be. True once it runs."""
         async with self._turn:
             pod = self.wanted.get(uid)
+            if pod is not None and uid in self.admitted and uid in self.starts_in_turn.at:
+                return await self.starts_in_turn.start(pod)
             if pod is None or uid in self.admitted or uid in self._begun:
                 return False
             self._begun.add(uid)
@@ -216,7 +230,9 @@ class Kubelet:
             reusable: set[tuple[ResourceName, DeviceID]] = set()
             try:
                 for container in pod.containers:
-                    for resource, size in container.limits.items():
+                    for number, (resource, size) in enumerate(container.limits.items()):
+                        if number and pod.breaks and container is pod.containers[-1]:
+                            raise Unavailable(f"the plugin of {resource} has gone", "wait until it is back")
                         devices = await self._give(pod, container, resource, size, reusable)
                         places = {(resource, device) for device in devices}
                         reusable = reusable | places if container.role == "init" else reusable - places
@@ -233,8 +249,11 @@ class Kubelet:
         if uid not in self.wanted:  # deleted meanwhile
             return False
         self.directories.make(pod)
+        if any(not IN_TURN.isdisjoint(container.limits) for container in pod.containers):
+            return await self.starts_in_turn.start(pod)
         self.admitted.add(uid)
-        self.used |= {key: devices for key, devices in self.entries.items() if key[0] == uid}
+        for container in pod.containers:
+            self.begin(pod, container)
         if self.plugin is not None and self.calls_at_start:
             try:
                 for (holder, _, resource), devices in list(self.used.items()):
@@ -244,6 +263,14 @@ class Kubelet:
                 self.remove(uid)  # its container failed to start, and its pod with it
                 return False
         return True
+
+    def begin(self, pod: Pod, container: Container) -> None:
+        """A container begins to run with what it was given."""
+        own = {key: devices for key, devices in self.entries.items() if key[:2] == (pod.uid, container.name)}
+        self.admitted.add(pod.uid)
+        self.used |= own
+        for told in self.began:
+            told(pod, container)
 
     def collect(self) -> None:
         """Frees what pods held that are no more (UpdateAllocatedDevices)."""
@@ -299,7 +326,7 @@ class Kubelet:
         self._in_flight.append(flight)
         turn = self._turn
         try:
-            await plugin.allocate(resource, chosen)
+            self.answers[key] = await plugin.allocate(resource, chosen)
         finally:
             if turn is self._turn:  # else the kubelet has restarted meanwhile
                 self._in_flight.remove(flight)

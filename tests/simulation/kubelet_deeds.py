@@ -5,19 +5,24 @@ from typing import TYPE_CHECKING, Literal
 
 import anyio
 import msgspec
+from simulation.divisions import CORES, MEMORY, card
 from simulation.pods import Container, Pod
 from simulation.refusals import sound
+from simulation.share_deeds import come, share_pod
 from simulation.world import Violation
 
 from topoalign.core.model.errors import DeviceInUse, TopoalignError, Unavailable
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, PodName, ResourceName
+from topoalign.core.model.topology.device_sets import NO_DEVICES
 
 if TYPE_CHECKING:
     from simulation.scenario import Scenario
 
 
 def new_pod(run: "Scenario", size: int | None = None) -> Pod:
+    if run.world.has_shares:
+        return share_pod(run, size)
     chance, name = run.world.chance, run.next_name()
     limits = {GPU: size or chance.choice((1, 1, 2, 3))}
     if chance.random() < 0.2:
@@ -32,12 +37,7 @@ def new_pod(run: "Scenario", size: int | None = None) -> Pod:
 
 def comes(run: "Scenario", size: int | None = None) -> None:
     """A pod is scheduled to the node."""
-    assert run.kubelet is not None
-    pod = new_pod(run, size)
-    run.kubelet.wanted[pod.uid] = pod
-    run.world.note("comes", pod)
-    if run.kubelet.up:
-        run.admit(pod.uid)
+    come(run, new_pod(run, size))
 
 
 def two_come(run: "Scenario") -> None:
@@ -92,7 +92,7 @@ async def repeat(run: "Scenario", key: tuple[str, ContainerName, ResourceName]) 
     owned = [name for name, (owner, held) in run.checks.record.live.items() if held == places and owner is not None]
     answer: object
     try:
-        answer = await agent.allocate(key[2], sorted(devices))
+        answer = (await agent.allocate(key[2], sorted(devices))).name
         run.world.note("repeated", key, answer)
     except TopoalignError as error:
         sound(run, error)
@@ -121,8 +121,9 @@ async def clash(run: "Scenario", key: tuple[str, ContainerName, ResourceName]) -
     if container.role == "init":
         return
     mine = sorted(kubelet.entries[key])
-    others = [d for d in run.world.machine.devices[key[2]] if d not in mine]
-    if mine[0] not in run.world.machine.devices[key[2]]:
+    offered = run.world.machine.devices.get(key[2], NO_DEVICES)
+    others = [d for d in offered if d not in mine]
+    if mine[0] not in offered:
         return
     asked = [mine[0], *run.world.chance.sample(others, min(1, len(others)))]
     if set(asked) == set(mine):
@@ -136,40 +137,51 @@ async def clash(run: "Scenario", key: tuple[str, ContainerName, ResourceName]) -
         run.world.violate(Violation("I1", f"{asked} were given although {key} holds {mine}"))
 
 
+def contested(run: "Scenario") -> tuple[ResourceName, list[DeviceID]]:
+    """A resource of GPUs, and what the kubelet may give of it now; of units those of one GPU, which go together."""
+    assert run.kubelet is not None
+    kubelet, resource = run.kubelet, GPU
+    if run.world.division == "units":
+        resource = run.world.chance.choice((CORES, MEMORY))
+    free = [device for device in kubelet.healthy.get(resource, ()) if (resource, device) not in kubelet.taken]
+    if resource != GPU and free:
+        one = card(run.world.chance.choice(free))
+        free = [device for device in free if card(device) == one]
+    return resource, free
+
+
 def race(run: "Scenario") -> None:
     """Two Allocates of one device at the same time, as of a kubelet that has lost count (kubernetes 137534)."""
-    assert run.kubelet is not None
-    free = [device for device in run.kubelet.healthy.get(GPU, ()) if (GPU, device) not in run.kubelet.taken]
+    resource, free = contested(run)
     if len(free) > 1:
         one, other = run.world.chance.sample(free, 2)
         run.checks.init_in_doubt = True
         run.world.note("race", one, other)
         for asked in ([one, other], [one]):
-            run.soon(hurry, run, asked)
+            run.soon(hurry, run, resource, asked)
 
 
-async def hurry(run: "Scenario", asked: list[DeviceID]) -> None:
+async def hurry(run: "Scenario", resource: ResourceName, asked: list[DeviceID]) -> None:
     if run.agent.device_allocations is None:
         return
     try:
-        await run.agent.allocate(GPU, asked)
+        await run.agent.allocate(resource, asked)
     except TopoalignError as error:
         sound(run, error)
 
 
 def crowd(run: "Scenario") -> None:
     """Several Allocates in one moment, some of one device, and some whose caller gives up before it is answered."""
-    assert run.kubelet is not None
-    free = [device for device in run.kubelet.healthy.get(GPU, ()) if (GPU, device) not in run.kubelet.taken]
+    resource, free = contested(run)
     if len(free) > 1:
         chance = run.world.chance
         asked = [chance.sample(free, chance.choice((1, 1, 2))) for _ in range(chance.choice((2, 3, 4)))]
         run.checks.init_in_doubt = True
         run.world.note("crowd", asked)
-        run.soon(press, run, [(devices, chance.choice((0, 1, 2, 9, 9, 9))) for devices in asked])
+        run.soon(press, run, resource, [(devices, chance.choice((0, 1, 2, 9, 9, 9))) for devices in asked])
 
 
-async def press(run: "Scenario", asked: list[tuple[list[DeviceID], int]]) -> None:
+async def press(run: "Scenario", resource: ResourceName, asked: list[tuple[list[DeviceID], int]]) -> None:
     """`asked`: devices, and after how many turns of the loop their caller gives up."""
     device_allocations = run.agent.device_allocations
     if device_allocations is None:
@@ -180,7 +192,7 @@ async def press(run: "Scenario", asked: list[tuple[list[DeviceID], int]]) -> Non
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(give_up, scope, turns)
                 with suppress(TopoalignError):
-                    for given in await device_allocations.allocate(GPU, [devices]):
+                    for given in await device_allocations.allocate(resource, [devices]):
                         granted = {e.allocation.id for e in run.world.disk.history if isinstance(e, AllocationGranted)}
                         run.checks.expect("I9", given.id in granted, f"{given.id} was answered and is not on disk")
                 tasks.cancel_scope.cancel()
@@ -208,12 +220,13 @@ def nonsense(run: "Scenario") -> None:
 
 async def ask_nonsense(run: "Scenario") -> None:
     chance, agent = run.world.chance, run.agent
-    gpu = chance.choice(list(run.world.machine.devices[GPU]))
+    resource = CORES if CORES in run.world.machine.devices else GPU
+    gpu = chance.choice(list(run.world.machine.devices[resource]))
     asked = chance.choice(([], [gpu, gpu], [DeviceID("GPU-x")], [DeviceID("\x00" * 100)], [gpu, DeviceID("GPU-9")]))
     if agent.device_allocations is None:
         return
     try:
-        await agent.allocate(GPU, asked)
+        await agent.allocate(resource, asked)
     except TopoalignError as error:
         sound(run, error)
         return

@@ -3,40 +3,44 @@ The processes of a simulated cluster of one node, made of product code: only wha
 
 The node agent has the ledger, the device allocations, the admissions, the outbox and what it hears of the hardware, as
 `main.py` of the allocator puts them together; the registry is the product's service with the product's client.
-Discovery says what the scenario wants the hardware to be, through the product's announcer.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
 import anyio
 from prometheus_client import CollectorRegistry
 from simulation.bus import FaultyBus
+from simulation.discovery import Discovery
 from simulation.door import Door
+from simulation.front import Front
 from simulation.journal import FaultyJournal
 from simulation.kubelet import Kubelet
+from simulation.limiters import SocketlessLimiter
 from simulation.loop import Process
+from simulation.starts import Answer
 from simulation.world import NODE, Violation, World
 
 from topoalign.allocator.device_allocations import DeviceAllocations
+from topoalign.allocator.device_plugin.front import resources
+from topoalign.allocator.hami_core.sweeps import Sweeps
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing
 from topoalign.allocator.requests.admissions import Admissions
+from topoalign.allocator.reservations import Reservations
 from topoalign.allocator.service import Allocator
 from topoalign.client import Client, Heard
 from topoalign.core import wire
 from topoalign.core.model.errors import StateFault, Unavailable
-from topoalign.core.model.events import AllocationsSnapshot, DeviceHealthChanged, LedgerFact, TopologyDiscovered
-from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
-from topoalign.core.model.requests import AliveRequest, AnnounceRequest
-from topoalign.core.ports import Bus, Endpoint, Message
-from topoalign.discovery.announcer import Announcer
-from topoalign.discovery.epochs import Epochs
+from topoalign.core.model.events import AllocationsSnapshot, LedgerFact
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.ports import Bus, Message
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime.answers import answering
 from topoalign.runtime.node_bus import NodeBus
 
 RECONCILE_SECONDS, GONE_SECONDS, UNBOUND_SECONDS, SETTLE_SECONDS = 5.0, 5.0, 8.0, 20.0
@@ -87,6 +91,8 @@ class Agent:
         self.ledger: Ledger | None = None
         self.device_allocations: DeviceAllocations | None = None
         self.allocator: Allocator | None = None
+        self.front = Front(world.limits, parts) if world.has_shares else None
+        """None: GPUs are given out whole or in time slices only, and nobody looks at what containers are told."""
 
     async def run(self) -> None:
         """Until it is killed, or cannot start; a supervisor starts the next one."""
@@ -101,19 +107,19 @@ class Agent:
             return
         bus: Bus = NodeBus(self.bus, NODE) if world.one_process else self.bus
         hardware_watch = HardwareWatch(ledger, bus, clock)
+        reservations = Reservations(ledger, self.bus, clock) if self.front is not None else None
         if self.kubelet is not None:
-            self.device_allocations = self.parts.device_allocations(
-                ledger,
-                clock,
-                KubeletList(world, self.kubelet),
-                gone_seconds=GONE_SECONDS,
-                unbound_seconds=UNBOUND_SECONDS,
-                settle_seconds=SETTLE_SECONDS,
-                ensure_fresh=hardware_watch.ensure_fresh,
-            )
+            self.device_allocations = self.allocations_for(self.kubelet, ledger, hardware_watch, reservations)
         admissions = self.parts.admissions(ledger, bus, world.rules, kubelet_owns_devices=self.kubelet is not None)
         self.allocator = Allocator(
-            ledger, bus, clock, hardware_watch, admissions, self.device_allocations, reconcile_seconds=RECONCILE_SECONDS
+            ledger,
+            bus,
+            clock,
+            hardware_watch,
+            admissions,
+            self.device_allocations,
+            reconcile_seconds=RECONCILE_SECONDS,
+            reservations=reservations,
         )
         self.ledger = ledger
         if self.kubelet is not None:
@@ -126,6 +132,33 @@ class Agent:
                 tasks.start_soon(Discovery(world, bus, self.bus).run)
             if self.kubelet is not None:
                 tasks.start_soon(self._offer, self.kubelet)
+            if self.front is not None:
+                tasks.start_soon(self.front.run, clock)
+
+    def allocations_for(
+        self, kubelet: Kubelet, ledger: Ledger, hardware_watch: HardwareWatch, reservations: Reservations | None
+    ) -> DeviceAllocations:
+        """As `kubelet_side` of the allocator's `main.py` makes them."""
+        more: dict[str, Any] = {}
+        if self.front is not None and reservations is not None:
+            more = {
+                "reserved": reservations.current,
+                "until_reserved": reservations.until_read,
+                "starting": self.front.starting,
+            }
+        made = self.parts.device_allocations(
+            ledger,
+            self.world.clock,
+            KubeletList(self.world, kubelet),
+            gone_seconds=GONE_SECONDS,
+            unbound_seconds=UNBOUND_SECONDS,
+            settle_seconds=SETTLE_SECONDS,
+            ensure_fresh=hardware_watch.ensure_fresh,
+            **more,
+        )
+        if self.front is not None:
+            self.front.serve(made)
+        return made
 
     def _marks(self, epoch: int, seq: int) -> None:
         self.marked = (epoch, seq)
@@ -162,7 +195,8 @@ class Agent:
             if self.kubelet.up and self.kubelet.plugin is None:
                 self.door.hang_up()
             state = self.device_allocations.state
-            self.kubelet.lists(self, {resource: tuple(state.healthy(resource)) for resource in state.hardware.devices})
+            served = sorted(resources(state)) if self.front is not None else state.hardware.devices
+            self.kubelet.lists(self, {resource: tuple(state.healthy(resource)) for resource in served})
 
     async def prefer(
         self, resource: ResourceName, available: list[DeviceID], must_include: list[DeviceID], size: int
@@ -177,23 +211,25 @@ class Agent:
         chosen: tuple[DeviceID, ...] = await self.door.call(preferred)
         return chosen
 
-    async def allocate(self, resource: ResourceName, devices: Sequence[DeviceID]) -> AllocationID:
-        """The name of the allocation that was recorded."""
+    async def allocate(self, resource: ResourceName, devices: Sequence[DeviceID]) -> Answer:
+        """What the container is told, and the name of the allocation that was recorded."""
         assert self.device_allocations is not None
-        device_allocations = self.device_allocations
+        device_allocations, front = self.device_allocations, self.front
+        if front is not None:
+            told: Answer = await self.door.call(lambda: front.allocate(resource, devices))
+            return told
         granted = await self.door.call(lambda: device_allocations.allocate(resource, [devices]))
-        name: AllocationID = granted[0].id
-        return name
+        return Answer(granted[0].id, {}, {}, {})
 
     async def pre_start(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
-        async def started() -> None:
-            assert self.device_allocations is not None
-            try:
-                await self.device_allocations.start_container(resource, devices)
-            except Unavailable:
-                return
+        device_allocations, front = self.device_allocations, self.front
+        assert device_allocations is not None
 
-        await self.door.call(started)
+        async def started() -> None:
+            with suppress(Unavailable):
+                await device_allocations.start_container(resource, devices)
+
+        await self.door.call(started if front is None else lambda: front.pre_start(resource, devices))
 
 
 class Parts:
@@ -203,70 +239,8 @@ class Parts:
     device_allocations: type[DeviceAllocations] = DeviceAllocations
     admissions: type[Admissions] = Admissions
     bus: type[FaultyBus] = FaultyBus
-
-
-class Discovery:
-    """Says what the hardware is."""
-
-    def __init__(self, world: World, bus: Bus, hub: Bus) -> None:
-        self._world, self._bus = world, bus
-        self._announcer = Announcer(bus, hub, world.clock)
-        self._epochs = Epochs(self._begin, world.clock)
-        self._revision = 0
-
-    def _begin(self) -> int:
-        """As the record of discovery numbers them."""
-        world = self._world
-        world.discovery_epoch = max(int(world.clock.wall() * 1000), world.discovery_epoch + 1)
-        return world.discovery_epoch
-
-    async def run(self) -> None:
-        endpoints = [
-            Endpoint(
-                name="announce", subject=wire.announce_subject(NODE), answer=answering(AnnounceRequest, self._anew)
-            ),
-            self._announcer.endpoint(NODE),
-            Endpoint(name="alive", subject=wire.alive_subject(NODE), answer=answering(AliveRequest, self._newest)),
-        ]
-        async with self._bus.serve("topoalign-discovery", endpoints), anyio.create_task_group() as tasks:
-            tasks.start_soon(self._announcer.run)
-            tasks.start_soon(self._announcer.watch, self.announce)
-            while True:
-                self.say()
-                await self._world.hardware_changed.wait()
-
-    def announce(self) -> None:
-        """As `topoalign.discovery.service` does."""
-        if not self._epochs.renew():
-            self._announcer.owe()
-        self.say()
-
-    def say(self) -> None:
-        """Everything, under a new revision."""
-        self._revision += 1
-        world = self._world
-        self._announcer.say(
-            TopologyDiscovered(
-                node=NODE,
-                epoch=self._epochs.current,
-                revision=self._revision,
-                boot_id=f"boot-{world.boot}",
-                source="described: simulated",
-                topology=world.machine,
-            )
-        )
-        self._announcer.say(
-            DeviceHealthChanged(
-                node=NODE, epoch=self._epochs.current, revision=self._revision, devices=dict(world.health)
-            )
-        )
-
-    async def _anew(self, request: AnnounceRequest) -> dict[str, tuple[int, int]]:
-        self.announce()
-        return await self._newest(AliveRequest(node=request.node))
-
-    async def _newest(self, request: AliveRequest) -> dict[str, tuple[int, int]]:
-        return {"topology": (self._epochs.current, self._revision), "health": (self._epochs.current, self._revision)}
+    limiter: type[SocketlessLimiter] = SocketlessLimiter
+    sweeps: type[Sweeps] = Sweeps
 
 
 class WatchedCluster(Cluster):

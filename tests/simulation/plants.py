@@ -14,11 +14,23 @@ from typing import Any, NamedTuple
 import anyio
 import msgspec
 from simulation.bus import FaultyBus
+from simulation.limiters import SocketlessLimiter
 from simulation.node import Parts
+from simulation.share_plants import (
+    ExaggeratingDeviceAllocations,
+    HeedlessDeviceAllocations,
+    IdleSweeps,
+    KeepingLimiter,
+    LavishDeviceAllocations,
+    MisdirectingDeviceAllocations,
+    MistakingSweeps,
+    PresentLedger,
+)
 
 from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.grants import Grants
 from topoalign.allocator.group_commit import AllocateCall, GroupCommit
+from topoalign.allocator.hami_core.sweeps import Sweeps
 from topoalign.allocator.ledger.drafts import Draft
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing
@@ -317,13 +329,13 @@ class BelievingDeviceAllocations(DeviceAllocations):
 class Plant(NamedTuple):
     breaks: str
     """The invariant."""
-    part: type[Ledger | DeviceAllocations | Admissions | FaultyBus]
+    part: type[Ledger | DeviceAllocations | Admissions | FaultyBus | SocketlessLimiter | Sweeps]
     first: int = 0
     """The seed from which on it is looked for: what takes a rare chain of events is found sooner from here."""
 
     def parts(self) -> Parts:
         parts = Parts()
-        for name in ("ledger", "device_allocations", "admissions", "bus"):
+        for name in ("ledger", "device_allocations", "admissions", "bus", "limiter", "sweeps"):
             if issubclass(self.part, getattr(parts, name)):
                 setattr(parts, name, self.part)
         return parts
@@ -351,4 +363,12 @@ PLANTS: dict[str, Plant] = {
     "forgets-the-lost": Plant("C29", ForgettingDeviceAllocations, first=140),
     "displaces-silently": Plant("F21", SilentDeviceAllocations, first=450),
     "prefers-the-lost": Plant("F21", BelievingDeviceAllocations, first=1_130),
+    "counts-no-slots": Plant("I14", LavishDeviceAllocations, first=70),
+    "starts-everything": Plant("I14", HeedlessDeviceAllocations, first=130),
+    "forgets-former-offers": Plant("I10", PresentLedger, first=70),
+    "tells-another-gpu": Plant("I14", MisdirectingDeviceAllocations),
+    "keeps-limits": Plant("F29", KeepingLimiter, first=640),
+    "exaggerates-limits": Plant("F30", ExaggeratingDeviceAllocations),
+    "mistakes-directories": Plant("F30", MistakingSweeps),
+    "sweeps-nothing": Plant("I10", IdleSweeps, first=40),
 }

@@ -16,6 +16,9 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     name: ContainerName
     role: Literal["init", "sidecar", "app"]
     limits: dict[ResourceName, int]
+    """In the order in which the kubelet asks for them."""
+    amounts: dict[ResourceName, int] = {}
+    """What it asks for besides, of which no kubelet knows."""
 
 
 class Pod(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +32,8 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it has any."""
     refused: bool = False
     """Whether the kubelet refuses it after Allocate, because another of its managers does."""
+    breaks: bool = False
+    """Whether it is refused when its last container has one of its resources and not the other ones."""
 
 
 class Directories:

@@ -6,7 +6,8 @@ As plain as can be, a dictionary; it shares no code with the product's fold.
 
 from collections.abc import Collection, Iterable, Sequence
 
-from simulation.world import KNOWN, Violation, World
+from simulation.divisions import KNOWN, card, way
+from simulation.world import Violation, World
 
 from topoalign.core.model.events import (
     Allocation,
@@ -17,7 +18,6 @@ from topoalign.core.model.events import (
     LedgerEvent,
     Owner,
 )
-from topoalign.core.model.holdings import SHARE
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.ports import Entry
 
@@ -81,19 +81,15 @@ class Record:
             self._world.violate(Violation(invariant, finding))
 
 
-def card(device: DeviceID) -> DeviceID:
-    return DeviceID(device.split(SHARE)[0])
-
-
 def clashing(
     one: Collection[tuple[ResourceName, DeviceID]], other: Collection[tuple[ResourceName, DeviceID]]
 ) -> list[str]:
-    """What cannot be held by both: the same device, or a card of which the other has a share."""
+    """What cannot be held by both: the same device, or a card of which the other has a part."""
     return sorted(
         mine
         for _, mine in one
         for _, theirs in other
-        if mine == theirs or (card(mine) == card(theirs) and (SHARE in mine) != (SHARE in theirs))
+        if mine == theirs or (card(mine) == card(theirs) and (way(mine) == "whole") != (way(theirs) == "whole"))
     )
 
 

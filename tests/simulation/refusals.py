@@ -12,6 +12,6 @@ if TYPE_CHECKING:
 
 def sound(run: "Scenario", error: TopoalignError) -> None:
     """I8."""
-    run.world.note("refused", error.code, error.finding)
+    run.world.note("refused", error.code, run.world.limits.without_root(error.finding))
     if not (error.code and error.finding and error.remedy):
         run.world.violate(Violation("I8", f"a refusal says too little: {error!r}"))

@@ -18,9 +18,10 @@ from anyio.abc import TaskGroup
 from simulation.bus import FaultyBus
 from simulation.checks import Checks
 from simulation.deeds import DEEDS, Deed
+from simulation.discovery import Discovery
 from simulation.kubelet import Kubelet
 from simulation.loop import Process, SimulatedLoop, simulate
-from simulation.node import REMEMBERED, Agent, Discovery, Hub, Parts
+from simulation.node import REMEMBERED, Agent, Hub, Parts
 from simulation.outcome import Outcome
 from simulation.refusals import sound
 from simulation.world import Violation, World
@@ -38,17 +39,18 @@ CALM_SECONDS, POLL_SECONDS = 200.0, 5.0
 class Scenario:
     """The run of one seed."""
 
-    def __init__(self, seed: int, loop: SimulatedLoop, parts: Parts) -> None:
+    def __init__(self, seed: int, loop: SimulatedLoop, parts: Parts, *, shares: bool = False) -> None:
+        """`shares`: some seeds have GPUs in units or in slots; these have a kubelet that admits one pod at a time."""
         self.loop, self.parts = loop, parts
-        self.world = World(seed, loop)
-        chance = self.world.chance
+        self.world = World(seed, loop, shares=shares)
+        chance, has_shares = self.world.chance, self.world.has_shares
         self.kubelet: Kubelet | None = None
-        if chance.random() < 0.7:
+        if chance.random() < 0.7 or has_shares:
             self.kubelet = Kubelet(
                 calls_at_start=seed % 4 == 0,
                 chance=Random(f"kubelet-{seed}"),
                 clock=self.world.clock,
-                serial=chance.random() < 0.5,
+                serial=chance.random() < 0.5 or has_shares,
                 mounted=Random(f"mounted-{seed}").random() < 0.8,
             )
         self.checks = Checks(self.world, self.kubelet)
@@ -70,7 +72,8 @@ class Scenario:
     async def run(self, deeds: tuple[Deed, ...]) -> None:
         """Raises Violation, in a group."""
         try:
-            await self.live(deeds)
+            with self.world.limits.in_place():
+                await self.live(deeds)
         finally:
             self.over = True
             for process in self.processes:
@@ -87,7 +90,7 @@ class Scenario:
                 self.start_kubelet()
             await anyio.sleep(1.0)
             chance = self.world.chance
-            possible = [deed for deed in deeds if deed.needs in (None, "kubelet" if self.kubelet else "bus")]
+            possible = [deed for deed in deeds if deed.needs in self.abilities()]
             weights = [deed.weight for deed in possible]
             for self.step in range(chance.randint(*STEPS)):
                 deed = chance.choices(possible, weights)[0]
@@ -98,6 +101,12 @@ class Scenario:
             self.step += 1
             await self.calm()
             self.tasks.cancel_scope.cancel()
+
+    def abilities(self) -> set[str | None]:
+        """What deeds may need, as far as this node has it."""
+        world = self.world
+        found = {None, "kubelet" if self.kubelet else "bus", "shares" if world.has_shares else None}
+        return found | {"limits" if world.limiter != "none" else None}
 
     async def pass_time(self, seconds: float) -> None:
         if seconds:
@@ -113,6 +122,8 @@ class Scenario:
         world.broker.weather.clear()
         world.disk_refusals = world.disk_kills = 0.0
         self.agent.journal.refusals = self.agent.journal.kills = 0.0
+        if world.limiter != "none":
+            world.limits.put_right()
         for process in (self.agent.process, self.hub.process, self.kubelet_process):
             self.loop.carry_on(process)
         if self.kubelet is not None:
@@ -177,6 +188,8 @@ class Scenario:
             self.agent.offer()
             for uid in [uid for uid in self.kubelet.wanted if uid not in self.kubelet.admitted]:
                 self.admit(uid)
+            for uid in sorted(self.kubelet.admitted & self.kubelet.starts_in_turn.at.keys()):
+                self.admit(uid)
             await anyio.sleep_forever()
 
         self.start(process, live)
@@ -233,10 +246,10 @@ class Scenario:
 
 
 def run(seed: int, parts: Parts | None = None, deeds: tuple[Deed, ...] = DEEDS) -> Outcome:
-    """The same seed gives the same outcome, to the byte."""
+    """The same seed gives the same outcome, to the byte. Some have shares of GPUs, where all deeds may happen."""
 
     async def main(loop: SimulatedLoop) -> Outcome:
-        scenario = Scenario(seed, loop, parts or Parts())
+        scenario = Scenario(seed, loop, parts or Parts(), shares=deeds is DEEDS)
         violation = None
         try:
             await scenario.run(deeds)

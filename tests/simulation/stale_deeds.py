@@ -4,20 +4,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from simulation.kubelet_deeds import new_pod
-from simulation.pods import Pod
 from simulation.record import held_by
 from simulation.replaying import replayed
+from simulation.share_deeds import come
 
 if TYPE_CHECKING:
     from simulation.scenario import Scenario
-
-
-def come(run: "Scenario", pod: Pod) -> None:
-    assert run.kubelet is not None
-    run.kubelet.wanted[pod.uid] = pod
-    run.world.note("comes", pod)
-    if run.kubelet.up:
-        run.admit(pod.uid)
 
 
 def is_refused(run: "Scenario") -> None:

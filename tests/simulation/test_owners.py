@@ -14,6 +14,7 @@ from simulation.kubelet import Kubelet
 from simulation.loop import SimulatedLoop, simulate
 from simulation.pods import Container, Pod
 from simulation.scenario import quietly
+from simulation.starts import Answer
 from simulation.world import HEALTHY, NODE, WHOLE, SimulatedClock
 
 from topoalign.allocator.device_allocations import DeviceAllocations
@@ -72,12 +73,12 @@ class Node:
         await self.late()
         return await self.device_allocations.prefer(resource, available, must_include, size)
 
-    async def allocate(self, resource: ResourceName, devices: Sequence[DeviceID]) -> AllocationID:
+    async def allocate(self, resource: ResourceName, devices: Sequence[DeviceID]) -> Answer:
         await self.late()
         granted = await self.device_allocations.allocate(resource, [devices])
         self.asked_for[granted[0].id] = POD.get()
         await self.late()
-        return granted[0].id
+        return Answer(granted[0].id, {}, {}, {})
 
     async def pre_start(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
         await self.device_allocations.start_container(resource, devices)

@@ -3,19 +3,22 @@ What a simulated run stands on: the seed's chance, virtual time, the disk, the b
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from random import Random
 from typing import Any
 
 import anyio
 from simulation.bus import Broker
+from simulation.divisions import MACHINES, Division, Limiter, machine
 from simulation.journal import Disk
+from simulation.limiters import LimiterFiles
 from simulation.loop import Process, SimulatedLoop
 
 from topoalign.core.model.events import DeviceHealth, HealthState, LedgerEvent
-from topoalign.core.model.ids import GPU, NIC, DeviceID, NodeName
+from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.requests import AdmissionRules
-from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
-from topoalign.core.model.topology.offers import Offer
+from topoalign.core.model.reservations import Reservation
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
 
 NODE = NodeName("node-1")
@@ -23,27 +26,10 @@ HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 BEGAN = 1_700_000_000.0
 """Wall seconds at which every run begins."""
 SLOW_SECONDS = (0.0, 0.001, 0.02, 0.4)
-
-
-def machine(shares: int = 1, first: int = 0) -> Topology:
-    """
-    Four GPUs and two NICs on two NUMA nodes. `shares`: into how many each GPU is divided in time; `first`: which of them
-    the driver has numbered 0.
-    """
-    gpus, nics = tuple(DeviceID(f"GPU-{i}") for i in range(4)), tuple(DeviceID(f"mlx5_{i}") for i in range(2))
-    return Topology(
-        cpus=tuple(Cpu(id=i, core=i // 2 * 2, socket=i // 4, node=i // 4, uncore=i // 4) for i in range(8)),
-        nodes=(NumaNode(id=0), NumaNode(id=1)),
-        distances=((10, 21), (21, 10)),
-        gpus=tuple(
-            Gpu(id=gpus[at], index=index, numa_affinity=(at // 2,))
-            for index, at in enumerate((*range(first, 4), *range(first)))
-        ),
-        nics=tuple(Nic(id=name, index=i, numa_affinity=(i,)) for i, name in enumerate(nics)),
-        offers=(Offer(resource=GPU, devices=gpus, replicas=shares), Offer(resource=NIC, devices=nics))
-        if shares > 1
-        else None,
-    )
+WHOLE = MACHINES["whole"]
+SHARE_WORLDS = 0.25
+"""How many of the worlds begin with GPUs in units or in slots."""
+BEGINNINGS: tuple[tuple[Division, Limiter], ...] = (("units", "vcuda"), ("slots", "hami-core"))
 
 
 class Violation(AssertionError):
@@ -74,7 +60,8 @@ class SimulatedClock:
 class World:
     """Everything that outlives a process."""
 
-    def __init__(self, seed: int, loop: SimulatedLoop) -> None:
+    def __init__(self, seed: int, loop: SimulatedLoop, *, shares: bool = False) -> None:
+        """`shares`: some seeds have GPUs in units or in slots."""
         self.loop, self.seed = loop, seed
         self.chance = Random(f"scenario-{seed}")
         """For what happens; `faults` for how it goes wrong."""
@@ -82,7 +69,21 @@ class World:
         self.clock = SimulatedClock(loop)
         self.disk, self.broker = Disk(), Broker()
         self.disk_refusals = self.disk_kills = 0.0
-        self.machine = WHOLE
+        sharing = Random(f"by-amounts-{seed}")
+        self.has_shares = shares and sharing.random() < SHARE_WORLDS
+        self.division: Division = "whole"
+        """How the GPUs are offered now."""
+        self.first = 0
+        """Which of them the driver has numbered 0."""
+        self.limiter: Limiter = "none"
+        if self.has_shares:
+            self.division, limiter = sharing.choice(BEGINNINGS)
+            self.limiter = sharing.choice(("none", limiter))
+        self.limits = LimiterFiles(self.limiter)
+        self.reserved: list[tuple[float, Reservation]] = []
+        """What registries have reserved on the node, and until which virtual second."""
+        self.reservations = 0
+        """How many there ever were."""
         self.boot = 1
         self.health = {device: HEALTHY for devices in WHOLE.devices.values() for device in devices}
         self.hardware_changed = anyio.Event()
@@ -106,6 +107,16 @@ class World:
             Callable[[NodeState, Sequence[DeviceID], Sequence[DeviceID], Sequence[DeviceID]], None]
         ] = []
         """Told of what was available what was preferred, by which record, and what it had to include."""
+
+    @property
+    def machine(self) -> Topology:
+        """The hardware as discovery offers it now."""
+        return offered(self.division, self.first, self.limiter)
+
+    def divide(self, division: Division, first: int) -> None:
+        """Offers the GPUs in another way, or with another one numbered 0."""
+        self.division, self.first = division, first
+        self.change_hardware()
 
     def note(self, what: str, *details: object) -> None:
         self.trace.append((round(self.loop.time(), 6), self.loop.rounds, what, *details))
@@ -143,9 +154,7 @@ class World:
         changed.set()
 
 
-WHOLE = machine()
-SHARED = machine(shares=2)
-KNOWN = {
-    resource: frozenset(WHOLE.devices[resource]) | frozenset(SHARED.devices[resource]) for resource in WHOLE.devices
-}
-"""All ids under which anything was ever handed out."""
+@cache
+def offered(division: Division, first: int, limiter: Limiter) -> Topology:
+    """Each machine is one object."""
+    return MACHINES[division] if not first and limiter == "none" else machine(division, first, limiter)

@@ -1,0 +1,76 @@
+"""Discovery of a simulated node: says what the scenario wants the hardware to be, through the product's announcer."""
+
+import anyio
+from simulation.world import NODE, World
+
+from topoalign.core import wire
+from topoalign.core.model.events import DeviceHealthChanged, TopologyDiscovered
+from topoalign.core.model.requests import AliveRequest, AnnounceRequest
+from topoalign.core.ports import Bus, Endpoint
+from topoalign.discovery.announcer import Announcer
+from topoalign.discovery.epochs import Epochs
+from topoalign.runtime.answers import answering
+
+
+class Discovery:
+    """Says what the hardware is."""
+
+    def __init__(self, world: World, bus: Bus, hub: Bus) -> None:
+        self._world, self._bus = world, bus
+        self._announcer = Announcer(bus, hub, world.clock)
+        self._epochs = Epochs(self._begin, world.clock)
+        self._revision = 0
+
+    def _begin(self) -> int:
+        """As the record of discovery numbers them."""
+        world = self._world
+        world.discovery_epoch = max(int(world.clock.wall() * 1000), world.discovery_epoch + 1)
+        return world.discovery_epoch
+
+    async def run(self) -> None:
+        endpoints = [
+            Endpoint(
+                name="announce", subject=wire.announce_subject(NODE), answer=answering(AnnounceRequest, self._anew)
+            ),
+            self._announcer.endpoint(NODE),
+            Endpoint(name="alive", subject=wire.alive_subject(NODE), answer=answering(AliveRequest, self._newest)),
+        ]
+        async with self._bus.serve("topoalign-discovery", endpoints), anyio.create_task_group() as tasks:
+            tasks.start_soon(self._announcer.run)
+            tasks.start_soon(self._announcer.watch, self.announce)
+            while True:
+                self.say()
+                await self._world.hardware_changed.wait()
+
+    def announce(self) -> None:
+        """As `topoalign.discovery.service` does."""
+        if not self._epochs.renew():
+            self._announcer.owe()
+        self.say()
+
+    def say(self) -> None:
+        """Everything, under a new revision."""
+        self._revision += 1
+        world = self._world
+        self._announcer.say(
+            TopologyDiscovered(
+                node=NODE,
+                epoch=self._epochs.current,
+                revision=self._revision,
+                boot_id=f"boot-{world.boot}",
+                source="described: simulated",
+                topology=world.machine,
+            )
+        )
+        self._announcer.say(
+            DeviceHealthChanged(
+                node=NODE, epoch=self._epochs.current, revision=self._revision, devices=dict(world.health)
+            )
+        )
+
+    async def _anew(self, request: AnnounceRequest) -> dict[str, tuple[int, int]]:
+        self.announce()
+        return await self._newest(AliveRequest(node=request.node))
+
+    async def _newest(self, request: AliveRequest) -> dict[str, tuple[int, int]]:
+        return {"topology": (self._epochs.current, self._revision), "health": (self._epochs.current, self._revision)}

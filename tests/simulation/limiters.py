@@ -1,0 +1,176 @@
+"""
+The directories in which a simulated node keeps what limits its containers: real files, on a disk that may be full, below a
+root that anybody with rights on the node may remove or fill with something else.
+
+Sockets are left out: the simulated loop waits for no file. The next write may be the last thing that the agent does.
+"""
+
+import asyncio
+import atexit
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from math import inf
+from pathlib import Path
+from random import Random
+from tempfile import mkdtemp
+
+from anyio import to_thread
+from anyio.lowlevel import checkpoint
+from simulation.divisions import Limiter
+
+from topoalign.allocator.hami_core import directories as hami_core
+from topoalign.allocator.hami_core import sweeps
+from topoalign.allocator.limiter_files import write_file
+from topoalign.allocator.vcuda import directories as vcuda
+from topoalign.allocator.vcuda.limiter import VcudaLimiter
+from topoalign.kubelet.processes import FIRST_NAMESPACE
+from topoalign.plugin_config.configuration import Configuration, Flags, GpuSlots, Sharing, Units
+from topoalign.plugin_config.hook_files import LIBRARY, PRELOAD, install
+
+LIBRARY_CONTENT = b"\x7fELF, as far as a simulation cares"
+OURS = "units-", "slots-"
+MEMORY_DISK = Path("/dev/shm")  # a file system in memory, where there is one
+
+
+class LimiterFiles:
+    """What is below the root of the limiter of one node; outlives its agent. Nothing is there until it is used."""
+
+    def __init__(self, limiter: Limiter) -> None:
+        self.limiter = limiter
+        self.full = False
+        """Whether the disk has no room for another file."""
+        self.kill: Callable[[], None] | None = None
+        """Called at the next write, which is the last thing that the agent does. None: nobody kills it."""
+        self.spoilt_at = -inf
+        """The virtual second at which somebody last spoilt something."""
+        self._top = ""
+        self.configuration = Configuration()
+
+    @property
+    def root(self) -> Path:
+        return Path(self._top, "limits")
+
+    @property
+    def named(self) -> str:
+        """The root as the agent's configuration names it; empty where nothing is limited."""
+        return str(self.root) if self._top else ""
+
+    def without_root(self, text: str) -> str:
+        """Without what is another one in each run."""
+        return text.replace(self._top, "") if self._top else text
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The root is there, and the limiters write to this disk."""
+        if self.limiter == "none":
+            yield
+            return
+        self._top = mkdtemp(prefix="node-", dir=MEMORY_DISK if MEMORY_DISK.is_dir() else None)
+        if self.limiter == "vcuda":
+            flags, sharing = Flags(vcuda_root=self.named), Sharing(units=Units(), limiter="vcuda")
+        else:
+            flags, sharing = Flags(hami_root=self.named), Sharing(slots=GpuSlots(), limiter="hami-core")
+        self.configuration = Configuration(flags=flags, sharing=sharing)
+        self.put_right()
+        vcuda.write_file = hami_core.write_file = self._write  # type: ignore[attr-defined]  # the disk
+        sweeps.to_thread = NoThread  # type: ignore[assignment,attr-defined]  # a simulation has one
+        try:
+            yield
+        finally:
+            vcuda.write_file = hami_core.write_file = write_file  # type: ignore[attr-defined]
+            sweeps.to_thread = to_thread  # type: ignore[attr-defined]
+            shutil.rmtree(self._top)
+
+    def put_right(self) -> None:
+        """What somebody else has put below the root is gone, and what an installation has put there is there."""
+        self.full, self.kill = False, None
+        if self.root.is_symlink() or self.root.is_file():
+            self.root.unlink()
+        if self.limiter == "hami-core":
+            install(LIBRARY_CONTENT, self.root)
+        for each in self.root.iterdir() if self.root.is_dir() else ():
+            if each.name.startswith(OURS) and (each.is_symlink() or not each.is_dir()):
+                each.unlink()
+
+    def present(self) -> list[Path]:
+        """The directories of containers, whatever they are now."""
+        if not self.root.is_dir():
+            return []
+        return sorted(each for each in self.root.iterdir() if each.name.startswith(OURS))
+
+    def spoil(self, chance: Random) -> str:
+        """Somebody removes something below the root, or puts something else there. Returns what was done."""
+        present = self.present()
+        what = chance.choice(("root", "library", "directory", "directory", "link", "file", "content"))
+        if what == "root":
+            shutil.rmtree(self.root, ignore_errors=True)
+        elif what == "library":
+            (self.root / chance.choice((LIBRARY, PRELOAD))).unlink(missing_ok=True)
+        elif present:
+            self._spoil_directory(chance.choice(present), what)
+        return what
+
+    def _spoil_directory(self, at: Path, what: str) -> None:
+        if at.is_symlink() or at.is_file():
+            return
+        if what == "content":
+            (at / "deep" / "deeper").mkdir(parents=True, exist_ok=True)
+            os.symlink(self.elsewhere, at / "deep" / "link") if not (at / "deep" / "link").is_symlink() else None
+            return
+        shutil.rmtree(at, ignore_errors=True)
+        if what == "link":
+            at.symlink_to(self.elsewhere)
+        elif what == "file":
+            at.write_text("somebody else's")
+
+    @property
+    def elsewhere(self) -> Path:
+        """A directory that is not the agent's, with a file in it."""
+        place = Path(self._top, "elsewhere")
+        if not place.is_dir():
+            place.mkdir()
+            (place / "kept").write_text("kept")
+        return place
+
+    def _write(self, directory: int, name: str, content: bytes, *, durable: bool = False) -> None:
+        """As `limiter_files.write_file`, on this disk."""
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+        if (kill := self.kill) is not None:
+            self.kill = None
+            kill()
+            raise asyncio.CancelledError
+        write_file(directory, name, content)
+
+
+class SocketlessLimiter(VcudaLimiter):
+    """As the product's, without the sockets on which processes register."""
+
+    async def _serve(self, root: Path, name: str) -> None:
+        pass
+
+
+class NoThread:
+    """Stands for `anyio.to_thread`."""
+
+    @staticmethod
+    async def run_sync(work: Callable[[], None]) -> None:
+        """Others have their turn before the work is done."""
+        await checkpoint()
+        work()
+
+
+@cache
+def host() -> Path:
+    """A directory with `proc` and `cgroup`, as an agent sees them that may see the node's processes."""
+    top = Path(mkdtemp(prefix="host-", dir=MEMORY_DISK if MEMORY_DISK.is_dir() else None))
+    atexit.register(shutil.rmtree, top, ignore_errors=True)
+    (top / "proc" / "self" / "ns").mkdir(parents=True)
+    (top / "proc" / "self" / "ns" / "pid").symlink_to(FIRST_NAMESPACE)
+    (top / "cgroup").mkdir()
+    (top / "cgroup" / "cgroup.procs").write_text("1\n")
+    return top
