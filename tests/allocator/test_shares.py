@@ -164,7 +164,7 @@ async def test_a_failed_second_half_leaves_room_after_a_moment(names: Names) -> 
 
 
 async def test_the_owner_of_hundreds_of_units_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each unit of three whole GPUs is looked at, and not each of them once for every other one."""
+    """The units of three whole GPUs are looked at once at most, and not each of them for every other one."""
     async with share_node() as (it, _):
         assert isinstance(await it.admit("a", (300, 0)), Admission)
         await it.check(["a"])
@@ -177,4 +177,4 @@ async def test_the_owner_of_hundreds_of_units_is_read_once(monkeypatch: pytest.M
         monkeypatch.setattr(reconciliation, "is_ours", counting)
         await it.allocations.reconcile()
 
-        assert 300 == len(looked)
+        assert len(looked) <= 300
