@@ -7,11 +7,14 @@ from decision_support import container, machine, pod
 from faults_support import THOROUGH
 from view_support import NODE, RULES, OneNode, Says, asked, scheduler_of, some_request, some_says, tell_all
 
+from topoalign.core.admission.kinds import Kind
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.scheduling.model import Filtered, Victims
-from topoalign.registry.scheduling.siblings import INSTANCE_TYPE, MACHINE
+from topoalign.registry.scheduling.siblings import INSTANCE_TYPE, MACHINE, labelled
+from topoalign.registry.scheduling.verdicts import Request, Verdicts
+from topoalign.registry.scheduling.view import ClusterView
 
 SEEDS = 600 if THOROUGH else 60
 TWO, FIVE, NINE = (asked(pod(container("main", gpus=gpus), name=f"p{gpus}")) for gpus in (2, 5, 9))
@@ -62,6 +65,27 @@ def test_a_new_node_is_judged_by_the_machine_that_it_is_said_to_be(world: OneNod
 
     assert (["", "NotEnoughDevices"], ["", "NotAligned"]) == (alone, ruled)
     assert [["", "NotAligned"]] * 2 == [played, labelled]
+
+
+def test_alike_new_nodes_are_judged_once(world: OneNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decision takes a millisecond, and so does a look at the labels of all nodes: a caller may name thousands."""
+    judged, looked = list[Kind](), list[ClusterView]()
+
+    def judge(verdicts: Verdicts, request: Request, kind: Kind) -> str:
+        judged.append(kind)
+        return ""
+
+    def look(view: ClusterView) -> dict[tuple[str, str], Kind]:
+        looked.append(view)
+        return labelled(view)
+
+    monkeypatch.setattr(Verdicts, "judge_empty", judge)
+    monkeypatch.setattr("topoalign.registry.scheduling.siblings.labelled", look)
+    world.view.label(NODE, {INSTANCE_TYPE: "gpu4"})
+    labels = {NodeName(f"new-{number}"): {INSTANCE_TYPE: "gpu4", MACHINE: f"{number}"} for number in range(100)}
+    filtered = world.scheduler.filter(TWO, tuple(labels), labels)
+
+    assert (100, 1, 1) == (len(filtered.passed), len(judged), len(looked))
 
 
 def test_victims_help_where_amounts_are_what_is_lacking(world: OneNode) -> None:

@@ -25,7 +25,7 @@ from topoalign.registry.scheduling.orders import MOST_PENDING, Comer, all_fit, a
 from topoalign.registry.scheduling.pod_checks import PodChecks
 from topoalign.registry.scheduling.quotas import Quotas
 from topoalign.registry.scheduling.scores import scores_of
-from topoalign.registry.scheduling.siblings import sibling
+from topoalign.registry.scheduling.siblings import NewNodes
 from topoalign.registry.scheduling.standing import UNKNOWN_NODE
 from topoalign.registry.scheduling.verdicts import RefusedByAll, Request, Verdicts, decided
 from topoalign.registry.scheduling.victims import without_pods
@@ -123,9 +123,9 @@ class Scheduler:
             numbers = bytes(map(codes.__getitem__, map(places.__getitem__, nodes)))
         except KeyError:
             repeated = False
+            new = NewNodes(self.view, self._verdicts, request)
             numbers = bytes(
-                codes[places[node]] if node in places else self._judge_unknown(request, node, labels.get(node, {}))
-                for node in nodes
+                codes[places[node]] if node in places else new.number(node, labels.get(node, {})) for node in nodes
             )
         for reserved in (own or frozenset()).intersection(nodes):
             number = self._verdicts.number(self._judge_without(request, reserved, frozenset({pod.uid})), helped=True)
@@ -251,14 +251,6 @@ class Scheduler:
         if self.quotas is not None:
             self.quotas.check_waiting(pod)
         return self._verdicts.request(pod)
-
-    def _judge_unknown(self, request: Request, node: NodeName, labels: Mapping[str, str]) -> int:
-        """The number of the refusal by a node that would have these labels, or that others run."""
-        code = self.view.foreign(node)
-        if not code:
-            kind = sibling(self.view, labels)
-            code = UNKNOWN_NODE if kind is None else self._verdicts.judge_empty(request, kind)
-        return self._verdicts.number(code, helped=False)
 
     def _judge_without(self, request: Request, node: NodeName, uids: frozenset[str]) -> str:
         """The code of a node's refusal if these pods were gone; empty where it would admit the pod then."""

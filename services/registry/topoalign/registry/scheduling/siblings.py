@@ -12,8 +12,11 @@ from functools import lru_cache
 
 from topoalign.core.admission.kinds import Kind
 from topoalign.core.model.events import DESCRIBED
+from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.machines import catalogue
+from topoalign.registry.scheduling.standing import UNKNOWN_NODE
+from topoalign.registry.scheduling.verdicts import Request, Verdicts
 from topoalign.registry.scheduling.view import ClusterView
 
 MACHINE = "topoalign.io/machine"
@@ -22,37 +25,72 @@ INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 UNCONFIGURED = AdmissionRules(mode=Mode.KUBELET, policy=Policy.NONE, cpu_manager="none", memory_manager="None")
 
 
-def sibling(view: ClusterView, labels: Mapping[str, str]) -> Kind | None:
-    """The kind of a new node with these labels. None: it cannot be told."""
-    return next(likely(view, labels.get(MACHINE, ""), labels.get(INSTANCE_TYPE, "")), None)
+class Siblings:
+    """
+    What new nodes would be, of a view that does not change meanwhile. The nodes that are there are looked through once for
+    all new ones, and the same labels once: a question may be about thousands of nodes that nobody knows.
+    """
+
+    def __init__(self, view: ClusterView) -> None:
+        self._view = view
+        self._known: dict[tuple[str, str], Kind | None] = {}
+        self._labelled: dict[tuple[str, str], Kind] | None = None
+        """Label and value, and as a label the empty text for the machine that is played -> the first node's kind."""
+
+    def kind(self, labels: Mapping[str, str]) -> Kind | None:
+        """The kind of a new node with these labels. None: it cannot be told."""
+        said = labels.get(MACHINE, ""), labels.get(INSTANCE_TYPE, "")
+        if said not in self._known:
+            self._known[said] = next(self._likely(*said), None)
+        return self._known[said]
+
+    def _likely(self, machine: str, instance_type: str) -> Iterator[Kind]:
+        """What it may be, the most certain first. Empty texts tell nothing."""
+        if not machine and not instance_type:
+            return
+        if self._labelled is None:
+            self._labelled = labelled(self._view)
+        alike = self._labelled.get((INSTANCE_TYPE, instance_type)) if instance_type else None
+        if machine:
+            yield from filter(None, (self._labelled.get((label, machine)) for label in (MACHINE, "")))
+            if machine in catalogue.names():
+                yield described(machine) if alike is None else Kind(described(machine).topology, alike.rules, None)
+        if alike is not None:
+            yield alike
 
 
-def likely(view: ClusterView, machine: str, instance_type: str) -> Iterator[Kind]:
-    """What it may be, the most certain first. Empty texts tell nothing."""
-    if machine:
-        yield from labelled(view, MACHINE, machine)
-        yield from playing(view, machine)
-        if machine in catalogue.names():
-            alike = next(labelled(view, INSTANCE_TYPE, instance_type), None)
-            yield described(machine) if alike is None else Kind(described(machine).topology, alike.rules, None)
-    if instance_type:
-        yield from labelled(view, INSTANCE_TYPE, instance_type)
-
-
-def labelled(view: ClusterView, label: str, value: str) -> Iterator[Kind]:
-    """The kinds of the offered nodes whose Kubernetes Node has this label, by name of the node."""
-    for name in sorted(view.nodes):
-        kind = view.nodes[name].kind
-        if kind is not None and view.labels(name).get(label) == value:
-            yield kind
-
-
-def playing(view: ClusterView, machine: str) -> Iterator[Kind]:
-    """The kinds of the offered nodes that play this described machine, by name."""
+def labelled(view: ClusterView) -> dict[tuple[str, str], Kind]:
+    """As `Siblings._labelled`: by the labels of the offered nodes' Kubernetes Nodes, and by what they play."""
+    found: dict[tuple[str, str], Kind] = {}
     for name in sorted(view.nodes):
         kind, announced = view.nodes[name].kind, view.facts(name).topology
-        if kind is not None and announced is not None and announced.source == DESCRIBED + machine:
-            yield kind
+        if kind is None:
+            continue
+        for label in (MACHINE, INSTANCE_TYPE):
+            found.setdefault((label, view.labels(name).get(label, "")), kind)
+        if announced is not None and announced.source.startswith(DESCRIBED):
+            found.setdefault(("", announced.source.removeprefix(DESCRIBED)), kind)
+    return found
+
+
+class NewNodes:
+    """What nodes say to a request that the registry does not know, in one question about many."""
+
+    def __init__(self, view: ClusterView, verdicts: Verdicts, request: Request) -> None:
+        self._view, self._verdicts, self._request = view, verdicts, request
+        self._siblings = Siblings(view)
+        self._numbers: dict[str | Kind, int] = {}
+        """By the code of a refusal, or by the kind that a node would be."""
+
+    def number(self, node: NodeName, labels: Mapping[str, str]) -> int:
+        """The number of the refusal by a node that would have these labels, or that others run; 0 where it would admit."""
+        code = self._view.foreign(node)
+        kind = None if code else self._siblings.kind(labels)
+        what = code or kind or UNKNOWN_NODE
+        if what not in self._numbers:
+            told = what if isinstance(what, str) else self._verdicts.judge_empty(self._request, what)
+            self._numbers[what] = self._verdicts.number(told, helped=False)
+        return self._numbers[what]
 
 
 @lru_cache(maxsize=32)

@@ -21,6 +21,7 @@ from msgspec import Raw, field
 from topoalign.core.model.errors import InvalidField, Undecodable, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.kubelet.files import manifest
+from topoalign.registry.scheduling.extender.most_nodes import check_names, check_number, check_whole
 from topoalign.registry.scheduling.model import PodToSchedule, Victims
 from topoalign.registry.scheduling.node_filters import Pod, constraints_of
 from topoalign.runtime.strict_json import refuse_oddities
@@ -36,12 +37,16 @@ LARGEST_REMEMBERED = 16 * 1024
 """Bytes of such a pod, so that they take at most 8 MiB together. A plain pod has one KiB."""
 
 
+LARGEST_RESPELLED = 8 * 1024 * 1024
+"""Bytes of what is read a second time, which takes 50 ms for each MiB."""
+
+
 class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The arguments of filter and prioritize, as kube-scheduler spells them."""
 
     pod: Raw = field(name="Pod", default=NULL)
     nodes: Raw = field(name="Nodes", default=NULL)
-    node_names: list[NodeName] | None = field(name="NodeNames", default=None)
+    node_names: Raw = field(name="NodeNames", default=NULL)
 
 
 class PreemptArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,15 +119,19 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_arguments(body: bytes) -> Asked:
-    """What filter and prioritize are asked. Raises Undecodable, and InvalidField where no nodes are given."""
+    """What filter and prioritize are asked. Raises Undecodable, and InvalidField where none or too many nodes are given."""
     arguments = decoded(body, Arguments)
-    if arguments.node_names is not None:
-        return Asked(pod=bytes(arguments.pod), nodes=arguments.node_names)
+    check_names(bytes(arguments.node_names))
+    names = typed(arguments.node_names, list[NodeName] | None, "NodeNames")
+    if names is not None:
+        return Asked(pod=bytes(arguments.pod), nodes=names)
+    check_whole(bytes(arguments.nodes))
     listed = typed(arguments.nodes, NodeList | None, "Nodes")
     if listed is None:
         raise InvalidField(
             "NodeNames", "neither NodeNames nor Nodes is given", "send one of them, as kube-scheduler does"
         )
+    check_number(len(listed.items or ()), "Nodes.items")
     whole: dict[NodeName, Raw] = {}
     labels: dict[NodeName, Mapping[str, str]] = {}
     for item in listed.items or ():
@@ -135,7 +144,7 @@ def read_arguments(body: bytes) -> Asked:
 
 
 def read_preempt(body: bytes) -> tuple[bytes, dict[NodeName, Victims]]:
-    """The pod as JSON, for `read_pod`, and the victims of each node. Raises Undecodable."""
+    """The pod as JSON, for `read_pod`, and the victims of each node. Raises Undecodable, and InvalidField for too many."""
     arguments = decoded(body, PreemptArguments)
     meta = spelled(arguments.meta_victims, dict[NodeName, MetaVictims | None] | None, "NodeNameToMetaVictims")
     if meta is not None:
@@ -145,6 +154,7 @@ def read_preempt(body: bytes) -> tuple[bytes, dict[NodeName, Victims]]:
         whole = spelled(arguments.victims, dict[NodeName, WholeVictims | None] | None, "NodeNameToVictims") or {}
         uids = {node: [pod.metadata.uid for pod in (each and each.pods) or ()] for node, each in whole.items()}
         counts = {node: each.disruptions if each else 0 for node, each in whole.items()}
+    check_number(len(uids), "NodeNameToMetaVictims")
     victims = {node: Victims(uids=tuple(some), disruptions=counts[node]) for node, some in uids.items()}
     return bytes(arguments.pod), victims
 
@@ -217,6 +227,8 @@ def spelled(raw: Raw, kind: Any, what: str) -> Any:
         usual = msgspec.json.decode(body, type=kind)
         if msgspec.json.encode(usual) == body:
             return usual
+    if len(body) > LARGEST_RESPELLED:
+        raise Undecodable(what, f"not as kube-scheduler writes it, and more than {LARGEST_RESPELLED} bytes")
     refuse_oddities(body)
     try:
         return msgspec.json.decode(msgspec.json.encode(go_spelled(msgspec.json.decode(body), kind)), type=kind)
