@@ -182,6 +182,18 @@ def test_of_an_earlier_registry_a_container_with_amounts_keeps_its_gpus() -> Non
     assert {"c0": False} == movable(repeated) == movable(strict(state, "a", (1, 9_000)))
 
 
+def test_what_is_planned_with_a_gang_is_told_after_what_is_about_to_be_bound() -> None:
+    """The gang was planned first, and the first of its pods to be bound asks for another amount."""
+    state = node(in_slots(DGX, gpus=2))
+    planned = msgspec.structs.replace(reserved(state, "planned", (1, 9_000)), planned=True)
+    kept = of(planned, reserved(with_reserved_shares(state, of(planned), 0.0), "bound", (1, 4_000)))
+    before, after = (each.containers[0].devices[GPU] for each in kept.reservations)
+    free = state.hardware.devices[GPU]
+
+    assert after == answer(state, kept, free, 1)
+    assert before == answer(gets(state, "bound", after), kept, {*free}.difference(after), 1)
+
+
 def test_a_container_aligned_elsewhere_is_not_told_the_slots_of_the_next() -> None:
     """Both ask for one slot, and for other amounts."""
     state = node(in_slots(DGX, gpus=2))

@@ -85,6 +85,17 @@ async def test_all_pods_of_a_gang_are_reserved_at_the_first_bind(
     assert [2] == bus.batches
 
 
+async def test_pods_of_a_gang_are_planned_until_they_are_about_to_be_bound(site: Site, registry: Registry) -> None:
+    uids = gang(site, "a", "b", size=2, gpus=1)
+    await registry.see("a", "b")
+
+    await registry.bind("b", uids["b"])
+
+    assert {"a": True, "b": False} == {
+        each.pod: each.planned for each in registry.reservations.held(NodeName("node-1"))
+    }
+
+
 async def test_a_gang_of_which_pods_are_missing_waits(site: Site, registry: Registry) -> None:
     uids = gang(site, "a", "b", "c")
     await registry.see("a", "b", "c")

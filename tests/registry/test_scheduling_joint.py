@@ -93,6 +93,18 @@ async def test_pods_that_could_get_one_anothers_gpus_are_bound_in_turn() -> None
     assert (["PodsPending", ""], [""], ["PodsPending", ""]) == (alike, others, reserved)
 
 
+async def test_a_pod_that_is_reserved_first_waits_for_one_that_is_bound() -> None:
+    """That one was reserved anew when it was bound, and so after the first."""
+    world = node()
+    requests = {"a": joint("a", 1), "b": plain("b", 1)}
+    world.view.hold(NODE, [hold("a", ("GPU-0",), ("mlx5_0",)), hold("b", ("GPU-1",), ())])
+    world.scheduler.requested = lambda reserved: requests[reserved.pod]
+    before = await world.scheduler.fits_in_every_order(NODE, asked(requests["a"]))
+    world.view.expect(NODE, asked(requests["b"]))
+
+    assert ("", "PodsPending") == (before, await world.scheduler.fits_in_every_order(NODE, asked(requests["a"])))
+
+
 async def test_of_pods_that_are_reserved_together_the_first_is_bound() -> None:
     """As those of a gang: none is shown before it is bound, so each would wait for the other."""
     world = node()

@@ -145,7 +145,7 @@ def fill(
             refused.add(alike)
             continue
         reservation = reserved_for(member.uid, member.request, decision.allocations, seconds, gang)
-        placed.append(reservation)
+        placed.append(msgspec.structs.replace(reservation, planned=True))
         for allocation in allocations_of(reservation):
             state = state.holding(allocation)
     return placed

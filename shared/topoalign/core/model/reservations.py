@@ -69,3 +69,5 @@ class Reservation(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
     """The reservation ends so many seconds after the message is received, by the reader's own monotonic clock."""
     gang: str = ""
     """The gang that the pod belongs to, `namespace/name`; empty: none."""
+    planned: bool = False
+    """Whether its pod is not about to be bound: it is reserved with its gang. No kubelet asks for it until that changes."""

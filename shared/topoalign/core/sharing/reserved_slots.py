@@ -13,6 +13,7 @@ limits its GPUs must have just its slots then, or none (`may_move`). Example:
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from topoalign.core.model.holdings import Amount
@@ -47,12 +48,13 @@ def open_parts(
 ) -> Iterator[OpenPart]:
     """
     The parts, at monotonic second `now`, of as many slots as are asked for: in the order in which the pods were reserved,
-    and in that of their containers. `instead`: the slots that a kubelet was told instead of those of a part.
+    those last that are planned with their gang, and in that of their containers. `instead`: the slots that a kubelet was
+    told instead of those of a part.
     """
     if not reserved.reservations:
         return
     offered, is_held = frozenset(question.available), state.ownership.is_held
-    for each in reserved.reservations:
+    for each in sorted(reserved.reservations, key=attrgetter("planned")):
         for container in each.containers if reserved.until[each.pod_uid] > now else ():
             own = frozenset(container.devices.get(question.resource, ()))
             slots = instead.get((each.pod_uid, container.container), own) if own else own

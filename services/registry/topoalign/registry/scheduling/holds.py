@@ -118,9 +118,11 @@ class NodeHolds:
         return self._reserved.keys()
 
     def reserved_after(self, uid: str) -> frozenset[str]:
-        """UIDs of the pods that were reserved after this one; none where nothing is reserved for it."""
+        """
+        UIDs of the pods that were reserved after this one and are not bound yet; none where nothing is reserved for it.
+        """
         uids = [*self._reserved]
-        return frozenset(uids[uids.index(uid) + 1 :]) if uid in uids else frozenset()
+        return frozenset(uids[uids.index(uid) + 1 :]).difference(self._bound) if uid in uids else frozenset()
 
     def waiting(self, state: NodeState, requested: Requested = unknown_request) -> list[tuple[PodToSchedule, bool]]:
         """
