@@ -43,6 +43,11 @@ def test_a_code_that_is_not_known_has_a_text_as_well() -> None:
     assert "NewReason: would refuse the pod; ask topoalign why" == text_of("NewReason")
 
 
+def test_what_annotations_bring_about_is_told_with_them() -> None:
+    """A pod that limits its GPUs may wait for ever where its kubelet aligns it to others: no pod's end helps it."""
+    assert all("annotations" in text_of(code) for code in ("ShareSplit", "InvalidShare"))
+
+
 def test_the_page_of_the_scheduler_has_every_text() -> None:
     page = (Path(__file__).parents[2] / "docs" / "scheduler.md").read_text()
     rows = [f"| `{code}` | {text.partition(': ')[2].replace('; ', ' | ')} |" for code, text in BY_CODE.items()]

@@ -27,7 +27,7 @@ FINDINGS: Mapping[str, str] = {
     "NoHealthyDevice": "no healthy device; look at topoalign doctor on the node",
     "TooLarge": "more devices than a node of this type has; ask for fewer",
     "DevicesDoNotFit": "no free devices as the annotations ask; ease the annotations or wait until pods end",
-    "ShareSplit": "no GPU has enough left of its own; wait until pods end or ask for less",
+    "ShareSplit": "too few GPUs would do where the kubelet takes them; wait until pods end or ease amounts and annotations",
     "WholeGpuInUse": "a whole GPU of which others have parts; wait until pods end",
     "MemoryAboveCard": "more memory than a card has; ask for less",
     "NoCardAccepted": "no card that may be chosen; ease the lists of types and uuids or look at topoalign gpu list",
@@ -51,7 +51,7 @@ FINDINGS: Mapping[str, str] = {
     "SplitCore": "a core would be split; ask for CPUs in multiples of the threads per core",
     "OverQuota": "the quota of the namespace for parts of GPUs is used up; wait until its pods end or raise the quota",
     # what the node does not offer
-    "InvalidShare": "not a share of a GPU; ask for amounts that a GPU has and for memory with units of cores",
+    "InvalidShare": "not a share of a GPU; ask for amounts that a GPU has and for one where annotations choose GPUs",
     "UnknownResource": "a resource that the node does not offer; correct the name or label the nodes",
     "SharesRefused": "whole GPUs only; ask for nvidia.com/gpu",
     # what is not known, or set so that a kubelet would not start
