@@ -21,7 +21,7 @@ from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodR
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.slot_defaults import with_defaults
-from topoalign.registry.scheduling import binding
+from topoalign.registry.scheduling import mistakable
 from topoalign.registry.scheduling.holds import Hold
 from topoalign.registry.scheduling.orders import Comer, all_fit, are_mistakable
 from topoalign.registry.scheduling.verdicts import Verdicts
@@ -235,22 +235,23 @@ async def test_who_comes_first_is_aligned_alike_if_it_limits_its_gpus(
 
 
 @pytest.mark.parametrize(
-    ("annotations", "gone", "expected"),
-    [({UUIDS: "GPU-1"}, 1, True), ({UUIDS: "GPU-1"}, 2, False), ({"hami.io/gpu-scheduler-policy": "spread"}, 1, False)],
+    ("annotations", "gone", "memory", "expected"),
+    [
+        ({UUIDS: "GPU-1"}, 1, 100, True),
+        ({UUIDS: "GPU-1"}, 2, 100, False),
+        ({"hami.io/gpu-scheduler-policy": "spread"}, 1, 100, False),
+        ({}, 1, 101, True),
+    ],
 )
 def test_what_is_reserved_for_a_pod_that_is_gone_is_waited_for(
-    annotations: dict[str, str], gone: int, expected: bool
+    annotations: dict[str, str], gone: int, memory: int, expected: bool
 ) -> None:
-    """The node would answer for a pod that limits its GPUs with what is still reserved for the other one."""
-    made = [
-        reserved_for(name, each, admitted(node(shared()), each, RULES), 30.0)
-        for name, each in (
-            ("a", msgspec.structs.replace(pod(asks(1, memory=100)), annotations=annotations)),
-            ("b", pod(asks(gone, memory=100))),
-        )
-    ]
+    """The node would answer for one of them with what is still reserved for the other."""
+    one = msgspec.structs.replace(pod(asks(1, memory=100)), annotations=annotations)
+    pods = (one, pod(asks(gone, memory=memory)))
+    made = [reserved_for("", each, admitted(node(shared()), each, RULES), 30.0) for each in pods]
 
-    assert expected is binding.are_mistakable(*made)
+    assert [expected] * 2 == [mistakable.are_mistakable(*pair) for pair in (made, made[::-1])]
 
 
 @pytest.fixture
@@ -285,8 +286,7 @@ async def test_a_bind_reserves_slots_with_their_amounts(site: Site, registry: Re
 @pytest.mark.anyio
 async def test_a_bind_reserves_the_gpus_that_annotations_choose(site: Site, registry: Registry) -> None:
     shown = shown_pod("a", gpus=1)
-    limits = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "5000"}
-    shown["spec"]["containers"][0]["resources"] = {"limits": limits, "requests": limits}
+    shown["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] = "5000"
     shown["metadata"]["annotations"] = {UUIDS: "GPU-2"}
     uid = str(site.cluster.add_pod(shown)["metadata"]["uid"])
 

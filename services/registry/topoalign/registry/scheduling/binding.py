@@ -30,11 +30,12 @@ from topoalign.core.admission.reserving import reserved_for
 from topoalign.core.diagnosis.foreign import REASONS
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import BusConflict, NoFit, TopoalignError, Unavailable, clean
-from topoalign.core.model.ids import GPU, DeviceID, NodeName
+from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.requests import ConfirmRequest, PodRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.ports import Bus, Clock
 from topoalign.registry.ports import ApiConflict, ApiNotFound, ApiRefused, ApiUnavailable, KubernetesApi, SeenPod
+from topoalign.registry.scheduling.mistakable import are_mistakable
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.reservations import Change, Reservations
 from topoalign.registry.scheduling.shown_pods import ShownPods
@@ -271,20 +272,6 @@ class Binder:
             log.info("a node refuses what the view let pass", node=node, pod=pod.request.name, code=decision.code)
             raise NodeRefuses(node, decision.code, decision.finding)
         return decision
-
-
-def are_mistakable(one: Reservation, other: Reservation) -> bool:
-    """
-    Whether the node may answer its kubelet's question for one of the pods with the GPUs of the other, and that matters: NICs
-    come with them, or the one has slots of certain GPUs.
-    """
-    counts = {(name, len(ids)) for each in other.containers for name, ids in each.devices.items()}
-    for each in one.containers:
-        if each.slots and not each.may_move and not counts.isdisjoint((n, len(ids)) for n, ids in each.devices.items()):
-            return True
-    parts = [each for pod in (one, other) for each in pod.containers]
-    gpus, others = ({len(each.devices.get(GPU, ())) for each in pod.containers} - {0} for pod in (one, other))
-    return any(each.companions for each in parts) and not gpus.isdisjoint(others)
 
 
 def devices_of(reservation: Reservation) -> frozenset[DeviceID]:
