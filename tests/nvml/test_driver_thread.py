@@ -7,8 +7,8 @@ import pytest
 from device_allocations_support import ShiftingClock
 
 from topoalign.core.model.errors import DriverFault
-from topoalign.discovery.drivers.thread import DriverThread, Steps
 from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.driver_thread import DriverThread, Steps
 from topoalign.runtime.tasks import background
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ from topoalign.core.ports import Clock, Driver, Inventory
 from topoalign.discovery.device_health import HealthKeeper
 from topoalign.discovery.drivers.auto import AutoDriver
 from topoalign.discovery.drivers.described import DescribedDriver
-from topoalign.discovery.drivers.sysfs import SysfsDriver, boot_id
+from topoalign.discovery.drivers.sysfs import SysfsDriver
 from topoalign.discovery.metrics import Metrics
 from topoalign.discovery.offering import Offering
 from topoalign.discovery.record import RecordFile
@@ -20,6 +20,7 @@ from topoalign.discovery.settings import DiscoverySettings
 from topoalign.discovery.use_meter import UseMeter
 from topoalign.discovery.xids import xid_rules
 from topoalign.plugin_config.watching import ConfigurationFile
+from topoalign.runtime.boot import boot_id
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.context import Context
 from topoalign.runtime.settings import from_environment

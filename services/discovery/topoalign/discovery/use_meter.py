@@ -19,8 +19,8 @@ from topoalign.core.model.errors import DriverFault, InvalidField
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import UseRequest
 from topoalign.core.ports import Clock, Driver, Endpoint
-from topoalign.discovery.drivers.thread import DriverThread, Steps
 from topoalign.runtime.answers import answering
+from topoalign.runtime.driver_thread import DriverThread, Steps
 
 if TYPE_CHECKING:  # nobody measures at the start
     from topoalign.core.model.processes import DeviceUse, Measurement, ProcessIdentity

@@ -15,8 +15,8 @@ from topoalign.core.model.errors import DriverFault, InvalidMachine
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock, Inventory, Listener
 from topoalign.discovery.drivers.health import nic_health, unknown
-from topoalign.discovery.drivers.thread import DriverThread, Steps
 from topoalign.machines.sysfs import is_named_by_address, read_sysfs
+from topoalign.runtime.driver_thread import DriverThread, Steps
 
 if TYPE_CHECKING:  # nobody measures at the start
     from topoalign.core.model.processes import DeviceUse
@@ -74,11 +74,3 @@ def with_named_gpus(files: Topology) -> tuple[Topology, tuple[str, ...]]:
         f"GPU {gpu.index} at {gpu.pci} has no uuid and is left out: NVIDIA's driver does not have it"
         for gpu in left_out.values()
     )
-
-
-def boot_id(root: Path) -> str | None:
-    """The kernel's id of this boot; None where the tree has none."""
-    try:
-        return (root / "proc/sys/kernel/random/boot_id").read_text().strip() or None
-    except OSError:
-        return None

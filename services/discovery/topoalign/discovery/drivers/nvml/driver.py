@@ -33,8 +33,8 @@ from topoalign.discovery.drivers.nvml.gpus import Judged, Profiles, read_gpu
 from topoalign.discovery.drivers.nvml.library import CallFailed, Handle, Library
 from topoalign.discovery.drivers.nvml.nvlinks import End, NvLinks, paired, read_ends
 from topoalign.discovery.drivers.sysfs import files_below
-from topoalign.discovery.drivers.thread import DriverThread, Steps
 from topoalign.runtime.backoff import backoff_seconds
+from topoalign.runtime.driver_thread import DriverThread, Steps
 
 if TYPE_CHECKING:  # nobody measures at the start
     from topoalign.core.model.processes import DeviceUse

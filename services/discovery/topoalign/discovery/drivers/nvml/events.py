@@ -35,8 +35,8 @@ from topoalign.discovery.drivers.nvml.codes import (
     OF_THE_LIBRARY,
 )
 from topoalign.discovery.drivers.nvml.library import CallFailed, Event, Handle, Library, address_of
-from topoalign.discovery.drivers.thread import DriverThread, Steps
 from topoalign.runtime.backoff import backoff_seconds
+from topoalign.runtime.driver_thread import DriverThread, Steps
 
 KINDS: Final = {
     0x0001: Occurrence.SINGLE_BIT_ECC,

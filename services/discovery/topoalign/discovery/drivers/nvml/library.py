@@ -17,7 +17,7 @@ from topoalign.core.model.errors import DriverFault, clean
 from topoalign.core.model.topology.links import NVML_LEVEL, PcieClass
 from topoalign.core.model.topology.model import Fabric
 from topoalign.discovery.drivers.nvml.codes import GPU_IS_LOST, NO_TEXT, NOT_FOUND, NOT_TOLD, TIMEOUT, UNINITIALIZED
-from topoalign.discovery.drivers.thread import Steps
+from topoalign.runtime.driver_thread import Steps
 
 Handle = Any
 """A device, as pynvml hands it out."""
