@@ -26,7 +26,12 @@ from topoalign.runtime.nats_server import find_nats_server
 from topoalign.runtime.settings import PREFIX, RuntimeSettings
 
 COMPONENTS = ("cdi", "delete-refused-pods", "host-pid", "runtime-class")
-VARIANTS = [("dev",), ("prod",), ("prod", *COMPONENTS), ("prod", "sidecars"), ("prod", "mps"), ("prod", "vcuda")]
+VARIANTS = [
+    ("dev",),
+    ("prod",),
+    ("prod", *COMPONENTS),
+    *(("prod", each) for each in ("sidecars", "mps", "vcuda", "dynamic-mig")),
+]
 VERSIONS = ("1.30", "1.33", "1.36", "1.37")
 """The oldest has matchConditions for webhooks."""
 OURS = ("nvidia.com/", "topoalign.io/")
@@ -79,9 +84,9 @@ def test_every_variable_is_a_setting_that_takes_its_value(variant: tuple[str, ..
 @pytest.mark.parametrize("variant", VARIANTS, ids="-".join)
 def test_no_container_has_more_rights_than_it_needs(variant: tuple[str, ...], folder: Path) -> None:
     """
-    No capability, no way to gain one, nothing of the image to write, and root only on nodes. Only an agent that is to tell
-    which container uses which GPU sees the node's processes. What runs NVIDIA's MPS daemons is privileged: it has a test of
-    its own.
+    No capability but to make MIG instances, no way to gain one, nothing of the image to write, and root only on nodes. Only
+    an agent that is to tell which container uses which GPU sees the node's processes. What runs NVIDIA's MPS daemons is
+    privileged: it has a test of its own.
     """
     rendered_all = rendered(variant[0], folder, *variant[1:])
     manifests = tuple(each for each in rendered_all if each["metadata"]["name"] != "topoalign-mps")
@@ -94,7 +99,8 @@ def test_no_container_has_more_rights_than_it_needs(variant: tuple[str, ...], fo
         assert spec["enableServiceLinks"] is False, "TOPOALIGN_REGISTRY_PORT would come from the Service"
     for name, container in containers(manifests):
         security = container["securityContext"]
-        assert {"drop": ["ALL"]} == security["capabilities"]
+        makes_instances = "dynamic-mig" in variant and name == "topoalign-node"
+        assert {"drop": ["ALL"]} | ({"add": ["SYS_ADMIN"]} if makes_instances else {}) == security["capabilities"]
         assert (False, True) == (security["allowPrivilegeEscalation"], security["readOnlyRootFilesystem"])
         assert not security.get("privileged", False)
         assert security.get("runAsUser", 65532) == (

@@ -35,7 +35,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, GPU_IS_LOST = 15 };
+enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, GPU_IS_LOST = 15, IN_USE = 19, INSUFFICIENT_RESOURCES = 23 };
 enum { PROCESSES = 256 };
 enum { PROFILES = 18, PLACES = 16 };
 enum { GPUS = 32, LINKS = 36, FIELDS = 8, MIGS = 8, RULES = 64, CALLS = 64, KNOWN = 128, SETS = 64, QUEUE = 1024 };
@@ -54,6 +54,7 @@ typedef struct Device {
     int slot, busy; /* of an instance its place on the GPU, and -1 of a GPU; percent */
     Profile profile[PROFILES];
     Placement place;
+    int of_profile; /* of an instance: NVML's id of its profile */
     unsigned char cluster[16];
     Link links[LINKS];
     Field field[FIELDS];
@@ -100,6 +101,7 @@ static void set(Device *d, const char *key, const char *value) {
     if (!strcmp(key, "slices")) d->slices = (int)number;
     if (!strcmp(key, "capability")) d->capability = (int)number;
     if (!strcmp(key, "compute")) d->compute = (int)number;
+    if (!strcmp(key, "profile")) d->of_profile = (int)number;
     if (!strcmp(key, "place")) sscanf(value, "%u:%u", &d->place.start, &d->place.size);
 }
 
@@ -207,6 +209,8 @@ int standin_calls(const char *function) {
     for (int i = 0; i < call_count; i++) if (!strcmp(calls[i].function, function)) return calls[i].count;
     return 0;
 }
+
+int standin_made(int gpu) { return gpus[gpu]->migs; }
 
 int standin_hanging(void) { return __atomic_load_n(&hanging, __ATOMIC_SEQ_CST); }
 
@@ -488,7 +492,7 @@ int nvmlDeviceGetMigMode(Device *d, unsigned *current, unsigned *pending) {
 int nvmlDeviceGetMaxMigDeviceCount(Device *d, unsigned *count) { ENTER(d); *count = MIGS; return OK; }
 int nvmlDeviceGetMigDeviceHandleByIndex(Device *d, unsigned index, Device **mig) {
     ENTER(d);
-    if (index >= (unsigned)d->migs) return NOT_FOUND;
+    if (index >= (unsigned)d->migs || d->mig[index]->ci < 0) return NOT_FOUND;
     *mig = d->mig[index];
     return OK;
 }
@@ -532,6 +536,74 @@ int nvmlGpuInstanceGetInfo(Device *instance, InstanceInfo *info) {
     ENTER(instance);
     *info = (InstanceInfo){.device = instance->parent, .id = (unsigned)instance->gi, .at = instance->place};
     return instance->place.size ? OK : NOT_SUPPORTED;
+}
+
+/* Making and destroying: a GPU instance is there without a MIG device until it has a compute instance. */
+
+static const int slices_of[] = {1, 2, 3, 4, 7, 8, 6};
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, Device **d) {
+    ENTER(NULL);
+    for (unsigned i = 0; i < visible(); i++)
+        if (!strcmp(gpus[i]->uuid, uuid)) { *d = gpus[i]; return OK; }
+    return NOT_FOUND;
+}
+int nvmlDeviceGetGpuInstances(Device *d, unsigned id, Device **found, unsigned *count) {
+    ENTER(d);
+    *count = 0;
+    for (int i = 0; i < d->migs; i++) if ((unsigned)d->mig[i]->of_profile == id) found[(*count)++] = d->mig[i];
+    return OK;
+}
+int nvmlDeviceCreateGpuInstanceWithPlacement(Device *d, unsigned id, const Placement *at, Device **made) {
+    static int serial;
+    ENTER(d);
+    Profile *p = d->profile;
+    while (p < d->profile + PROFILES && !(p->used && (unsigned)p->id == id)) p++;
+    if (p == d->profile + PROFILES || d->migs == MIGS) return INVALID_ARGUMENT;
+    int legal = 0, gi = 1;
+    for (int i = 0; i < p->places; i++) legal |= p->at[i].start == at->start && p->at[i].size == at->size;
+    for (int i = 0; i < d->migs; i++) {
+        Placement *other = &d->mig[i]->place;
+        if (at->start < other->start + other->size && other->start < at->start + at->size) legal = 0;
+    }
+    if (!legal) return INSUFFICIENT_RESOURCES;
+    for (int i = 0; i < d->migs; i++) if (d->mig[i]->gi == gi) gi++, i = -1;
+    Device *new = calloc(1, sizeof *new);
+    new->parent = d, new->index = d->index, new->slot = d->migs, new->gi = gi, new->ci = -1, new->place = *at, new->busy = -1;
+    new->slices = new->compute = p->slices, new->memory = p->memory, new->of_profile = (int)id;
+    memcpy(new->name, p->name, sizeof new->name);
+    snprintf(new->uuid, sizeof new->uuid, "MIG-made-%d", ++serial);
+    *made = d->mig[d->migs++] = new;
+    return OK;
+}
+int nvmlGpuInstanceGetComputeInstanceProfileInfoV(Device *gi, unsigned kind, unsigned engines, ProfileInfo *info) {
+    (void)engines;
+    ENTER(gi);
+    if (kind >= sizeof slices_of / sizeof *slices_of || slices_of[kind] > gi->slices) return NOT_SUPPORTED;
+    struct { unsigned version, id, slices; } *told = (void *)info;
+    told->id = kind, told->slices = (unsigned)slices_of[kind];
+    return OK;
+}
+int nvmlGpuInstanceCreateComputeInstance(Device *gi, unsigned id, Device **made) {
+    ENTER(gi);
+    if (gi->ci >= 0 || slices_of[id] != gi->slices) return INSUFFICIENT_RESOURCES;
+    gi->ci = 0, *made = gi;
+    return OK;
+}
+int nvmlGpuInstanceGetComputeInstances(Device *gi, unsigned id, Device **found, unsigned *count) {
+    ENTER(gi);
+    *count = 0;
+    if (gi->ci >= 0 && slices_of[id] == gi->slices) found[(*count)++] = gi;
+    return OK;
+}
+int nvmlComputeInstanceDestroy(Device *ci) { ENTER(ci); ci->ci = -1; return OK; }
+int nvmlGpuInstanceDestroy(Device *gi) {
+    ENTER(gi);
+    if (gi->ci >= 0) return IN_USE;
+    Device *d = gi->parent;
+    for (int i = 0; i < d->migs; i++)
+        if (d->mig[i] == gi) { memmove(d->mig + i, d->mig + i + 1, (size_t)(--d->migs - i) * sizeof *d->mig); break; }
+    return OK;
 }
 int nvmlDeviceGetAttributes_v2(Device *d, Attributes *a) {
     ENTER(d);

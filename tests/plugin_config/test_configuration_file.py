@@ -234,6 +234,29 @@ ONE = TIME + "{resources: [{name: gpu, replicas: 2"
         ("sharing: {slots: {}, limiter: hami-core}", "flags.hamiRoot", "/var/lib/topoalign/hami"),
         ("flags: {hamiRoot: /}\nsharing: {slots: {}, limiter: hami-core}", "flags.hamiRoot", "for this alone"),
         ("flags: {hamiRoot: opt/hami}", "flags.hamiRoot", "begin it with /"),
+        ("flags: {migStrategy: dynamic}", "flags.migStrategy", "add sharing.slots"),
+        (
+            "flags: {migStrategy: dynamic}\nsharing: {slots: {memoryScaling: 1.5}}",
+            "sharing.slots.memoryScaling",
+            "leave",
+        ),
+        ("flags: {migStrategy: dynamic}\nsharing: {slots: {coreScaling: 1.5}}", "sharing.slots.coreScaling", "leave"),
+        (
+            "flags: {migStrategy: dynamic, hamiRoot: /h}\nsharing: {slots: {}, limiter: hami-core}",
+            "sharing.limiter",
+            "leave it out",
+        ),
+        (
+            "flags: {migStrategy: dynamic}\nresources: {mig: [{pattern: 1g.*, name: small}]}\nsharing: {slots: {}}",
+            "resources.mig",
+            "mixed",
+        ),
+        (
+            "flags: {migStrategy: dynamic, mpsRoot: /m}\n"
+            "sharing: {slots: {name: a}, mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}",
+            "flags.migStrategy",
+            "none or single",
+        ),
         ("sharing: {slots: {name: mig-1g.5gb}}", "sharing.slots.name", "flags.migStrategy to mixed"),
         ("flags: {migStrategy: single}\nsharing: {slots: {name: mig-1g.5gb}}", "sharing.slots.name", "mixed"),
         (

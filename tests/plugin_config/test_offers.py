@@ -5,6 +5,7 @@ import pytest
 from serving_support import A100, L4, gpu, listed, machine, made, nic, said
 
 from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.topology.mig import MigPlacement, MigProfile
 from topoalign.core.model.topology.model import Gpu
 from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.model.topology.validate import validate
@@ -90,6 +91,23 @@ def test_mig_instances_in_slots_are_offered_by_single_and_mixed() -> None:
         each.finding for each in none.findings if each.severe
     ]
     validate(msgspec.structs.replace(node, offers=mixed.offers))
+
+
+def test_gpus_in_mig_mode_are_in_slots_that_become_instances() -> None:
+    """Where the driver tells profiles and places; others are not offered, and the reason is told."""
+    one = MigProfile(name="1g.10gb", memory=10 << 30, slices=1, cores=15, placements=(MigPlacement(start=0, size=1),))
+    told, hidden, whole = gpu(0, []), gpu(1, []), gpu(2)
+    gpus = [msgspec.structs.replace(told, mig_profiles=(one,)), hidden, whole]
+
+    found = made(machine(gpus), "flags: {migStrategy: dynamic}\nsharing: {slots: {replicas: 7}}")
+
+    assert {"nvidia.com/gpu": [f"GPU-0::{number}" for number in range(7)]} == listed(found)
+    assert [Slots(instances=True)] == [each.slots for each in found.offers]
+    assert ["do not tell where", "are not in MIG mode"] == [
+        part for part in ("do not tell where", "are not in MIG mode") if any(part in each for each in said(found))
+    ]
+    assert all(each.remedy for each in found.findings if each.severe)
+    validate(msgspec.structs.replace(machine(gpus), offers=found.offers))
 
 
 @pytest.mark.parametrize(

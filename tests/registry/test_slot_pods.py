@@ -7,6 +7,7 @@ import pytest
 from api_server_support import shown_pod
 from binding_support import Registry, Site, running
 from decision_support import machine, node, pod
+from instance_support import A100, place
 from slot_support import CORES, MEMORY, MIB, PERCENTAGE, asks, in_slots
 from unit_support import admitted, refused
 from view_support import NODE, RULES, OneNode, asked
@@ -19,7 +20,9 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import CPU, GPU, DeviceID, NodeName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
 from topoalign.core.model.reservations import Reservation
+from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.sharing.slot_defaults import with_defaults
 from topoalign.registry.scheduling import mistakable
 from topoalign.registry.scheduling.holds import Hold
@@ -57,6 +60,29 @@ def test_a_node_is_offered_where_gpus_have_enough_left() -> None:
     assert "" == code(it, pod(asks(2, memory=9_000)))
     assert "NotEnoughShareCards" == code(it, pod(asks(5)))
     assert "NotAligned" == code(it, pod(asks(2, cores=60), asks(2, cores=60, name="two"), asks(1, name="three")))
+
+
+def test_slots_that_become_instances_are_offered_by_place() -> None:
+    """Of the one GPU in slots six of eight slices are free, and no four of them in a row."""
+    plain = shared(1)
+    instances = tuple(
+        MigDevice(
+            uuid=DeviceID(f"MIG-{start}"),
+            profile="1g.5gb",
+            gpu_instance=start,
+            compute_instance=0,
+            memory=1,
+            placement=place(start, 1),
+        )
+        for start in (1, 5)
+    )
+    first = msgspec.structs.replace(plain.gpus[0], mig=instances, mig_profiles=A100)
+    offer = Offer(resource=GPU, devices=(first.id,), replicas=7, slots=Slots(instances=True))
+    it = world(msgspec.structs.replace(plain, gpus=(first, *plain.gpus[1:]), offers=(offer,)))
+
+    assert "" == code(it, pod(asks(memory=6 * 1024)))
+    assert "" != code(it, pod(asks(memory=11 * 1024)))
+    assert "" != code(it, pod(asks()))
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,10 @@ class Noted:
     def version(self) -> int:
         return self._allocations.version
 
+    @property
+    def faults(self) -> Mapping[DeviceID, str]:
+        return self._allocations.faults
+
     async def wait_past(self, version: int) -> None:
         await self._allocations.wait_past(version)
 

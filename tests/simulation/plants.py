@@ -224,9 +224,9 @@ class ForgetfulLedger(Ledger):
 class HastyLedger(Ledger):
     """The newest fact is published before those that wait."""
 
-    def _move(self, state: NodeState) -> None:
+    def move(self, state: NodeState) -> None:
         self.pending.rotate(1)
-        super()._move(state)
+        super().move(state)
 
 
 class RepeatingLedger(Ledger):

@@ -78,6 +78,7 @@ class MemoryAllocator:
         self.starting: list[tuple[DeviceID, ...]] = []
         """The devices of containers that were about to start."""
         self.fault: TopoalignError | None = None
+        self.faults: dict[DeviceID, str] = {}
         self.pause: anyio.Event | None = None
         self.started = anyio.Event()
         self._more = anyio.Event()

@@ -76,6 +76,10 @@ class StandIn:
         """Whether somebody would hear of an event of the GPU at this index."""
         return bool(self.loaded.standin_listened(gpu))
 
+    def made(self, gpu: int) -> int:
+        """How many GPU instances the GPU at this index has."""
+        return int(self.loaded.standin_made(gpu))
+
     def hanging(self) -> int:
         """How many threads are in a call that hangs."""
         return int(self.loaded.standin_hanging())

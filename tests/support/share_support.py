@@ -17,6 +17,7 @@ from unit_support import CORES, MEMORY, in_units
 from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
+from topoalign.allocator.instances.instances import Instances
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import nothing_to_prepare
@@ -73,6 +74,7 @@ class ShareNode:
         self.pod_resources: PodResourcesClient
         self._agent = anyio.CancelScope()
         self.limited_by: VcudaLimiter | None = None
+        self.instances: Instances | None = None
         self.containers: Containers | None = None
         self.forced: Mapping[ResourceName, Sequence[DeviceID]] = {}
         """What the kubelet takes of a resource whatever is preferred."""
@@ -98,6 +100,7 @@ class ShareNode:
             settle_seconds=0,
             reserved=self.observed,
             starting=self.limited_by.starting if self.limited_by is not None else nothing_to_prepare,
+            instances=self.instances,
         )
         self.force()
         started = anyio.Event()

@@ -1,7 +1,7 @@
 """
 The devices that can be offered, before time slicing: whole GPUs, MIG instances, NICs, virtual functions.
 
-Under the strategy `none` MIG is ignored and every GPU is whole. Under `single` and `mixed` a GPU in MIG mode is its
+Under the strategies `none` and `dynamic` every GPU is whole. Under `single` and `mixed` a GPU in MIG mode is its
 instances. `mixed` makes each profile a resource of its own, and leaves out instances that have only a part of their
 slice's compute units. `single` names all of them `nvidia.com/gpu`, so all must be the same: if they differ, NVIDIA's
 device plugin (v0.20.0) does not start. topoalign then offers no GPUs either; a node that gets into this state while it
@@ -51,6 +51,8 @@ def gpu_bases(
             say(findings, STRATEGY, f"none offers GPUs that are in MIG mode as a whole: {', '.join(divided)}")
         if resources.mig:
             say(findings, "resources.mig", f"has no effect: {STRATEGY} is none")
+        return [Base(gpu.id, resource, reference=str(gpu.index)) for gpu, resource in gpus]
+    if strategy == "dynamic":
         return [Base(gpu.id, resource, reference=str(gpu.index)) for gpu, resource in gpus]
     say_unused(topology, resources.mig, findings)
     found = [base for gpu, resource in gpus for base in of_gpu(gpu, resource, configuration, findings)]

@@ -64,6 +64,7 @@ def validate_configuration(configuration: Configuration) -> Configuration:
     found = replace(configuration, resources=resources, nics=nics, sharing=sharing)
     check_mps(found)
     slot_checks.check_instances(found, MIG_PREFIX)
+    slot_checks.check_dynamic(found)
     check_limiter(found)
     keep_apart(found)
     return found

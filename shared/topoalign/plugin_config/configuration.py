@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-MigStrategy = Literal["none", "single", "mixed"]
+MigStrategy = Literal["none", "single", "mixed", "dynamic"]
 DeviceList = Literal["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"]
 Packing = Literal["distributed", "packed"]
 Limiter = Literal["none", "vcuda", "hami-core"]
@@ -51,7 +51,10 @@ class Flags(Section, frozen=True, kw_only=True):
     """The section `flags`."""
 
     mig_strategy: MigStrategy = "none"
-    """MIG ignored; every instance as `nvidia.com/gpu`; or each profile as a resource of its own."""
+    """
+    MIG ignored; every instance as `nvidia.com/gpu`; each profile as a resource of its own; or a slot of a GPU in MIG mode
+    becomes an instance when a container gets it.
+    """
     nvidia_driver_root: str = "/"
     """The driver's root on the host."""
     nvidia_dev_root: str = ""

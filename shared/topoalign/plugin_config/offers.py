@@ -76,7 +76,7 @@ def offers(topology: Topology, configuration: Configuration, before: Sequence[Of
     everything = (*gpus, *nic_bases(topology, configuration.nics, findings))
     by_amounts = {
         **chosen_for_units(topology, gpus, configuration.sharing, findings),
-        **chosen_for_slots(topology, gpus, configuration.sharing, findings),
+        **chosen_for_slots(topology, gpus, configuration, findings),
     }
     shared: dict[DeviceID, Share] = {}
     unfit: set[DeviceID] = set()
@@ -157,12 +157,13 @@ def chosen_for_units(
 
 
 def chosen_for_slots(
-    topology: Topology, gpus: Sequence[Base], sharing: Sharing, findings: list[Finding]
+    topology: Topology, gpus: Sequence[Base], configuration: Configuration, findings: list[Finding]
 ) -> Mapping[DeviceID, tuple[Division, ...]]:
     """
     Device of the resource that is in slots -> how it is offered: not at all where it has no slots (`why_no_slots`), for its
     resource has slots alone.
     """
+    sharing, strategy = configuration.sharing, configuration.flags.mig_strategy
     slots, limiter = sharing.slots, limiter_of(sharing, "hami-core")
     if slots is None:
         return {}
@@ -176,24 +177,39 @@ def chosen_for_slots(
         priority=ResourceName(slots.priority),
         memory_scaling=slots.memory_scaling,
         core_scaling=slots.core_scaling,
+        instances=strategy == "dynamic",
     )
     one = Division(resource=ResourceName(slots.name), replicas=slots.replicas, limiter=limiter, slots=terms)
     found: dict[DeviceID, tuple[Division, ...]] = {}
     unfit: dict[tuple[str, str], int] = {}
     for base in mine:
-        why = why_no_slots(topology.gpu_by_id[topology.card_of(base.id)], base, limiter)
+        gpu = topology.gpu_by_id[topology.card_of(base.id)]
+        why = why_no_instances(gpu) if strategy == "dynamic" else why_no_slots(gpu, base, limiter)
         found[base.id] = () if why else (one,)
         if why:
             unfit[why] = unfit.get(why, 0) + 1
     for (reason, remedy), number in unfit.items():
         finding = f"{number} devices of {slots.name} {reason}: not offered"
         findings.append(Finding(field="sharing.slots", finding=finding, remedy=remedy, severe=True))
-    if (in_slots := len(found) - sum(unfit.values())) and limiter == "none":
+    in_slots = len(found) - sum(unfit.values())
+    if in_slots and limiter == "none" and strategy != "dynamic":
         finding = (
             f"{in_slots} devices are in slots: their amounts are counted, and nothing enforces them (limiter: none)"
         )
         findings.append(Finding(field="sharing.slots", finding=finding))
     return found
+
+
+def why_no_instances(gpu: Gpu) -> tuple[str, str] | None:
+    """Why the slots of a GPU cannot become MIG instances, and the remedy; None: they can."""
+    if gpu.mig is None:
+        return "are not in MIG mode", "switch it on with nvidia-smi -mig 1, or give them another name in resources.gpus"
+    if not gpu.mig_profiles or any(each.placement is None for each in gpu.mig):
+        return (
+            "do not tell where MIG instances can be",
+            "run discovery and allocator as root, which the driver tells it to",
+        )
+    return None
 
 
 def why_no_slots(gpu: Gpu, base: Base, limiter: Limiter) -> tuple[str, str] | None:

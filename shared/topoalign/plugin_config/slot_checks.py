@@ -27,6 +27,30 @@ def check_instances(found: Configuration, mig_prefix: str) -> None:
     raise InvalidField(f"{PATH}.name", finding, "set flags.migStrategy to mixed, or use nvidia.com/gpu with single")
 
 
+def check_dynamic(found: Configuration) -> None:
+    """Raises InvalidField for what cannot be where slots become MIG instances."""
+    if found.flags.mig_strategy != "dynamic":
+        return
+    slots, path = found.sharing.slots, "flags.migStrategy"
+    if slots is None:
+        raise InvalidField(path, "dynamic makes MIG instances of slots, and none are offered", "add sharing.slots: {}")
+    if found.sharing.limiter == "hami-core":
+        raise InvalidField(
+            "sharing.limiter", "hami-core does not limit MIG instances", "leave it out: the hardware limits them"
+        )
+    if found.sharing.mps.resources:
+        raise InvalidField(path, "dynamic cannot be used with sharing.mps", "use none or single")
+    if found.resources.mig:
+        raise InvalidField(
+            "resources.mig", "names instances, and dynamic makes them itself", "leave it out, or use mixed"
+        )
+    for field, scaling in (("memoryScaling", slots.memory_scaling), ("coreScaling", slots.core_scaling)):
+        if scaling != 1:
+            raise InvalidField(
+                f"{PATH}.{field}", "an instance has what it has", "leave it out with migStrategy dynamic"
+            )
+
+
 def slots(sharing: Sharing) -> GpuSlots | None:
     """The section with complete resource names. Raises InvalidField for names that are taken within `sharing`."""
     found = sharing.slots

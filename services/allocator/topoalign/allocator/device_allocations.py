@@ -17,24 +17,29 @@ next kubelet to read its checkpoint stands by it; the new allocation names whom 
 While the record is unconfirmed, after a journal that was damaged, every Allocate waits for the kubelet's own record first.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 import anyio
 
 from topoalign.allocator.companions import ReservedCompanions
+from topoalign.allocator.grant_polls import poll_for_grant
 from topoalign.allocator.grants import Grants
 from topoalign.allocator.group_commit import AllocateCall, GroupCommit
+from topoalign.allocator.instances.calls import InstanceCalls
+from topoalign.allocator.instances.instances import Instances
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import PodResources, Poll, Starting, nothing_to_ask, nothing_to_prepare
 from topoalign.allocator.preferences import Preferences
 from topoalign.allocator.reconciliation.adoption import without
+from topoalign.allocator.reconciliation.confirmation import confirm_record
 from topoalign.allocator.reconciliation.displacement import devices_displaced_by
 from topoalign.allocator.reconciliation.memory import Grant
 from topoalign.allocator.reconciliation.owner_polls import OwnerPolls
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
 from topoalign.allocator.shares import is_of_units
-from topoalign.core.model.errors import StateFault, Unavailable
+from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.requests import Placement, PodRequest
@@ -50,10 +55,6 @@ FRESH_SECONDS = 5.0
 """How old an answer of the kubelet may be: where it is older, this process was stopped in between."""
 POLL_ATTEMPTS = 3
 """How often PodResources is asked for a fresh answer before the poll fails."""
-GRANT_SECONDS = 4.0
-"""How long after its arrival an Allocate waits for a slow kubelet: well within the time to drain."""
-SLOW_SECONDS = 0.5
-"""A poll that fails sooner was refused, and is not repeated; one that takes longer found no answer in time."""
 PREFER_SECONDS = 1.0
 """How long a preference waits for the kubelet's list; without it, all that the record has counts as held."""
 
@@ -75,11 +76,13 @@ class DeviceAllocations:
         reserved: Callable[[], NodeReservations] = NodeReservations,
         until_reserved: Callable[[], Awaitable[None]] = nothing_to_ask,
         starting: Starting = nothing_to_prepare,
+        instances: Instances | None = None,
     ) -> None:
         """
         `ensure_fresh` is called before anything is given out: afterwards the health of the devices is confirmed, or is
         known to be unknown. `reserved`: what is reserved on the node now; `until_reserved` waits until that is known.
-        `starting` prepares what limits a container with units that may start. The seconds are those of `Reconciliation`.
+        `starting` prepares what limits a container with units that may start. `instances` makes MIG instances of slots;
+        None: none are made. The seconds are those of `Reconciliation`.
         """
         self._ledger, self._clock, self._pod_resources, self._placement = ledger, clock, pod_resources, placement
         self._ensure_fresh, self._reserved, self._until_reserved = ensure_fresh, reserved, until_reserved
@@ -100,6 +103,7 @@ class DeviceAllocations:
         self._grants = Grants(
             ledger, clock, pod_resources, self._reconciliation, self._preferences, self._companions, reserved, expect
         )
+        self._making = InstanceCalls(ledger, clock, instances, reserved)
         self._commits, self._polling = GroupCommit(self._grants.record), anyio.Lock()
         self._begun = self._ended = 0
         """Polls of PodResources: how many began, and which was the last to come to an end."""
@@ -117,6 +121,11 @@ class DeviceAllocations:
     def version(self) -> int:
         """Counts up with every change of `state`."""
         return self._ledger.version
+
+    @property
+    def faults(self) -> Mapping[DeviceID, str]:
+        """As `AllocatorPort.faults`."""
+        return self._making.faults
 
     @property
     def polled(self) -> Poll | None:
@@ -189,7 +198,11 @@ class DeviceAllocations:
         await self._until_reserved()
         await self._ensure_fresh()
         self._grants.check(resource, containers)
-        call = AllocateCall(resource, containers, self._ledger.version)
+        async with self._making.instances_for(containers, partial(self._grants.slots.amounts, resource)) as made:
+            return await self._recorded(AllocateCall(resource, containers, self._ledger.version, made), arrived)
+
+    async def _recorded(self, call: AllocateCall, arrived: float) -> tuple[Allocation, ...]:
+        """The answers to a call that arrived at this monotonic second, recorded. Raises as `allocate`."""
         while True:
             call.poll = call.grant = None
             if self._must_ask(call):
@@ -212,9 +225,9 @@ class DeviceAllocations:
     async def _ask_for(self, call: AllocateCall, arrived: float) -> None:
         """Polls the kubelet for a call that arrived at this monotonic second. Raises Unavailable, StateFault."""
         grant = Grant(self._pod_resources.written(), self._clock.monotonic())
-        poll = await self._poll_for_grant(arrived)
+        poll = await poll_for_grant(self._poll, self._clock, arrived)
         if self._ledger.unconfirmed is not None:
-            self._confirm_record(poll)
+            confirm_record(self._ledger, self._reconciliation, poll)
         call.poll, call.grant = poll, grant
 
     def remember(self, pod: PodRequest) -> None:
@@ -271,29 +284,3 @@ class DeviceAllocations:
         raise Unavailable(
             "PodResources answers too late for its answer to be true any more", "see what keeps this node so busy"
         )
-
-    async def _poll_for_grant(self, arrived: float) -> Poll:
-        """
-        `_poll`, tried again where the kubelet is slow: it sets Allocate no time limit, and a pod that is refused here stays
-        refused. A connection may have gone silently, so the first try is short; the last one has all the time that is left,
-        because a kubelet that needs two seconds answers none of four tries of one. `arrived`: monotonic seconds of the
-        Allocate. Raises Unavailable.
-        """
-        seconds: float | None = None
-        while True:
-            began = self._clock.monotonic()
-            try:
-                return await self._poll(seconds)
-            except Unavailable:
-                seconds = arrived + GRANT_SECONDS - self._clock.monotonic()
-                if self._clock.monotonic() - began < SLOW_SECONDS or seconds <= 0:
-                    raise
-
-    def _confirm_record(self, poll: Poll) -> None:
-        """Takes in what the kubelet knows before anything is given out. Raises StateFault if that may not be all."""
-        self._reconciliation.compare(poll)
-        if self._ledger.unconfirmed is not None:
-            raise StateFault(
-                f"the record is unconfirmed ({self._ledger.unconfirmed}), and the kubelet cannot tell yet what is held",
-                "this passes once its checkpoint can be read, or it has listed its pods for a while; see /readyz",
-            )

@@ -5,12 +5,13 @@ Calls that are ready together are judged in order, each by the state in which th
 recorded in one entry of the journal. Nothing here pauses between judging and recording.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from topoalign.allocator.allocate_checks import check_allocate, check_amount
 from topoalign.allocator.companions import ReservedCompanions
 from topoalign.allocator.group_commit import AllocateCall
+from topoalign.allocator.instances.made import Made
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import PodResources, Poll
 from topoalign.allocator.preferences import Preferences
@@ -180,7 +181,7 @@ class Grants:
             ended |= (room := self.slots.making_room(resource, asked, beside, way, new.granted, call.poll))
             new.gone.update(way | room)
             displaced = displaced_by(self._reconciliation.liveness, self._ledger, [*way.values()], asked, listing)
-            answers.append(self._granted(resource, asked, waiting, new, displaced))
+            answers.append(self._granted(resource, asked, waiting, new, displaced, call.made))
         granted, gone, deviations = new
         for name, chosen in self._preferences.deviations(resource, granted).items():
             deviations.setdefault(name, chosen)
@@ -223,6 +224,7 @@ class Grants:
         waiting: ReservedContainer | None,
         new: "New",
         displaced: tuple[Displaced, ...],
+        made: Mapping[DeviceID, Made],
     ) -> Allocation:
         """
         Makes the allocation of what is asked for, with what comes with it. Raises InvalidField for more than a container may
@@ -246,7 +248,8 @@ class Grants:
                 cards=owned.cards_of(asked),
                 displaced=displaced,
                 companions=companions.ids,
-                slots=self.slots.amounts(resource, ordered),
+                slots={**self.slots.amounts(resource, ordered), **{s: made[s].amount for s in ordered if s in made}},
+                instances={slot: made[slot].uuid for slot in ordered if slot in made},
             )
         )
         if companions.lacking:

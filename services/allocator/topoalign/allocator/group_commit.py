@@ -10,11 +10,12 @@ A caller who gives up before its call is judged leaves the queue, and nothing is
 its record, and whoever was first in the queue records the others whether or not it has given up itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import anyio
 from anyio.lowlevel import checkpoint
 
+from topoalign.allocator.instances.made import Made
 from topoalign.allocator.ports import Poll
 from topoalign.allocator.reconciliation.memory import Grant
 from topoalign.core.model.events import Allocation
@@ -24,8 +25,15 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 class AllocateCall:
     """One Allocate on its way into the record."""
 
-    def __init__(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]], checked: int) -> None:
-        self.resource, self.containers = resource, containers
+    def __init__(
+        self,
+        resource: ResourceName,
+        containers: Sequence[Sequence[DeviceID]],
+        checked: int,
+        made: Mapping[DeviceID, Made] = {},
+    ) -> None:
+        self.resource, self.containers, self.made = resource, containers, made
+        """`made`: slot -> the MIG instance that was made for it."""
         self.checked = checked
         """The version of the ledger under which its devices were checked."""
         self.poll: Poll | None = None

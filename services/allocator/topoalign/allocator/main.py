@@ -14,6 +14,10 @@ from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.hami_core.on_demand import SharedFilesOnDemand, keep_directories, keep_priorities
 from topoalign.allocator.hardware_watch import HardwareWatch
+from topoalign.allocator.instances.book import InstanceBook
+from topoalign.allocator.instances.instances import Instances
+from topoalign.allocator.instances.nvml import NvmlInstances
+from topoalign.allocator.instances.sweeps import sweep_instances
 from topoalign.allocator.ledger.journal import FileJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.metrics import figures
@@ -31,16 +35,20 @@ from topoalign.allocator.vcuda.on_demand import LimiterOnDemand
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.ports import Clock
 from topoalign.plugin_config.configuration import Configuration
+from topoalign.runtime.boot import boot_id
 from topoalign.runtime.context import Context
 from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.runtime.settings import from_environment
+
+DRIVER_SECONDS = 10.0
+"""That each call of NVML has which makes or destroys a MIG instance."""
 
 
 class KubeletSide(NamedTuple):
     """
     The parts of an allocator whose node has a kubelet: its PodResources, what is reserved, what it allocated, what limits
-    containers, the device plugins, the watch of its files, what tells of changes in its directories, and
-    the newest configuration, and what reads the files of a limiter.
+    containers, the device plugins, the watch of its files, what tells of changes in its directories, the newest
+    configuration, what reads the files of a limiter, and the MIG instances that are ours.
     """
 
     pod_resources: PodResourcesClient
@@ -52,12 +60,17 @@ class KubeletSide(NamedTuple):
     changes: DirectoryChanges
     configuration: Callable[[], Configuration]
     shared_files: SharedFilesOnDemand
+    instances: Instances
 
-    async def keep_up(self, clock: Clock) -> None:
-        """Watches the kubelet's files, and keeps what the limiters of containers need on the disk, until cancelled."""
+    async def keep_up(self, ledger: Ledger, clock: Clock) -> None:
+        """
+        Watches the kubelet's files, and keeps what the limiters of containers need on the disk and no MIG instance too many,
+        until cancelled.
+        """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.changes.run)
             tasks.start_soon(self.watch.run)
+            tasks.start_soon(sweep_instances, self.instances, ledger, clock)
             tasks.start_soon(self.limiter.run, self.allocations, clock)
             tasks.start_soon(keep_directories, self.hami_root, self.allocations, clock)
             tasks.start_soon(
@@ -123,7 +136,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             tasks.start_soon(configuration.keep_up, context.clock, context.reload.wait)
             if kubelet is not None:
                 tasks.start_soon(containers.run, kubelet.allocations, context.clock)
-                tasks.start_soon(kubelet.keep_up, context.clock)
+                tasks.start_soon(kubelet.keep_up, ledger, context.clock)
                 await tasks.start(kubelet.front.run)
             await tasks.start(serve_display, settings.display, context, ledger)
             task_status.started()
@@ -153,6 +166,11 @@ async def serve_display(path: str, context: Context, ledger: Ledger, *, task_sta
         task_status.started()
 
 
+def own_instances(settings: AllocatorSettings, context: Context) -> Instances:
+    """The MIG instances of this node that are ours, by its state directory. Nothing is asked of the driver yet."""
+    return Instances(InstanceBook(settings.state_dir, boot_id() or ""), NvmlInstances(context.clock, DRIVER_SECONDS))
+
+
 def kubelet_side(
     settings: AllocatorSettings, context: Context, ledger: Ledger, hardware_watch: HardwareWatch, containers: Containers
 ) -> KubeletSide:
@@ -164,6 +182,7 @@ def kubelet_side(
     def configuration() -> Configuration:
         return context.configuration.current
 
+    instances = own_instances(settings, context)
     limiter = LimiterOnDemand(lambda: configuration().flags.vcuda_root, lambda: ledger.state.hardware)
     allocations = DeviceAllocations(
         ledger,
@@ -176,6 +195,7 @@ def kubelet_side(
         reserved=reservations.current,
         until_reserved=reservations.until_read,
         starting=limiter.starting,
+        instances=instances,
     )
     front = KubeletFront(
         allocations,
@@ -196,7 +216,7 @@ def kubelet_side(
     watch = KubeletWatch(ledger, files, context.clock, pod_resources.devices, allocations.ended, changes)
     shared_files = SharedFilesOnDemand(lambda: configuration().flags.hami_root, lambda: ledger.state, context.clock)
     return KubeletSide(
-        pod_resources, reservations, allocations, limiter, front, watch, changes, configuration, shared_files
+        pod_resources, reservations, allocations, limiter, front, watch, changes, configuration, shared_files, instances
     )
 
 
@@ -218,6 +238,7 @@ def tell_state(
     context.figures.extend(figures(allocator, lambda: len(journal.set_aside), lambda: journal.syncs))
     if kubelet is not None:
         context.figures.extend([kubelet.limiter.figure(), kubelet.shared_files.figure()])
+        context.notes["instances"] = kubelet.instances.note
         context.checks["kubelet"] = kubelet.front.reason
         context.checks["containers"] = containers.reason
     context.checks["journal"] = lambda: allocator.ledger.faults.newest

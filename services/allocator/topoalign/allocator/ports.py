@@ -22,6 +22,10 @@ class AllocatorPort(Protocol):
     def version(self) -> int:
         """Counts up with every change of `state`."""
 
+    @property
+    def faults(self) -> Mapping[DeviceID, str]:
+        """GPU -> why nothing of it can be given now, whatever its health is: MIG instances cannot be made."""
+
     async def wait_past(self, version: int) -> None:
         """Waits until `version` is greater than this one. Any number of callers may wait."""
 

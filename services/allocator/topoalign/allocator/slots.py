@@ -45,6 +45,7 @@ from topoalign.core.sharing.reserved_slots import (
 from topoalign.core.sharing.reserved_units import ShareQuestion, with_reserved_shares
 from topoalign.core.sharing.slots import choose_gpus, slot_of
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.instance_amounts import gpus_by_instances
 from topoalign.core.state.reservations import NodeReservations
 from topoalign.core.state.slot_amounts import equal_part, held_by_slot, offered_in_slots, total
 
@@ -231,6 +232,8 @@ class SlotGrants:
         by_gpu = held_by_slot(hardware, held)
         for slot, asked in amounts.items():
             gpu = base_of(slot)
+            if gpu in gpus_by_instances(hardware):
+                continue  # its instance is there: nothing else tells whether there is room
             offered = offered_in_slots(hardware)[gpu]
             others = [amount for other, amount in by_gpu.get(gpu, {}).items() if other != slot]
             used = total(others)
@@ -261,4 +264,5 @@ def kept_of(record: Allocation, listing: Listing) -> Allocation:
         companions=(),
         virtual_functions={},
         slots={slot: amount for slot, amount in record.slots.items() if slot in left},
+        instances={slot: uuid for slot, uuid in record.instances.items() if slot in left},
     )

@@ -116,8 +116,10 @@ def remaining(held: Allocation, dropped: Devices) -> Allocation | None:
     }
     if all(device in held.companions for ids in devices.values() for device in ids):
         return None
-    kept = {slot: amount for slot, amount in held.slots.items() if any(slot in ids for ids in devices.values())}
-    return msgspec.structs.replace(held, devices=devices, slots=kept)
+    kept = frozenset(device for ids in devices.values() for device in ids)
+    slots = {slot: amount for slot, amount in held.slots.items() if slot in kept}
+    instances = {slot: uuid for slot, uuid in held.instances.items() if slot in kept}
+    return msgspec.structs.replace(held, devices=devices, slots=slots, instances=instances)
 
 
 def dropped_of(

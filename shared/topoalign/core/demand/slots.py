@@ -161,14 +161,27 @@ def has_slot_for(left: SlotsLeft, share: SlotShare, own: Amount | None = None) -
     if not left.usable or (own is None and left.slots < 1):
         return False
     asked, free = share.amount_of(left.offered), left.left
-    if own is not None:
-        free = Amount(cores=free.cores + own.cores, memory=free.memory + own.memory)
     others = left.sharers - (own is not None)
     if others and (share.whole or share.rules.mutex):
         return False
+    if left.profiles:
+        memory = instance_memory(left, share)
+        return own.memory >= memory if own is not None else left.instance_for(memory) is not None
+    if own is not None:
+        free = Amount(cores=free.cores + own.cores, memory=free.memory + own.memory)
     if share.whole:
         return asked.memory <= left.offered.memory
     return free.cores >= max(1, asked.cores) and free.memory >= asked.memory
+
+
+def instance_memory(left: SlotsLeft, share: SlotShare) -> int:
+    """
+    The bytes that a MIG instance for a share of this GPU needs at least: all, for 100 cores; none, where it is not known how
+    much is asked for.
+    """
+    if share.parts:
+        return 0
+    return left.offered.memory if share.whole else share.amount_of(left.offered).memory
 
 
 def gpus_with_slots(left: SlotsOfGpus, share: SlotShare, topology: Topology) -> tuple[DeviceID, ...]:

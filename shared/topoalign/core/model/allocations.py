@@ -133,10 +133,13 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     part: of ten slots a tenth of what is offered of the GPU.
     """
 
+    instances: dict[DeviceID, DeviceID] = {}
+    """Slot of a GPU among the devices -> uuid of the MIG instance that was made for it."""
+
     def __post_init__(self) -> None:
         """
-        Raises ValueError for a bad list of CPUs, and for virtual functions, companions and slots that are not among the
-        devices.
+        Raises ValueError for a bad list of CPUs, and for virtual functions, companions, slots and slots with instances that
+        are not among the devices.
         """
         parse_cpuset(self.cpus)  # so that whoever folds a record from outside need not expect worse
         if self.virtual_functions and (
@@ -147,6 +150,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
             raise ValueError("companions that are not among the devices")
         if self.slots and not self.slots.keys() <= self.device_ids:
             raise ValueError("slots that are not among the devices")
+        if self.instances and not self.instances.keys() <= self.device_ids:
+            raise ValueError("instances of slots that are not among the devices")
 
     @cached_property
     def cpu_ids(self) -> frozenset[int]:

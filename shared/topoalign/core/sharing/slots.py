@@ -22,6 +22,7 @@ from topoalign.core.demand.slots import (
     SlotsOfGpus,
     are_on_one_node,
     has_slot_for,
+    instance_memory,
     may_be_on,
     numa_node_of,
     on_one_node,
@@ -85,6 +86,8 @@ def cards_of(topology: Topology, left: SlotsOfGpus) -> tuple[SharedCard, ...]:
     for base, gpu in places_of(topology):
         here = left.get(base)
         offered, held = (here.offered, here.held) if here else (NONE_HELD, NONE_HELD)
+        if here and here.profiles:  # whether an instance fits is known already: what is left decides the order alone
+            held = Amount(cores=0, memory=offered.memory - here.left.memory)
         found.append(
             SharedCard(
                 device=base,
@@ -217,8 +220,13 @@ class SlotChooser:
         for slot in slots:
             if (gpu := base_of(slot)) not in self._left:
                 continue
-            asked = self._share.amount_of(self._left[gpu].offered)
-            found[slot] = larger(asked, self._own.get(gpu, NONE_HELD))
+            left = self._left[gpu]
+            asked = self._share.amount_of(left.offered)
+            if left.profiles and gpu not in self._own:
+                asked = left.instance_for(instance_memory(left, self._share)) or asked
+            found[slot] = (
+                self._own[gpu] if left.profiles and gpu in self._own else larger(asked, self._own.get(gpu, NONE_HELD))
+            )
         return found
 
 

@@ -2,9 +2,10 @@
 How a GPU is divided, by whom its parts are held, and what of it can still be given.
 
 A GPU is offered in one way: whole, in MIG instances, in time slices, by MPS, in units or in slots. Of instances in slots
-the cores are hundredths of each instance: seven of them have 700. What is held may be of a former way: a GPU that a
-container has whole is in units since the configuration changed, and nothing of it is left. Example, of a GPU with 80 GiB in
-units, of which two containers have 20 and 30 hundredths of computing time with 8 GiB each:
+the cores are hundredths of each instance: seven of them have 700. Where slots become instances, what is left is the largest
+one that can be made. What is held may be of a former way: a GPU that a container has whole is in units since the
+configuration changed, and nothing of it is left. Example, of a GPU with 80 GiB in units, of which two containers have 20
+and 30 hundredths of computing time with 8 GiB each:
 
     ways ("units",)   held 20, 8 GiB; 30, 8 GiB   left 50, 64 GiB
 """
@@ -117,7 +118,7 @@ def ways_of(gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]]) -> tuple[Wa
         if offer.unit is not None:
             found["units"] = None
         elif offer.slots is not None:
-            found["slots"] = None
+            found.update({"MIG": None, "slots": None} if offer.slots.instances else {"slots": None})
         elif offer.replicas > 1:
             found["MPS" if offer.sharing == "mps" else "time slices"] = None
         elif base == gpu:
@@ -149,7 +150,8 @@ def left_of(
     for offer, base in offers:
         devices = hardware.devices[offer.resource].by_base.get(base)
         if (slots := ownership.slots_left.get(base)) is not None:
-            if slots.usable and slots.slots > 0 and not is_spent(slots.offered, slots.held):
+            spent = slots.left.memory == 0 if slots.profiles else is_spent(slots.offered, slots.held)
+            if slots.usable and slots.slots > 0 and not spent:
                 found.append(Parts(slots=slots.slots, cores=slots.left.cores, memory=slots.left.memory))
         elif devices is not None:
             free = ownership.free(offer.resource) & devices

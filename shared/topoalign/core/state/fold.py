@@ -198,7 +198,9 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """16 hex digits, equal for equal allocations whatever way they came about: compares two folds."""
         # without what earlier versions do not know: their folds have the same digest
         known = (
-            msgspec.structs.replace(each, companions=(), slots={}) if each.companions or each.slots else each
+            msgspec.structs.replace(each, companions=(), slots={}, instances={})
+            if each.companions or each.slots or each.instances
+            else each
             for each in self.allocations.values()
         )
         live = sorted(known, key=lambda allocation: allocation.id)

@@ -22,10 +22,19 @@ from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.by_amounts import offers_in_slots
-from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.mig import MigPlacement, MigProfile, find_place
+from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.offers import CORES
 from topoalign.core.model.topology.views import made_once
 from topoalign.core.state.device_health import HandedOut
+from topoalign.core.state.instance_amounts import (
+    amount_of,
+    gpus_by_instances,
+    instances_of,
+    largest_of,
+    smallest_of,
+    taken_of,
+)
 
 MIB = 1024 * 1024
 """Bytes."""
@@ -44,17 +53,30 @@ class SlotsLeft(msgspec.Struct, frozen=True):
     """It may be more than is offered: after a change of the configuration, or where a kubelet has insisted."""
     usable: bool
     """Whether it is healthy, and nobody holds it in another way."""
+    profiles: tuple[MigProfile, ...] = ()
+    """What a slot can become, where slots become MIG instances; empty: they do not."""
+    taken: frozenset[MigPlacement] | None = None
+    """Of such a GPU the places that are taken. None: that is not known, and nothing is to be had."""
 
     @property
     def sharers(self) -> int:
         """The slots that are held: so many containers hold some of the GPU."""
         return self.all_slots - self.slots
 
+    def instance_for(self, memory: int) -> Amount | None:
+        """What an instance with so many bytes has, where one can be made; None: none can."""
+        place = None if self.taken is None else find_place(self.profiles, self.taken, memory)
+        return None if place is None else amount_of(place[0])
+
     @property
     def left(self) -> Amount:
-        """What nobody holds."""
+        """What nobody holds; of a GPU whose slots become instances the largest that can be made."""
         if not self.usable:
             return NONE_HELD
+        if self.profiles:
+            free = (each for each in self.profiles if self.instance_for(each.memory) is not None)
+            largest = max(free, key=lambda each: (each.memory, each.slices), default=None)
+            return NONE_HELD if largest is None else amount_of(largest)
         return Amount(
             cores=max(0, self.offered.cores - self.held.cores),
             memory=max(0, self.offered.memory - self.held.memory),
@@ -70,6 +92,9 @@ def offered_in_slots(topology: Topology) -> Mapping[DeviceID, Amount]:
     found, instances = {}, {each.uuid: each.memory for gpu in topology.gpus for each in gpu.mig or ()}
     for gpu, offer in offers_in_slots(topology).items():
         assert offer.slots is not None, "an offer in slots"
+        if gpu in gpus_by_instances(topology):
+            found[gpu] = largest_of(gpus_by_instances(topology)[gpu])
+            continue
         memory = (instances[gpu] if gpu in instances else topology.gpu_by_id[gpu].memory or 0) // MIB
         found[gpu] = Amount(
             cores=scaled(CORES, offer.slots.core_scaling),
@@ -84,7 +109,9 @@ def scaled(amount: int, scaling: float) -> int:
 
 
 def equal_part(topology: Topology, gpu: DeviceID) -> Amount:
-    """What a slot of a GPU in slots holds of it where nothing else is known."""
+    """What a slot of a GPU in slots holds of it where nothing else is known; the smallest instance, where it becomes one."""
+    if gpu in gpus_by_instances(topology):
+        return smallest_of(gpus_by_instances(topology)[gpu])
     return part_of(offered_in_slots(topology)[gpu], offers_in_slots(topology)[gpu].replicas)
 
 
@@ -133,8 +160,26 @@ def spent_slots(topology: Topology, allocations: Iterable[Allocation]) -> frozen
     """The GPUs in slots of which all cores or all memory are held. Their free slots are not to be had."""
     if not offers_in_slots(topology):
         return frozenset()
-    offered, held = offered_in_slots(topology), held_by_slot(topology, allocations)
-    return frozenset(gpu for gpu, slots in held.items() if is_spent(offered[gpu], total(slots.values())))
+    live = tuple(allocations)
+    offered, held = offered_in_slots(topology), held_by_slot(topology, live)
+    by_instances = gpus_by_instances(topology)
+    spent = {
+        gpu for gpu, slots in held.items() if gpu not in by_instances and is_spent(offered[gpu], total(slots.values()))
+    }
+    if by_instances:
+        made = instances_of(live)
+        for gpu, each in by_instances.items():
+            taken = taken_by(each, held.get(gpu, {}), made)
+            if taken is None or find_place(each.mig_profiles, taken, 0) is None:
+                spent.add(gpu)
+    return frozenset(spent)
+
+
+def taken_by(
+    gpu: Gpu, held: Mapping[DeviceID, Amount], made: Mapping[DeviceID, DeviceID]
+) -> frozenset[MigPlacement] | None:
+    """The places of a GPU that are taken: `held` by slots, `made`: slot -> its instance. None: that is not known."""
+    return taken_of(gpu, [(slot, amount, made.get(slot)) for slot, amount in held.items()])
 
 
 def slots_left(
@@ -143,7 +188,8 @@ def slots_left(
     """GPU -> what is left of it, in the hardware's order, for those that are offered in slots."""
     if not offers_in_slots(topology):
         return {}
-    held = held_by_slot(topology, allocations)
+    live, by_instances = tuple(allocations), gpus_by_instances(topology)
+    held, made = held_by_slot(topology, live), instances_of(live) if by_instances else {}
     return {
         gpu: SlotsLeft(
             slots=offer.replicas - len(held.get(gpu, ())),
@@ -151,6 +197,8 @@ def slots_left(
             offered=offered_in_slots(topology)[gpu],
             held=total(held.get(gpu, {}).values()),
             usable=handed_out.health_of(gpu).usable,
+            profiles=by_instances[gpu].mig_profiles if gpu in by_instances else (),
+            taken=taken_by(by_instances[gpu], held.get(gpu, {}), made) if gpu in by_instances else None,
         )
         for gpu, offer in offers_in_slots(topology).items()
     }

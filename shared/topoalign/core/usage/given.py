@@ -3,7 +3,8 @@ What containers were given of a device, as amounts of computing time and memory.
 
 Units are counted; a slot has the amount that is recorded with it, or an equal part of what is offered. Example: of a GPU of
 80 GiB in ten slots, a container with slot 3, recorded with 40 cores and 6000 MiB, was given 40 and 6000 MiB; one with slot 4
-and nothing recorded 10 and 8 GiB. A time slice is no amount of anything.
+and nothing recorded 10 and 8 GiB. A time slice is no amount of anything. A slot that has become a MIG instance is held as
+that instance.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,12 @@ class Held(NamedTuple):
 def all_held(state: NodeState) -> list[Held]:
     """All that is held of a node, in the order of its allocations."""
     return [
-        Held(allocation, device, state.ownership.holding(device), amount_by_slot(state.hardware, allocation, device))
+        Held(
+            allocation,
+            device,
+            state.ownership.holding(allocation.instances.get(device, device)),
+            amount_by_slot(state.hardware, allocation, device),
+        )
         for allocation in state.allocations.values()
         for device in sorted(allocation.device_ids)
     ]

@@ -10,7 +10,7 @@ sent.
 Sources: the device plugin API v1beta1 (messages Device, TopologyInfo, NUMANode) and protobuf's wire format.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 
 from anyio.lowlevel import checkpoint
@@ -32,8 +32,9 @@ SLICE = 500
 class Listing:
     """Makes the ListAndWatch responses of a resource; it is the same object again while nothing has changed."""
 
-    def __init__(self, resource: ResourceName) -> None:
-        self.resource = resource
+    def __init__(self, resource: ResourceName, faults: Callable[[], Mapping[DeviceID, str]] = dict) -> None:
+        """`faults`: the devices of which nothing can be given now, whatever their health is."""
+        self.resource, self._faults = resource, faults
         self.response = EncodedDevices(())
         self._encoded: dict[DeviceID, tuple[str, bytes]] = {}
         """Device -> its health, and itself and all its shares as they stand in the response."""
@@ -48,13 +49,13 @@ class Listing:
             self._topology, self._encoded = state.topology, {}
         known, listed = self._encoded, state.hardware.devices.get(self.resource, NO_DEVICES)
         differing = {base_of(device) for device in state.told if is_share(device)} | state.ownership.spent_gpus
-        parts: list[bytes] = []
+        faults, parts = self._faults(), list[bytes]()
         done = 0
         for offer in state.hardware.offers_of.get(self.resource, ()):
             for base in offer.devices:
-                health, had = health_of(state, base), known.get(base)
+                health, had = UNHEALTHY if base in faults else health_of(state, base), known.get(base)
                 done += 1
-                if base in differing:
+                if base in differing and base not in faults:
                     parts += shares_one_by_one(state, offer, base)
                 elif had is not None and had[0] == health:
                     parts.append(had[1])

@@ -25,6 +25,7 @@ from topoalign.allocator.device_plugin.watches import Watch, Watches
 from topoalign.allocator.ports import AllocatorPort
 from topoalign.allocator.reconciliation.device_order import in_order
 from topoalign.core.demand.units import unit_of
+from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable, UnknownDevice
 from topoalign.core.model.holdings import unit_kind
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -44,7 +45,7 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         self.resource = resource
         self.allocator = allocator
         self.containers = containers or Containers()
-        self.listing = Listing(resource)
+        self.listing = Listing(resource, lambda: allocator.faults)
         self.watches = Watches()
 
     @property
@@ -128,8 +129,10 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
             teller.hami_core.check(ordered)
         responses = teller.responses(before, self.resource, ordered)
         allocations = await self.allocator.allocate(self.resource, sets)
-        given = [each.from_kubelet[self.resource] for each in allocations]
+        given = [with_instances(each, each.from_kubelet[self.resource]) for each in allocations]
         if (hardware := self.allocator.state.hardware) is not before or given != ordered:
+            if any(each.instances for each in allocations):  # a CDI specification has to have them
+                teller = self.containers.now(hardware, self.resource)
             responses = [teller.response(hardware, self.resource, ids) for ids in given]
         for response, allocation in zip(responses, allocations, strict=True):
             teller.tell_companions(response, hardware, allocation, self.allocator.named(self.resource, allocation))
@@ -160,6 +163,11 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
                 reason=error.finding,
             )
         return v1beta1.PreStartContainerResponse()
+
+
+def with_instances(allocation: Allocation, devices: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
+    """What a container is told of its devices: instead of a slot that became a MIG instance the instance."""
+    return tuple(allocation.instances.get(device, device) for device in devices)
 
 
 def check_containers(requests: Sequence[Any]) -> None:

@@ -139,7 +139,7 @@ class Ledger:
         """Takes in a reading of hardware, health or usage. It is read anew at every start, and therefore not journaled."""
         had, state = self.state, self.state.apply(event)
         if state.topology is not had.topology or state.health is not had.health or state.usage is not had.usage:
-            self._move(state)
+            self.move(state)
 
     def observe(self, **seen: Unpack[Observed]) -> None:
         """Takes in what the kubelet has given away without asking us, or what it decides by, where that has changed."""
@@ -156,7 +156,7 @@ class Ledger:
         with self.faults.noted():
             self._journal.trust()
         log.info("the record is confirmed", by=by, reason=unconfirmed, allocations=len(self.state.allocations))
-        self._move(self.state)
+        self.move(self.state)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -271,7 +271,7 @@ class Ledger:
         self._facts += len(events)
         self.endings.note(self.state.allocations, events)
         self.pending.extend((event, entry.time) for event in events)
-        self._move(state)
+        self.move(state)
         if self._facts >= self._compact_at and not isinstance(events[-1], AllocationsSnapshot):
             self._compact_later()
 
@@ -292,7 +292,8 @@ class Ledger:
         self._facts = len(self.pending)
         self._compact_at = self._facts + self.compact_after
 
-    def _move(self, state: NodeState) -> None:
+    def move(self, state: NodeState) -> None:
+        """Becomes this state, and wakes those who show it: also where only what they show beside it has changed."""
         self.state = state
         self.version += 1
         self._changed.set()

@@ -134,6 +134,7 @@ def remainders(
                 companions=tuple(device for _, device in beside),
                 displaced=of_devices(ledger.state, record.displaced, [device for _, device in kept]),
                 slots={device: record.slots[device] for _, device in kept if device in record.slots},
+                instances={device: record.instances[device] for _, device in kept if device in record.instances},
             )
             rests.append(Rest(rest, record.id))
     return rests

@@ -14,6 +14,7 @@ import anyio
 import msgspec
 import structlog
 
+from topoalign.allocator.instances.bus import check_no_instances
 from topoalign.allocator.ledger.drafts import Binding
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import nothing_to_ask
@@ -253,6 +254,7 @@ class Admissions:
     def _record(self, pod: PodRequest, decision: Decision) -> Decision:
         """Makes the decision true. Between here and the state it was made on nothing has changed."""
         if isinstance(decision, Admission):
+            check_no_instances(self._ledger.state.hardware, decision.allocations)
             named = tuple(self._ledger.named(each, place) for place, each in enumerate(decision.allocations))
             decision = msgspec.structs.replace(decision, allocations=named)
             self._ledger.grant(named)

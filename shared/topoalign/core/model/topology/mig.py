@@ -75,3 +75,21 @@ def occupied(instances: Iterable[MigDevice]) -> frozenset[MigPlacement] | None:
 def free_placements(profile: MigProfile, taken: Collection[MigPlacement]) -> tuple[MigPlacement, ...]:
     """Where an instance of this profile can still be made beside those that are `taken`."""
     return tuple(each for each in profile.placements if not any(map(each.overlaps, taken)))
+
+
+def find_place(
+    profiles: Iterable[MigProfile], taken: Collection[MigPlacement], memory: int
+) -> tuple[MigProfile, MigPlacement] | None:
+    """
+    The smallest profile with so many bytes that has a free place, and the place; None: there is none.
+
+    Smallest by memory, then by compute slices, then in the driver's order. Profiles of one and three compute slices take the
+    highest free start and all others the lowest, so that both ends fill up and large instances keep their places: on an
+    A100 of 40 GiB 3g, 2g, 1g and 1g start at 4, 0, 3 and 2 (HAMi 4707fb02, spec hami.md 6.2).
+    """
+    enough = [each for each in profiles if each.memory >= memory]
+    for profile in sorted(enough, key=lambda each: (each.memory, each.slices)):
+        if free := free_placements(profile, taken):
+            high = profile.name.startswith(("1g.", "3g."))
+            return profile, (max if high else min)(free, key=lambda each: each.start)
+    return None

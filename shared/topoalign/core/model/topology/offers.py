@@ -38,6 +38,8 @@ class Slots(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     """How much memory is given of each GPU, as a multiple of what it has."""
     core_scaling: Annotated[float, msgspec.Meta(ge=1, le=100)] = 1.0
     """How much computing time is given of each GPU, as a multiple of 100."""
+    instances: bool = False
+    """Each slot becomes a MIG instance of its own: what a container holds of a GPU is one of the GPU's profiles."""
 
     @property
     def resources(self) -> tuple[ResourceName, ...]:

@@ -1,0 +1,226 @@
+"""Slots that become MIG instances, over the kubelet's protocol."""
+
+from pathlib import Path
+from random import Random
+
+import anyio
+import pytest
+from containers_support import Host
+from instance_node_support import SLOTS, instance_node
+from instance_support import GIB, place
+from share_support import PLAIN
+from slot_node_support import Ask
+
+from topoalign.allocator.instances.bus import InstancesNeedKubelet, check_no_instances
+from topoalign.allocator.instances.calls import SEEN_SECONDS
+from topoalign.allocator.instances.sweeps import PROBE_SECONDS, SWEEP_SECONDS, sweep_instances
+from topoalign.core.model.decisions import Admission, Decision, Refusal
+from topoalign.core.model.errors import DriverFault
+from topoalign.core.model.holdings import Amount
+from topoalign.core.model.ids import GPU, DeviceID
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_slot_becomes_an_instance_and_the_container_is_told_of_it() -> None:
+    async with instance_node() as (it, _):
+        pod = it.asking("a", Ask(2, memory=6_000, cores=1))
+        it.reserve_beside(pod)
+
+        assert isinstance(await it.admit_pod(pod), Admission)
+        assert isinstance(await it.admit_pod(it.asking("b", Ask(1))), Admission)
+        await it.allocations.reconcile()
+
+        it.check_instances(["a", "b"])
+        assert [Amount(cores=15, memory=10 * GIB)] * 2 == [*it.held("a").values()]
+        assert [Amount(cores=15, memory=5 * GIB)] == [*it.held("b").values()]
+
+
+async def test_an_instance_goes_with_its_container() -> None:
+    async with instance_node() as (it, _):
+        assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Admission)
+        assert isinstance(await it.admit_pod(it.asking("b", Ask(1))), Admission)
+        await it.remove("a")
+
+        await it.sweep()
+
+        it.check_instances(["b"])
+
+
+async def test_what_a_driver_refuses_is_refused_and_leaves_nothing() -> None:
+    async with instance_node() as (it, _):
+
+        def fail(step: str) -> None:
+            if step == "compute instance":
+                raise DriverFault("NVML: no permission", "be root")
+
+        it.played.before_step = fail
+        refusal = await it.admit_pod(it.asking("a", Ask(1)))
+
+        assert isinstance(refusal, Refusal)
+        assert "no permission" in refusal.finding
+        assert set() == it.there()
+        it.played.before_step = lambda step: None
+        assert isinstance(await it.admit_pod(it.asking("b", Ask(1))), Admission)
+        await it.allocations.reconcile()
+        it.check_instances(["b"])
+
+
+async def test_a_gpu_without_a_place_is_refused() -> None:
+    async with instance_node() as (it, _):
+        for number in range(4):
+            pod = it.asking(f"large-{number}", Ask(1, percentage=100))
+            it.reserve_beside(pod)
+            assert isinstance(await it.admit_pod(pod), Admission)
+
+        assert isinstance(await it.admit_pod(it.asking("b", Ask(1))), Refusal)
+        assert 4 == len(it.there())
+
+
+async def test_an_agent_that_starts_anew_knows_its_instances() -> None:
+    async with instance_node() as (it, tasks):
+        assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Admission)
+        await it.allocations.reconcile()
+        await it.start_agent(tasks)
+        await it.sweep()
+
+        it.check_instances(["a"])
+        await it.remove("a")
+        await it.sweep()
+        assert set() == it.there()
+
+
+async def test_an_app_container_has_the_instance_of_its_init_container() -> None:
+    async with instance_node() as (it, _):
+        pod = it.asking("a", Ask(1, memory=3_000), init=[Ask(1, memory=9_000)])
+        it.reserve_beside(pod)
+
+        assert isinstance(await it.admit_pod(pod), Admission)
+        await it.allocations.reconcile()
+
+        assert 1 == len(it.there())
+        assert it.there() == it.told("a")
+        assert [Amount(cores=15, memory=10 * GIB)] == [*it.held("a", "c1").values()]
+
+
+async def test_slots_that_become_instances_are_for_a_kubelet_alone() -> None:
+    """Over the bus nobody would make the instance."""
+    async with instance_node() as (it, _):
+        (decision,) = it.reserve_beside(it.asking("a", Ask(1)))
+        assert isinstance(decision, Admission)
+
+        with pytest.raises(InstancesNeedKubelet, match="made for a kubelet alone"):
+            check_no_instances(it.machine, decision.allocations)
+        check_no_instances(PLAIN, decision.allocations)
+
+
+async def test_a_foreign_instance_takes_its_place() -> None:
+    async with instance_node() as (it, _):
+        for number, gpu in enumerate(it.machine.gpus):
+            it.played.add(gpu.id, place(0, 8), DeviceID(f"MIG-theirs-{number}"))
+        it.played.changed()
+
+        assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Refusal)
+        assert 4 == len(it.there())
+
+
+async def test_a_gpu_whose_driver_fails_is_listed_as_unhealthy_until_it_works() -> None:
+    async with instance_node() as (it, tasks):
+        assert it.instances is not None
+        tasks.start_soon(sweep_instances, it.instances, it.ledger, it.clock)
+
+        def fail(step: str) -> None:
+            if step == "gpu instance":
+                raise DriverFault("NVML has not answered within 10 s", "look at the kernel log")
+
+        it.played.before_step = fail
+        assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Refusal)
+        ((_, why),) = it.allocations.faults.items()
+        await it.kubelet.until(lambda kubelet: 3 * SLOTS == len({*kubelet.state().healthy(GPU)}))
+        assert "10 s" in why
+
+        it.played.before_step = lambda step: None
+        await it.clock.advance(PROBE_SECONDS + SWEEP_SECONDS)
+        await it.kubelet.until(lambda kubelet: 4 * SLOTS == len({*kubelet.state().healthy(GPU)}))
+        assert {} == it.allocations.faults
+
+
+async def test_what_is_reserved_keeps_its_place() -> None:
+    """1g goes to the highest start, which is in the half that 3g needs: it takes the other half instead."""
+    async with instance_node() as (it, _):
+        pods = [it.asking(f"large-{number}", Ask(1, memory=15_000)) for number in range(4)]
+        it.reserve_beside(*pods)
+        gpus = [each.containers[0].devices[GPU][0].partition("::")[0] for each in it.reserved.reservations]
+        for number in range(4):
+            assert isinstance(await it.admit_pod(it.asking(f"small-{number}", Ask(1))), Admission)
+
+        assert all([isinstance(await it.admit_pod(pod), Admission) for pod in pods]), gpus
+
+
+async def test_an_instance_that_discovery_does_not_see_is_destroyed() -> None:
+    async with instance_node() as (it, tasks):
+        it.played.changed = lambda: None
+        found: list[Decision] = []
+
+        async def admit() -> None:
+            found.append(await it.admit_pod(it.asking("a", Ask(1))))
+
+        tasks.start_soon(admit)
+        while not it.there():
+            await anyio.lowlevel.checkpoint()
+        await it.clock.advance(SEEN_SECONDS + 1)
+        while not found:
+            await it.clock.advance(0.1)
+
+        assert isinstance(found[0], Refusal) and "discovery has not seen" in found[0].finding
+        await it.sweep()
+        assert set() == it.there()
+
+
+async def test_a_container_gets_the_device_nodes_of_an_instance_made_for_it(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    minors = "gpu{0}/gi1/access {1}\ngpu{0}/gi1/ci0/access {2}\n"
+    (host.proc / "driver/nvidia-caps/mig-minors").write_text(
+        "".join(minors.format(number, 10 * number, 10 * number + 1) for number in range(4))
+    )
+    async with instance_node(host.containers(host.configuration("envvar", plugin={"passDeviceSpecs": True}))) as (
+        it,
+        _,
+    ):
+        assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Admission)
+
+        (answer,) = it.answers("a")
+        paths = [each.container_path for each in answer.devices]
+        assert 2 == sum(path.startswith("/dev/nvidia-caps/nvidia-cap") for path in paths), paths
+        assert it.there() == {answer.envs["NVIDIA_VISIBLE_DEVICES"]}
+
+
+async def test_pods_that_come_and_go_beside_a_failing_driver_leave_nothing_over() -> None:
+    """A driver that fails at random steps, agents that start anew, and pods of all sizes: by three seeds."""
+    for seed in range(3):
+        chance = Random(seed)
+        async with instance_node() as (it, tasks):
+
+            def fail(step: str, chance: Random = chance) -> None:
+                if chance.random() < 0.15:
+                    raise DriverFault(f"{step} fails", "look")
+
+            it.played.before_step = fail
+            running: list[str] = []
+            for number in range(10):
+                if running and chance.random() < 0.4:
+                    await it.remove(gone := running.pop(chance.randrange(len(running))))
+                    assert gone not in running
+                else:
+                    pod = it.asking(name := f"p{number}", Ask(1, memory=chance.choice([1_000, 9_000, 15_000, 40_000])))
+                    it.reserve_beside(pod)
+                    if isinstance(await it.admit_pod(pod), Admission):
+                        running.append(name)
+                if chance.random() < 0.15:
+                    await it.start_agent(tasks)
+                await it.settle()
+                await it.sweep()
+            it.played.before_step = lambda step: None
+            await it.settle()
+            await it.sweep()
+            it.check_instances(running)

@@ -1,0 +1,411 @@
+"""MIG instances that are made for containers: none is left over, none is another's, and none is made twice."""
+
+import os
+import pickle
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from instance_support import A100, GIB, GPU, Killed, PlayedGpus, place
+
+from topoalign.allocator.instances import book as books
+from topoalign.allocator.instances.book import InstanceBook, OwnInstance
+from topoalign.allocator.instances.instances import Instances, NoPlace
+from topoalign.core.model.errors import DriverFault, StateFault
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.mig import MigProfile, find_place
+from topoalign.core.sharing.hami.mig import MigProfile as HamiProfile
+from topoalign.core.sharing.hami.mig import Placement, find_instance
+
+pytestmark = pytest.mark.anyio
+
+STEPS = (
+    "there",
+    "intent",
+    "gpu instance",
+    "compute instance",
+    "made",
+    "noted",
+    "granted",
+    "destroy compute instance",
+    "destroy gpu instance",
+    "destroyed",
+    "forgotten",
+)
+
+
+def slot(number: int) -> DeviceID:
+    return DeviceID(f"{GPU}::{number}")
+
+
+class Node:
+    """An allocator that ends and starts again, on GPUs that stay."""
+
+    playing: "Node"
+    """The newest one."""
+
+    def __init__(self, directory: Path, *foreign: int) -> None:
+        self.directory, self.gpus = directory, PlayedGpus(*(place(start, 1) for start in foreign))
+        self.live: set[DeviceID] = set()
+        """Uuids in allocations, which the journal has."""
+        self.dies_at = self.last = ""
+        self.gpus.before_step = self.step
+        Node.playing = self
+        self.start()
+
+    def start(self, boot: str = "b1") -> None:
+        self.book = InstanceBook(self.directory, boot)
+        self.instances = Instances(self.book, self.gpus)
+
+    def step(self, name: str) -> None:
+        self.last = name
+        if name == self.dies_at:
+            raise Killed
+
+    async def allocate(self, memory: int = 5 * GIB) -> None:
+        """Makes, records and answers, as an Allocate does."""
+        made = await self.instances.make(slot(len(self.book.instances)), A100, memory)
+        self.step("granted")
+        self.live.add(made.uuid)
+        self.instances.release(made.uuid)
+
+    async def end(self, uuid: DeviceID) -> None:
+        """Its container ends."""
+        self.live.remove(uuid)
+        await self.instances.sweep(lambda: self.live)
+
+    def check(self) -> None:
+        """An instance is there for each allocation, and for no other; those of others are as they were."""
+        mine = {each.uuids for each in self.gpus.instances.values()} - self.gpus.foreign
+        assert {frozenset({uuid}) for uuid in self.live} == mine
+        assert self.gpus.foreign <= {each.uuids for each in self.gpus.instances.values()}
+        assert self.live == {each.uuid for each in self.book.instances}
+
+
+@pytest.fixture(autouse=True)
+def _writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process can end before and after each write of the book."""
+    put = books.put_whole
+
+    def put_whole(path: Path, payload: bytes) -> None:
+        node = getattr(Node, "playing", None)
+        if node is None or node.directory != path.parent:
+            put(path, payload)
+            return
+        name = {"made": "noted", "destroyed": "forgotten"}.get(node.last, "intent")
+        node.step(name)
+        put(path, payload)
+        node.step(f"after {name}")
+
+    monkeypatch.setattr(books, "put_whole", put_whole)
+
+
+@pytest.mark.parametrize("step", [*STEPS, "after intent", "after noted", "after forgotten"])
+async def test_who_is_killed_at_a_step_leaves_nothing_over(step: str, tmp_path: Path) -> None:
+    node = Node(tmp_path, 0, 6)
+    await node.allocate()
+    (first,) = node.live
+    node.dies_at = step
+    with suppress(Killed):
+        await node.allocate()
+    with suppress(Killed):
+        await node.end(first)
+    node.dies_at = ""
+
+    node.start()
+    await node.instances.sweep(lambda: node.live)
+
+    node.check()
+    await node.allocate()
+    node.check()
+
+
+class StoredGpus(PlayedGpus):
+    """GPUs that outlive a process that the kernel kills: a file has their instances."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(place(0, 1), place(6, 1))
+        self.path, self.dies_at = path, ""
+        if path.exists():
+            self.instances, self.made = pickle.loads(path.read_bytes())  # written by this test
+        self.before_step = self.stored
+
+    def stored(self, step: str) -> None:
+        self.path.write_bytes(pickle.dumps((self.instances, self.made)))
+        if step == self.dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_gets_sigkill_at_a_step_leaves_nothing_over(tmp_path: Path) -> None:
+    """Each process makes an instance, records and answers, and destroys it; the next one finds what is left."""
+
+    async def live(directory: Path, dies_at: str) -> int:
+        gpus = StoredGpus(directory / "gpus")
+        gpus.dies_at = dies_at
+        instances = Instances(InstanceBook(directory, "b"), gpus)
+        await instances.sweep(tuple)
+        there = len(gpus.instances)
+        made = await instances.make(slot(0), A100, 5 * GIB)
+        instances.release(made.uuid)
+        await instances.sweep(tuple)
+        gpus.stored("end")
+        return there
+
+    steps = [step for step in STEPS if step not in ("intent", "noted", "granted", "forgotten")]
+    killed = []
+    for step in [*steps, ""]:
+        if not (child := os.fork()):
+            anyio.run(live, tmp_path, step)
+            os._exit(0)
+        killed.append(os.WIFSIGNALED(os.waitpid(child, 0)[1]))
+        gpus = StoredGpus(tmp_path / "gpus")
+        assert 2 <= len(gpus.instances) <= 3
+
+    assert [*(True for _ in steps), False] == killed
+    assert 2 == anyio.run(live, tmp_path, "")
+    assert () == InstanceBook(tmp_path, "b").instances
+
+
+async def test_an_instance_of_anothers_making_is_never_destroyed(tmp_path: Path) -> None:
+    """It was made at the place and with the id of one of ours, which somebody has removed."""
+    node = Node(tmp_path)
+    await node.allocate()
+    ((key, mine),) = node.gpus.instances.items()
+    node.gpus.instances[key] = mine._replace(uuids=frozenset({DeviceID("MIG-theirs")}))
+    node.live.clear()
+
+    await node.instances.sweep(lambda: node.live)
+
+    assert [frozenset({"MIG-theirs"})] == [each.uuids for each in node.gpus.instances.values()]
+    assert () == node.book.instances
+
+
+async def test_what_was_there_before_an_intent_is_not_ours(tmp_path: Path) -> None:
+    """An operator has made an instance at the very place, and ours failed."""
+    node = Node(tmp_path, 6)
+    (number,) = (number for _, number in node.gpus.instances)
+    intent = OwnInstance(slot=slot(0), profile="1g.5gb", placement=place(6, 1), before=(number,))
+    node.book.replace((), (intent,))
+    node.start()
+
+    await node.instances.sweep(tuple)
+
+    node.check()
+
+
+@pytest.mark.parametrize("step", ["gpu instance", "compute instance", "made", "there"])
+async def test_a_driver_that_fails_leaves_nothing_over(step: str, tmp_path: Path) -> None:
+    """Also where it has made the instance and did not say so."""
+    node = Node(tmp_path, 0)
+
+    def fail(name: str) -> None:
+        if name == step:
+            raise DriverFault("the driver does not answer", "look")
+
+    node.gpus.before_step = fail
+    with pytest.raises(DriverFault):
+        await node.allocate()
+    node.gpus.before_step = node.step
+    await node.instances.sweep(lambda: node.live)
+
+    node.check()
+    await node.allocate()
+    node.check()
+    assert {} == node.instances.failing
+
+
+async def test_what_cannot_be_destroyed_is_tried_again_and_its_place_stays_taken(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await node.allocate(40 * GIB)
+    (uuid,) = node.live
+
+    def fail(name: str) -> None:
+        if name.startswith("destroy"):
+            raise DriverFault("in use", "look")
+
+    node.gpus.before_step = fail
+    await node.end(uuid)
+    assert "in use" == node.instances.failing[GPU]
+    with pytest.raises(NoPlace):
+        await node.allocate()
+
+    node.gpus.before_step = node.step
+    await node.instances.sweep(lambda: node.live)
+    node.check()
+    await node.allocate()
+    node.check()
+
+
+async def test_what_is_recorded_while_another_is_destroyed_stays(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await node.allocate()
+    made = await node.instances.make(slot(1), A100, 5 * GIB)
+    first, *_ = node.live
+    node.live.clear()
+
+    def record(step: str) -> None:
+        if step == "destroyed":
+            node.live.add(made.uuid)
+            node.instances.release(made.uuid)
+
+    node.gpus.before_step = record
+    await node.instances.sweep(lambda: frozenset(node.live))
+
+    assert first != made.uuid
+    node.check()
+
+
+async def test_what_is_not_recorded_yet_stays_until_its_allocate_is_over(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    made = await node.instances.make(slot(0), A100, 5 * GIB)
+
+    await node.instances.sweep(tuple)
+    kept = [each.uuids for each in node.gpus.instances.values()]
+    node.instances.release(made.uuid)
+    await node.instances.sweep(tuple)
+
+    assert [frozenset({made.uuid})] == kept
+    node.check()
+
+
+async def test_a_spared_place_is_taken_only_if_there_is_no_other(tmp_path: Path) -> None:
+    """3g is reserved at slice 4, where 1g would go."""
+    node = Node(tmp_path)
+
+    beside = await node.instances.make(slot(0), A100, 5 * GIB, {place(4, 4)})
+    within = await node.instances.make(slot(1), A100, 5 * GIB, {place(0, 8)})
+
+    assert (place(3, 1), place(6, 1)) == (beside.placement, within.placement)
+
+
+async def test_a_full_disk_refuses_and_makes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path)
+
+    def full(path: Path, payload: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(books, "put_whole", full)
+        with pytest.raises(StateFault, match="No space left"):
+            await node.allocate()
+    node.check()
+
+
+async def test_a_disk_that_is_full_after_the_driver_is_asked_undoes_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, put, writes = Node(tmp_path), books.put_whole, list[bytes]()
+
+    def full_later(path: Path, payload: bytes) -> None:
+        writes.append(payload)
+        if len(writes) > 1:
+            raise OSError(28, "No space left on device")
+        put(path, payload)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(books, "put_whole", full_later)
+        with pytest.raises(StateFault):
+            await node.allocate()
+    assert {} == node.gpus.instances
+    node.start()
+    await node.instances.sweep(lambda: node.live)
+    node.check()
+
+
+async def test_a_reboot_has_ended_all_instances(tmp_path: Path) -> None:
+    """The ids may be others' now."""
+    node = Node(tmp_path)
+    await node.allocate()
+    (uuids,) = (each.uuids for each in node.gpus.instances.values())
+
+    node.start("b2")
+    await node.instances.sweep(tuple)
+
+    assert [uuids] == [each.uuids for each in node.gpus.instances.values()]
+    assert () == node.book.instances
+
+
+async def test_an_instance_of_a_slot_that_is_held_stays_without_a_record_of_it(tmp_path: Path) -> None:
+    """The journal was lost, and the kubelet's checkpoint has the slot."""
+    node = Node(tmp_path)
+    await node.allocate()
+    await node.allocate()
+    first, second = (each.uuid for each in node.book.instances)
+    node.start()
+
+    await node.instances.sweep(tuple, lambda: {slot(0)})
+
+    assert [first] == [each.uuid for each in node.book.instances]
+    assert second != first and 1 == len(node.gpus.instances)
+
+
+@pytest.mark.parametrize("damage", [b"", b"00000000 {}\n", b"\x00" * 100])
+async def test_a_book_that_cannot_be_read_makes_nothing_ours(damage: bytes, tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await node.allocate()
+    (tmp_path / books.NAME).write_bytes(damage)
+
+    node.start()
+    await node.instances.sweep(tuple)
+
+    assert node.book.doubt is not None
+    assert 1 == len(node.gpus.instances)
+    assert (tmp_path / f"{books.NAME}.corrupt").exists()
+
+
+@settings(max_examples=40, deadline=None)
+@given(deeds=st.lists(st.tuples(st.sampled_from([1, 5, 10, 20, 40]), st.sampled_from(["", *STEPS])), max_size=8))
+def test_whatever_is_made_and_killed_no_place_is_taken_twice(
+    deeds: list[tuple[int, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Allocates and ends in turn, each of which may be killed at any step."""
+
+    async def play() -> None:
+        node = Node(tmp_path_factory.mktemp("node"), 3)
+        for number, (gib, step) in enumerate(deeds):
+            node.dies_at = step
+            with suppress(Killed, NoPlace):
+                if number % 3 == 2 and node.live:
+                    await node.end(min(node.live))
+                else:
+                    await node.allocate(gib * GIB)
+            node.dies_at = ""
+            node.start()
+            await node.instances.sweep(lambda: node.live)
+            node.check()
+            places = [each.placement for each in node.gpus.instances.values()]
+            assert not any(a.overlaps(b) for at, a in enumerate(places) for b in places[:at])
+
+    anyio.run(play)
+
+
+profiles = st.permutations(A100).map(lambda some: tuple(some[:4]))
+
+
+@given(
+    profiles, st.sets(st.sampled_from([p for each in A100 for p in each.placements]), max_size=4), st.integers(0, 45)
+)
+def test_the_place_is_the_one_that_hami_finds(some: tuple[MigProfile, ...], taken: set[object], gib: int) -> None:
+    """Compared with the rule that passes the published cases (conformance suite `hami/mig_place`)."""
+    theirs = find_instance(
+        [
+            HamiProfile(
+                name=each.name,
+                memory=each.memory >> 20,
+                slices=each.slices,
+                placements=tuple(Placement(at.start, at.size) for at in each.placements),
+            )
+            for each in some
+        ],
+        [Placement(at.start, at.size) for at in taken],  # type: ignore[attr-defined]  # placements
+        gib * 1024,
+    )
+
+    ours = find_place(some, taken, gib * GIB)  # type: ignore[arg-type]  # as above
+
+    found = None if theirs is None else (theirs.profile.name, theirs.placement.start, theirs.placement.size)
+    assert found == (None if ours is None else (ours[0].name, ours[1].start, ours[1].size))

@@ -1,0 +1,88 @@
+"""GPUs in MIG mode that a test plays: with instances of others, calls that fail, and processes that end at any step."""
+
+from collections.abc import Callable
+
+from topoalign.allocator.instances.port import GpuInstance
+from topoalign.core.model.errors import DriverFault
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.mig import MigDevice, MigPlacement, MigProfile
+
+GPU = DeviceID("GPU-0")
+GIB = 1 << 30
+
+
+def place(start: int, size: int) -> MigPlacement:
+    return MigPlacement(start=start, size=size)
+
+
+def profile(name: str, gib: int, slices: int, size: int, *starts: int) -> MigProfile:
+    return MigProfile(
+        name=name, memory=gib * GIB, slices=slices, cores=15, placements=tuple(place(start, size) for start in starts)
+    )
+
+
+A100 = (
+    profile("1g.5gb", 5, 1, 1, *range(7)),
+    profile("2g.10gb", 10, 2, 2, 0, 2, 4),
+    profile("3g.20gb", 20, 3, 4, 0, 4),
+    profile("4g.20gb", 20, 4, 4, 0),
+    profile("7g.40gb", 40, 7, 8, 0),
+)
+
+
+class Killed(BaseException):
+    """The process ends here; no handler of an error may go on."""
+
+
+class PlayedGpus:
+    """Instances that outlive the processes that make them."""
+
+    def __init__(self, *foreign: MigPlacement) -> None:
+        self.instances: dict[tuple[DeviceID, int], GpuInstance] = {}
+        self.made = 0
+        self.before_step: Callable[[str], None] = lambda step: None
+        """Called before each change of the GPU, by the name of the step; may raise DriverFault or Killed."""
+        self.changed: Callable[[], None] = lambda: None
+        """Called after each change that the driver tells discovery of."""
+        for at in foreign:
+            self.add(GPU, at, DeviceID(f"MIG-foreign-{at.start}"))
+        self.foreign = frozenset(each.uuids for each in self.instances.values())
+
+    def add(self, gpu: DeviceID, at: MigPlacement, *uuids: DeviceID) -> int:
+        """A GPU instance, with the lowest id that is free: ids are used again."""
+        number = next(n for n in range(1, 64) if (gpu, n) not in self.instances)
+        self.instances[gpu, number] = GpuInstance(number, at, frozenset(uuids))
+        return number
+
+    async def there(self, gpu: DeviceID) -> tuple[GpuInstance, ...]:
+        self.before_step("there")
+        return tuple(each for (of, _), each in self.instances.items() if of == gpu)
+
+    async def make(self, gpu: DeviceID, profile: str, placement: MigPlacement) -> MigDevice:
+        self.before_step("gpu instance")
+        if any(placement.overlaps(each.placement) for (of, _), each in self.instances.items() if of == gpu):
+            raise DriverFault("no place", "look")
+        number = self.add(gpu, placement)
+        try:
+            self.before_step("compute instance")
+        except DriverFault:
+            del self.instances[gpu, number]
+            raise
+        self.made += 1
+        uuid = DeviceID(f"MIG-{self.made}")
+        self.instances[gpu, number] = GpuInstance(number, placement, frozenset({uuid}))
+        self.changed()
+        self.before_step("made")
+        return MigDevice(
+            uuid=uuid, profile=profile, gpu_instance=number, compute_instance=0, memory=1, placement=placement
+        )
+
+    async def destroy(self, gpu: DeviceID, instance: int) -> None:
+        self.before_step("destroy compute instance")
+        if (known := self.instances.get((gpu, instance))) is None:
+            return
+        self.instances[gpu, instance] = known._replace(uuids=frozenset())
+        self.before_step("destroy gpu instance")
+        del self.instances[gpu, instance]
+        self.changed()
+        self.before_step("destroyed")
