@@ -7,6 +7,7 @@ import pytest
 from api_server_support import POD, Followed, shown_pod
 
 from topoalign.core.model.ids import GPU, NodeName, ResourceName
+from topoalign.core.model.requests import GANG
 from topoalign.core.sharing.hami.foreign import NodeAnnotations
 from topoalign.registry.kubernetes.client import connect_kubernetes
 from topoalign.registry.kubernetes.memory import MemoryKubernetes
@@ -55,7 +56,9 @@ async def api(request: pytest.FixtureRequest, cluster: FakeCluster, tmp_path: Pa
 
 
 async def test_a_pod_is_seen_with_all_that_scheduling_looks_at(api: KubernetesApi, cluster: FakeCluster) -> None:
-    cluster.add_pod(shown_pod("p", node="node-1", gpus=2, owner="Job"))
+    pod = shown_pod("p", node="node-1", gpus=2, owner="Job")
+    pod["metadata"]["annotations"][GANG] = "g"
+    cluster.add_pod(pod)
     cluster.set_status("ml", "p", phase="Failed", reason="TopologyAffinityError")
 
     seen = await api.pod("ml", "p")
@@ -71,7 +74,7 @@ async def test_a_pod_is_seen_with_all_that_scheduling_looks_at(api: KubernetesAp
     assert (True, "1", False) == (seen.finished, seen.controller, seen.deleting)
     asked = seen.to_schedule()
     assert seen.uid == asked.uid
-    assert ({GPU: 2}, {"note": "x"}) == (asked.request.containers[0].limits, asked.request.annotations)
+    assert ({GPU: 2}, {GANG: "g"}) == (asked.request.containers[0].limits, asked.request.annotations)
     assert await api.pod("ml", "other") is None
 
 

@@ -11,6 +11,7 @@ from view_support import SETTLED
 
 from topoalign.core.model.errors import BusRefused
 from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import GANG
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.kubernetes.memory import MemoryKubernetes
@@ -123,7 +124,7 @@ async def test_a_pod_that_waits_is_kept_as_it_was_shown_last() -> None:
     world.cluster.add_pod(shown_pod("nothing", gpus=0))
     async with world.running():
         first = set(world.watch.pods.waiting)
-        world.cluster.pods.merge(("ml", "p"), {"metadata": {"annotations": {"note": "y"}}})
+        world.cluster.pods.merge(("ml", "p"), {"metadata": {"annotations": {GANG: "y"}}})
         world.cluster.delete_pod("ml", "gone")
         await world.settle()
         kept = await world.watch.pods.waiting_pod("ml", "p", uid, 0)
@@ -131,7 +132,7 @@ async def test_a_pod_that_waits_is_kept_as_it_was_shown_last() -> None:
         await world.settle()
 
         assert {uid, gone} == first
-        assert kept is not None and {"note": "y"} == kept.to_schedule().request.annotations
+        assert kept is not None and {GANG: "y"} == kept.to_schedule().request.annotations
         assert ({}, {uid: NODE}) == (world.watch.pods.waiting, world.watch.pods.bound)
 
 

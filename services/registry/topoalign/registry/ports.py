@@ -13,9 +13,9 @@ import msgspec
 from topoalign.core.model.errors import NoFit, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.sharing.hami.foreign import NodeAnnotations
-from topoalign.kubelet.files.manifest import kubelet_request_of
+from topoalign.registry.scheduling.annotations import read_pod
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.node_filters import Pod, Taint, constraints_of
+from topoalign.registry.scheduling.node_filters import Pod, Taint
 
 SUCCEEDED = "Succeeded"
 FINISHED = (SUCCEEDED, "Failed")
@@ -88,9 +88,8 @@ class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
         return self.phase == SUCCEEDED
 
     def to_schedule(self) -> PodToSchedule:
-        """The pod as the scheduler shows it. Raises InvalidField for amounts that cannot be read."""
-        request = kubelet_request_of(self.content)
-        return PodToSchedule(uid=self.uid, request=request, constraints=constraints_of(self.content))
+        """The pod as the scheduler shows it. Raises InvalidField for one that cannot be meant."""
+        return read_pod(self.uid, self.content)
 
 
 class GonePod(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 
 import anyio
+import msgspec
 
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.ports import SeenPod
+from topoalign.registry.scheduling.annotations import without_others
 
 
 class ShownPods:
@@ -20,7 +22,7 @@ class ShownPods:
 
     def wait(self, pod: SeenPod) -> None:
         """The pod is shown without a node."""
-        self.waiting[pod.uid] = pod
+        self.waiting[pod.uid] = msgspec.structs.replace(pod, content=without_others(pod.content))
         self._tell(pod.uid)
 
     def bind(self, uid: str, node: NodeName) -> None:

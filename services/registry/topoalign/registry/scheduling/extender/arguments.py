@@ -21,9 +21,10 @@ from msgspec import Raw, field
 from topoalign.core.model.errors import InvalidField, Undecodable, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.kubelet.files import manifest
+from topoalign.registry.scheduling import annotations
 from topoalign.registry.scheduling.extender.most_nodes import check_names, check_number, check_whole
 from topoalign.registry.scheduling.model import PodToSchedule, Victims
-from topoalign.registry.scheduling.node_filters import Pod, constraints_of
+from topoalign.registry.scheduling.node_filters import Pod
 from topoalign.runtime.strict_json import refuse_oddities
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -185,7 +186,7 @@ def understood(body: bytes) -> PodToSchedule:
     uid = pod and pod.metadata and pod.metadata.uid
     if pod is None or not uid:
         raise InvalidField("Pod.metadata.uid", "there is none", "send the pod as the API server has it")
-    return PodToSchedule(uid=uid, request=manifest.kubelet_request_of(pod), constraints=constraints_of(pod))
+    return annotations.read_pod(uid, pod)
 
 
 remembered = lru_cache(REMEMBERED)(understood)

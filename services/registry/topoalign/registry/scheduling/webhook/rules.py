@@ -23,6 +23,7 @@ from topoalign.core.model.requests import GANG, GANG_SIZE, PodRequest
 from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.core.sharing.slot_defaults import FilledIn, with_defaults
 from topoalign.kubelet.files import manifest
+from topoalign.registry.scheduling.annotations import with_counting
 
 OF_USERS = frozenset({GANG, GANG_SIZE})
 """The annotations in our domain that users write."""
@@ -165,7 +166,7 @@ def check_placement(spec: Spec) -> None:
 
 def request_of(pod: Pod, namespace: str) -> PodRequest:
     """What the pod asks for. Raises InvalidField for amounts that cannot be read."""
-    request = manifest.kubelet_request_of(pod)
+    request = with_counting(manifest.kubelet_request_of(pod))
     return msgspec.structs.replace(request, namespace=Namespace(namespace) if namespace else request.namespace)
 
 
