@@ -139,10 +139,13 @@ def test_a_node_that_is_to_come_has_none_of_the_gpus_that_are_known() -> None:
     assert "" == said({"nvidia.com/nouse-gpuuuid": "GPU-0,GPU-1,GPU-2,GPU-3"}) == said({})
 
 
-def test_nodes_with_gpus_of_other_models_are_of_another_kind() -> None:
-    other = tuple(msgspec.structs.replace(gpu, name="NVIDIA L4") for gpu in shared().gpus)
+def test_nodes_with_other_models_or_elsewhere_are_of_another_kind() -> None:
+    def key(names: str, nodes: str) -> bytes:
+        gpus = zip(shared().gpus, names, nodes, strict=True)
+        placed = [msgspec.structs.replace(gpu, name=name, numa_affinity=(int(at),)) for gpu, name, at in gpus]
+        return machine_key(msgspec.structs.replace(shared(), gpus=tuple(placed)))
 
-    assert machine_key(shared()) != machine_key(msgspec.structs.replace(shared(), gpus=other))
+    assert len({key("AAAA", "0011"), key("ABAB", "0011"), key("ABAB", "0101")}) == 3
 
 
 def test_a_pod_of_another_scheduler_is_expected_to_hold_an_equal_part() -> None:

@@ -140,7 +140,8 @@ def machine_key(topology: Topology) -> bytes:
         )
         for name, listed in sorted(devices.items())
     ]
-    in_slots = [(amount.memory, gpu_of(topology, base).name) for base, amount in offered_in_slots(topology).items()]
+    sizes, cards = offered_in_slots(topology), ((base, gpu_of(topology, base)) for base in offered_in_slots(topology))
+    in_slots = [(sizes[base].memory, gpu.name, gpu.numa_affinity) for base, gpu in cards]
     return digest((topology.cpus, topology.nodes, topology.distances, supplies, clashes, in_slots))
 
 
