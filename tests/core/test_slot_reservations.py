@@ -182,7 +182,7 @@ def test_of_an_earlier_registry_a_container_with_amounts_keeps_its_gpus() -> Non
     assert {"c0": False} == movable(repeated) == movable(strict(state, "a", (1, 9_000)))
 
 
-def test_what_is_planned_with_a_gang_is_told_after_what_is_about_to_be_bound() -> None:
+def test_what_is_planned_with_a_gang_comes_after_what_is_to_be_bound() -> None:
     """The gang was planned first, and the first of its pods to be bound asks for another amount."""
     state = node(in_slots(DGX, gpus=2))
     planned = msgspec.structs.replace(reserved(state, "planned", (1, 9_000)), planned=True)
