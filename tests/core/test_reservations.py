@@ -16,7 +16,13 @@ from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.ports import Stream
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations, allocations_of, reservation_of, with_reserved
+from topoalign.core.state.reservations import (
+    NodeReservations,
+    allocations_of,
+    in_order_of_binds,
+    reservation_of,
+    with_reserved,
+)
 
 RULES = KubeletRules(
     policy="none", scope="container", cpu_manager="static", memory_manager="Static", placement="topology"
@@ -314,3 +320,33 @@ def test_a_part_that_was_shown_is_not_swapped() -> None:
     state = after(*both).observe(ran).observe(holding(allocated("GPU-1", pod="a")))
 
     assert [(container("GPU-0"),)] == rest(state)
+
+
+def of_gang(pod: str, *, planned: bool = True) -> Reservation:
+    """Of a pod of the gang `g`."""
+    return msgspec.structs.replace(reservation(pod, container("GPU-0"), gang="g"), planned=planned)
+
+
+def test_what_is_planned_stands_after_what_is_about_to_be_bound() -> None:
+    """A pod of the gang keeps no place before another pod once it is to be bound itself; nobody else changes places."""
+    planned = [of_gang("a"), of_gang("b")]
+    single, other = reservation("q", container("GPU-1")), reservation("r", container("GPU-2"))
+    bound = of_gang("b", planned=False)
+    first = in_order_of_binds(planned, [single])
+    second = in_order_of_binds(first, [bound])
+    third = in_order_of_binds((other, *second), [], ("uid-q",))
+
+    assert (single, *planned) == first
+    assert (single, bound, planned[0]) == second
+    assert (other, bound, planned[0]) == third
+    assert second == in_order_of_binds(second, [single])
+
+
+def test_a_plan_that_an_earlier_registry_repeats_counts_as_about_to_be_bound() -> None:
+    """It leaves out what it does not know, and appends what it reserves: everybody's own order stays."""
+    written = msgspec.json.encode(of_gang("b")).replace(b'"planned":true', b'"unknown":true')
+    repeated = msgspec.json.decode(written, type=Reservation)
+    single, bound = reservation("q", container("GPU-1")), of_gang("a", planned=False)
+
+    assert (False, True) == (repeated.planned, of_gang("b").planned)
+    assert (bound, repeated, single) == in_order_of_binds((of_gang("a"), repeated), [bound, single])

@@ -4,12 +4,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 from binding_support import Registry, Site, running
-from reservation_support import container, reservation
+from reservation_support import GPU, container, ids, reservation
 
 from topoalign.core.deviceshare.names import JOINT_ANNOTATION
-from topoalign.core.model.ids import NodeName
+from topoalign.core.model.holdings import Amount
+from topoalign.core.model.ids import ContainerName, NodeName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode
+from topoalign.core.model.reservations import ReservedContainer
 from topoalign.registry.scheduling.binding import PodsPending
+from topoalign.registry.scheduling.mistakable import are_mistakable
 from topoalign.registry.scheduling.reservations import Change
 from topoalign.runtime.memory_bus import MemoryBus
 
@@ -67,3 +70,38 @@ async def test_a_pod_that_is_mistaken_for_no_other_is_bound(
     await registry.bind("a", uid)
 
     assert "node-1" == site.node_of("a")
+
+
+def of_units(cores: int, blocks: int) -> ReservedContainer:
+    """So much of one GPU in units."""
+    units = {"tencent.com/vcuda-core": ("c", cores), "tencent.com/vcuda-memory": ("m", blocks)}
+    devices = {
+        ResourceName(name): ids(*(f"GPU-0::{kind}{n}" for n in range(many))) for name, (kind, many) in units.items()
+    }
+    return ReservedContainer(container=ContainerName("main"), devices=devices)
+
+
+def of_slots(cores: int, count: int = 1) -> ReservedContainer:
+    """Slots of so many GPUs with so many cores each, of whichever GPU."""
+    slots = ids(*(f"GPU-{n}::0" for n in range(count)))
+    amounts = dict.fromkeys(slots, Amount(cores=cores, memory=1))
+    return ReservedContainer(container=ContainerName("main"), devices={GPU: slots}, slots=amounts, may_move=True)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (of_units(20, 8), of_units(20, 16), True),
+        (of_units(20, 8), of_units(30, 8), True),
+        (of_units(20, 8), of_units(30, 16), False),
+        (of_units(20, 8), of_units(20, 8), False),
+        (of_slots(20), of_slots(60), True),
+        (of_slots(20), of_slots(20), False),
+        (of_slots(20), of_slots(60, 2), False),
+    ],
+)
+def test_shares_are_mistakable_that_are_asked_for_alike(
+    one: ReservedContainer, other: ReservedContainer, expected: bool
+) -> None:
+    """As many of one resource, and something else with them."""
+    assert expected is are_mistakable(reservation("a", one), reservation("b", other))

@@ -130,7 +130,7 @@ class Replica:
         """The rule of `Scheduler.fits_in_every_order` for pods that a kubelet may mistake for one another."""
         own = Comer(key_of(pod.request), read_pod(pod.request, RULES), must_fit=True)
         for each in self.reservations.held(node):
-            if each.pod_uid == pod.uid or not self._shown.has(each.pod_uid):
+            if each.pod_uid == pod.uid or each.planned or not self._shown.has(each.pod_uid):
                 continue
             request = self._world.requests[each.pod_uid]
             other = Comer(key_of(request), read_pod(request, RULES), must_fit=True)

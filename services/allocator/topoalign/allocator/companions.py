@@ -212,7 +212,8 @@ class ReservedCompanions:
     def _waiting_for(self, amount: int) -> list[Waiting]:
         """
         The containers that wait for so many GPUs and for companions, those first whose GPUs were given to nobody. Where they
-        were, a pod of another scheduler may have come before its own, until the owner is known.
+        were, a pod of another scheduler may have come before its own, until the owner is known. Of what is planned for
+        a gang only that for which the kubelet can have come.
         """
         reserved, now = self._reserved(), self._clock.monotonic()
         bound = {
@@ -229,6 +230,7 @@ class ReservedCompanions:
             if each.companions
             and len(each.devices.get(GPU, ())) == amount
             and (pod.pod_uid, each.container) not in bound
+            and (not pod.planned or (pod.pod_uid, each.container) in certain)
         ]
         return sorted(found, key=lambda each: not each.is_certain)
 

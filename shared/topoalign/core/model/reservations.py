@@ -70,4 +70,7 @@ class Reservation(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
     gang: str = ""
     """The gang that the pod belongs to, `namespace/name`; empty: none."""
     planned: bool = False
-    """Whether its pod is not about to be bound: it is reserved with its gang. No kubelet asks for it until that changes."""
+    """
+    Whether it was reserved with its gang and is not about to be bound yet: its kubelet does not ask for it. False where that
+    is not known, as after a registry of an earlier version has repeated the reservation.
+    """

@@ -5,7 +5,8 @@ GetPreferredAllocation names neither pod nor container. The answer is the reserv
 the resource, as many as are asked for, all of them available, those among them that must be included. Of several that fit,
 one of a container that has got another of its parts comes first, because the kubelet asks for the resources of a container
 one after the other; then the one that was reserved first. Parts of one size are interchangeable, and which pod has which is
-known once the kubelet names the owner. Example:
+known once the kubelet names the owner. What is planned for a pod of a gang, and not for one that is about to be bound, is no
+answer while another part of its size is: the kubelet comes for that one. Example:
 
     reserved: for pod a GPU-0, GPU-1 and mlx5_0; for pod b GPU-4, GPU-5 and mlx5_4
     asked for 2 of all GPUs: GPU-0, GPU-1; then for 1 of all NICs: mlx5_0, because pod a's GPUs are given by now
@@ -52,7 +53,20 @@ def prefer_reserved(
 def parts_of(
     reserved: NodeReservations, now: float, resource: ResourceName
 ) -> Iterator[tuple[str, ReservedContainer, frozenset[DeviceID]]]:
-    """Pod UID, container and all its devices of the resource, where none of them is given yet, the oldest first."""
+    """
+    Pod UID, container and all its devices of the resource, where none of them is given yet, the oldest first. What is
+    planned is left out while as many devices are reserved for a pod that is about to be bound.
+    """
+    parts = [*open_parts(reserved, now, resource)]
+    planned = {each.pod_uid for each in reserved.reservations if each.planned}
+    asked = {len(devices) for uid, _, devices in parts if uid not in planned} if planned else frozenset[int]()
+    yield from (part for part in parts if part[0] not in planned or len(part[2]) not in asked)
+
+
+def open_parts(
+    reserved: NodeReservations, now: float, resource: ResourceName
+) -> Iterator[tuple[str, ReservedContainer, frozenset[DeviceID]]]:
+    """The same with all that is planned."""
     for each in reserved.reservations:
         if reserved.until[each.pod_uid] <= now:
             continue

@@ -128,6 +128,19 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def in_order_of_binds(
+    held: Sequence[Reservation], made: Sequence[Reservation], cancelled: Collection[str] = ()
+) -> tuple[Reservation, ...]:
+    """
+    All reservations of a node after a change: a new one of a pod takes the place of its former one. Those of pods that are
+    about to be bound come before what is planned for a gang: a node of any version answers its kubelet in this order.
+    """
+    new = {each.pod_uid: each for each in made}
+    gone = frozenset(cancelled) - new.keys()
+    kept = [new.pop(each.pod_uid, each) for each in held if each.pod_uid not in gone]
+    return tuple(sorted((*kept, *new.values()), key=lambda each: each.planned))
+
+
 def with_reserved(state: NodeState, facts: NodeState, reservations: Sequence[Reservation]) -> NodeState:
     """
     Returns this state of a node with what is reserved on it as held. `facts`: the node as it says, by which parts are left

@@ -117,23 +117,28 @@ class NodeHolds:
         """UIDs of the reserved pods."""
         return self._reserved.keys()
 
-    def reserved_after(self, uid: str) -> frozenset[str]:
+    def next_of_gang(self, uid: str) -> frozenset[str]:
         """
-        UIDs of the pods that were reserved after this one and are not bound yet; none where nothing is reserved for it.
+        UIDs of the pods of the same gang that are reserved after this one and not bound. Where a registry of an earlier
+        version has planned them, it is not known which of them are about to be bound: one has to come first. None where it
+        is known.
         """
-        uids = [*self._reserved]
-        return frozenset(uids[uids.index(uid) + 1 :]).difference(self._bound) if uid in uids else frozenset()
+        uids = [] if self._is_planned(uid) else [*self._reserved]
+        gang = self._reserved[uid].reserved.gang if uid in uids else ""
+        later = uids[uids.index(uid) + 1 :] if gang else ()
+        return frozenset(each for each in later if self._reserved[each].reserved.gang == gang) - self._bound.keys()
 
     def waiting(self, state: NodeState, requested: Requested = unknown_request) -> list[tuple[PodToSchedule, bool]]:
         """
         The pods that the kubelet may admit in any order, as `settle` found last: those of which the node, in this state
         without holds, has not shown a part, nor given away all that they will get of a resource. With each whether it is
         predicted to be admitted. A reserved pod of which it is not known what it asks for keeps its place in every order.
+        So does one that is planned with its gang: its kubelet does not hear of it yet.
         """
         found: list[tuple[PodToSchedule, Hold | None]] = [
             (PodToSchedule(uid=uid, request=request), hold)
             for uid, hold in self._reserved.items()
-            if (request := requested(hold.reserved) or self._request(uid)) is not None
+            if not self._is_planned(uid) and (request := requested(hold.reserved) or self._request(uid)) is not None
         ]
         found += [
             (unreserved(each.waiting), each.hold)
@@ -141,6 +146,10 @@ class NodeHolds:
             if each.waiting is not None and uid not in self._reserved
         ]
         return [(pod, hold is not None) for pod, hold in found if hold is None or self._is_untouched(hold, state)]
+
+    def _is_planned(self, uid: str) -> bool:
+        """Whether the pod is reserved with its gang, and nobody is about to bind it."""
+        return uid in self._reserved and self._reserved[uid].reserved.planned and uid not in self._bound
 
     def _request(self, uid: str) -> PodRequest | None:
         """What a bound pod asks for, until the node has shown it."""

@@ -5,6 +5,7 @@ Of pods that are there it is known what they ask for (`orders`). Of one that is 
 it, with which the node answers its kubelet until that has ended.
 """
 
+from topoalign.core.model.allocations import amounts_of
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 
@@ -12,9 +13,10 @@ from topoalign.core.model.reservations import Reservation, ReservedContainer
 def are_mistakable(one: Reservation, other: Reservation) -> bool:
     """
     Whether the node may answer its kubelet's question for one of the pods with the GPUs of the other, and that matters: NICs
-    come with them, or as many slots are reserved for both and one must have its own, or holds other amounts by them.
+    come with them, or as many slots are reserved for both and one must have its own, or holds other amounts by them, or as
+    many units of one kind, and of the other kind not as many.
     """
-    if any(are_other_slots(a, b) for a in one.containers for b in other.containers):
+    if any(are_other_slots(a, b) or are_other_units(a, b) for a in one.containers for b in other.containers):
         return True
     parts = [each for pod in (one, other) for each in pod.containers]
     gpus, others = ({len(each.devices.get(GPU, ())) for each in pod.containers} - {0} for pod in (one, other))
@@ -28,3 +30,14 @@ def are_other_slots(one: ReservedContainer, other: ReservedContainer) -> bool:
         return False
     stay = any(each.slots and not each.may_move for each in (one, other))
     return stay or {*one.slots.values()} != {*other.slots.values()}
+
+
+def are_other_units(one: ReservedContainer, other: ReservedContainer) -> bool:
+    """Whether two containers have as many units of one kind, and not of the other."""
+    counts, others = units_of(one), units_of(other)
+    return counts != others and not counts.items().isdisjoint(others.items())
+
+
+def units_of(container: ReservedContainer) -> dict[str, int]:
+    """Resource -> how many units of it are reserved for a container."""
+    return {name: len(ids) for name, ids in container.devices.items() if amounts_of(ids)}

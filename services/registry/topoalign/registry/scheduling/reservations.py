@@ -27,7 +27,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.ports import Bus, Clock, Message, Received, Stream
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.reservations import NodeReservations, in_order_of_binds
 from topoalign.registry.scheduling.reservations_by_node import ReservationsByNode
 
 TIDY_SECONDS = 1.0
@@ -201,14 +201,13 @@ class Reservations:
         """What the node's reservations are after a change."""
         known, now = self.of(change.node), self._clock.monotonic()
         self._seq += 1
-        replaced = {*change.cancelled, *(each.pod_uid for each in change.made)}
         ended = known.ended(now)
         return ReservationsChanged(
             node=change.node,
             epoch=self.epoch,
             writer=self.writer,
             seq=self._seq,
-            reservations=(*(each for each in known.held(now) if each.pod_uid not in replaced), *change.made),
+            reservations=in_order_of_binds(known.held(now), change.made, change.cancelled),
             made=tuple(each.pod_uid for each in change.made),
             consumed=ended.consumed,
             expired=ended.expired,

@@ -198,16 +198,15 @@ class Scheduler:
             return code
         facts = self.view.facts(node)
         fixed = self.view.basis_of(facts, uids | holds.uids)
-        waiting = [each for each in holds.waiting(fixed.state, self.requested) if each[0].uid != pod.uid]
+        left_out = uids | holds.next_of_gang(pod.uid)
+        waiting = [each for each in holds.waiting(fixed.state, self.requested) if each[0].uid not in left_out]
         if not waiting:
             return ""
         if len(waiting) > MOST_PENDING:
             return PODS_PENDING
         moving = uids | {each.uid for each, _ in waiting}
         comers = [self._comer(place, *each, view, fixed.rules) for place, each in enumerate(((pod, True), *waiting))]
-        later = holds.reserved_after(pod.uid)  # of a gang, say, of which all is reserved: one has to come first
-        others = [comer for comer, (each, _) in zip(comers[1:], waiting, strict=True) if each.uid not in later]
-        if any(are_mistakable(fixed.state.hardware, comers[0], other) for other in others):
+        if any(are_mistakable(fixed.state.hardware, comers[0], other) for other in comers[1:]):
             return PODS_PENDING
         fit = await all_fit(self.view.basis_of(facts, moving).state, comers, self.view.turns())
         return "" if fit else PODS_PENDING

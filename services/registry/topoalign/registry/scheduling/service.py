@@ -164,12 +164,12 @@ class Scheduling:
 
     def _requested(self, reserved: Reservation) -> PodRequest | None:
         """
-        What a pod asks for that is about to be bound: of one that another registry binds Kubernetes has shown it. Pods of a
-        gang are reserved together, some of them long before they are bound.
+        What a pod asks for for which something is reserved: of one that another registry binds, or that is planned with its
+        gang, Kubernetes has shown it.
         """
         own = self.binder.requests.get(reserved.pod_uid) if self.binder is not None else None
         waiting = self.watch.pods.waiting.get(reserved.pod_uid) if self.watch is not None else None
-        if own is not None or waiting is None or reserved.gang:
+        if own is not None or waiting is None:
             return own
         asked = understood(waiting)
         return asked.request if asked is not None else None
