@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.cli import probe, root
+from topoalign.core.deviceshare.demand import OWN_DOMAIN
 from topoalign.discovery.settings import DiscoverySettings
 from topoalign.plugin_config.mps_files import CONTAINER_ROOT
 from topoalign.registry.kubernetes import client, objects
@@ -238,8 +239,12 @@ def test_webhooks_fail_closed_for_pods_of_ours_alone(prod: tuple[Manifest, ...])
         (exempt,) = hook["namespaceSelector"]["matchExpressions"]
         assert ("NotIn", ["kube-system", "topoalign"]) == (exempt["operator"], exempt["values"])
         assert "objectSelector" not in hook, "whoever may create a pod may label it"
-        (condition,) = hook["matchConditions"]
-        assert all(f"startsWith('{domain}')" in condition["expression"] for domain in OURS)
+        asks, changes = (condition["expression"] for condition in hook["matchConditions"])
+        assert all(f"startsWith('{domain}')" in asks for domain in OURS)
+        assert changes.startswith("request.operation == 'CREATE' || "), "else updates of all pods with GPUs"
+        assert f"startsWith('{OWN_DOMAIN}')" in changes and "oldObject.metadata.annotations[a] ==" in changes
+        for expression in (asks, changes):
+            assert [expression.count(each) for each in "(["] == [expression.count(each) for each in ")]"]
         assert hook["clientConfig"]["caBundle"]
     assert hooks[0]["matchConditions"] == hooks[1]["matchConditions"]
 
