@@ -6,7 +6,7 @@ what is reserved on the node, and what keeps the directories of limited containe
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from simulation.limiters import LimiterFiles, host
+from simulation.limiters import LimiterFiles
 from simulation.starts import Answer
 
 from topoalign.allocator.device_allocations import DeviceAllocations
@@ -70,12 +70,14 @@ class Front:
         """Who calls it tells it later of the allocations (`serve`)."""
         self._files = files
         self._allocations: DeviceAllocations | None = None
-        self._containers = Containers(lambda: files.configuration, proc=host() / "proc", cgroups=host() / "cgroup")
+        self._containers = Containers(
+            lambda: files.configuration, proc=files.host / "proc", cgroups=files.host / "cgroup"
+        )
         self._limiter = parts.limiter(
             lambda: files.named if files.limiter == "vcuda" else "",
             lambda: self.allocations.state.hardware,
-            host() / "proc",
-            host() / "cgroup",
+            files.host / "proc",
+            files.host / "cgroup",
         )
         self._sweeps = parts.sweeps(lambda: files.named)
 

@@ -6,13 +6,11 @@ Sockets are left out: the simulated loop waits for no file. The next write may b
 """
 
 import asyncio
-import atexit
 import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from math import inf
 from pathlib import Path
 from random import Random
@@ -55,6 +53,11 @@ class LimiterFiles:
         return Path(self._top, "limits")
 
     @property
+    def host(self) -> Path:
+        """Has `proc` and `cgroup`, as an agent sees them that may see the node's processes."""
+        return Path(self._top, "host")
+
+    @property
     def named(self) -> str:
         """The root as the agent's configuration names it; empty where nothing is limited."""
         return str(self.root) if self._top else ""
@@ -75,6 +78,10 @@ class LimiterFiles:
         else:
             flags, sharing = Flags(hami_root=self.named), Sharing(slots=GpuSlots(), limiter="hami-core")
         self.configuration = Configuration(flags=flags, sharing=sharing)
+        (self.host / "proc" / "self" / "ns").mkdir(parents=True)
+        (self.host / "proc" / "self" / "ns" / "pid").symlink_to(FIRST_NAMESPACE)
+        (self.host / "cgroup").mkdir()
+        (self.host / "cgroup" / "cgroup.procs").write_text("1\n")
         self.put_right()
         vcuda.write_file = hami_core.write_file = self._write  # type: ignore[attr-defined]  # the disk
         sweeps.to_thread = NoThread  # type: ignore[assignment,attr-defined]  # a simulation has one
@@ -162,15 +169,3 @@ class NoThread:
         """Others have their turn before the work is done."""
         await checkpoint()
         work()
-
-
-@cache
-def host() -> Path:
-    """A directory with `proc` and `cgroup`, as an agent sees them that may see the node's processes."""
-    top = Path(mkdtemp(prefix="host-", dir=MEMORY_DISK if MEMORY_DISK.is_dir() else None))
-    atexit.register(shutil.rmtree, top, ignore_errors=True)
-    (top / "proc" / "self" / "ns").mkdir(parents=True)
-    (top / "proc" / "self" / "ns" / "pid").symlink_to(FIRST_NAMESPACE)
-    (top / "cgroup").mkdir()
-    (top / "cgroup" / "cgroup.procs").write_text("1\n")
-    return top
