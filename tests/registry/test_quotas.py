@@ -10,7 +10,7 @@ from scheduling_support import go_json
 from unit_support import CORES, DGX, MEMORY, in_units
 from view_support import NODE, Says
 
-from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Policy
 from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.sharing.quotas import OverQuota, PerGpu, quota_amounts
@@ -149,7 +149,7 @@ async def test_waiting_pods_count_beside_those_that_are_bound() -> None:
 async def test_a_pod_counts_while_it_is_being_bound() -> None:
     """Before anything is reserved for it: of two pods bound at once one has room. A failed bind gives it back."""
     cluster, offers = FakeCluster(), OfferedResources()
-    offers.note(in_units(DGX))
+    offers.note(NODE, in_units(DGX))
     quotas = Quotas(offers, lambda uid: False)
     quotas.listed = True
     quotas.see(SeenQuota(namespace="ml", name="gpus", uid="q", limits={CORES: 50}))
@@ -203,7 +203,7 @@ def test_slots_count_for_each_gpu_under_the_names_that_they_have() -> None:
     quotas.see(SeenQuota(namespace="ml", name="gpus", uid="q", limits={mib: 1000}))
     quotas.see_pod(pod_of(cluster.add_pod(pod("one", {count: "3", mib: "200"}))))
     offer = Offer(resource=count, devices=(DGX.gpus[0].id,), replicas=10, slots=Slots(memory=mib))
-    offers.note(msgspec.structs.replace(DGX, offers=(offer,)))
+    offers.note(NodeName("in-slots"), msgspec.structs.replace(DGX, offers=(offer,)))
     new = {amount: pod_of(cluster.add_pod(pod(f"n{amount}", {count: "2", mib: amount}))) for amount in ("200", "201")}
 
     quotas.check_new(new["200"].to_schedule().request)
@@ -214,7 +214,7 @@ def test_slots_count_for_each_gpu_under_the_names_that_they_have() -> None:
 def test_what_a_pod_holds_is_counted_once_for_all_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     """The filter asks hundreds of times a second. It is counted anew when nodes offer slots under other names."""
     cluster, offers, counted = FakeCluster(), OfferedResources(), list[str]()
-    offers.note(in_units(DGX))
+    offers.note(NODE, in_units(DGX))
     quotas = Quotas(offers, lambda uid: True)
     quotas.listed = True
     quotas.see(SeenQuota(namespace="ml", name="gpus", uid="q", limits={CORES: 100}))
@@ -233,7 +233,7 @@ def test_what_a_pod_holds_is_counted_once_for_all_that_ask(monkeypatch: pytest.M
     assert ["new", "one", "two", "new"] == counted
 
     offer = Offer(resource=ResourceName("example.com/l4"), devices=(DGX.gpus[0].id,), replicas=10, slots=Slots())
-    offers.note(msgspec.structs.replace(DGX, offers=(offer,)))
+    offers.note(NodeName("in-slots"), msgspec.structs.replace(DGX, offers=(offer,)))
     quotas.check_new(new)
     assert ["new", "one", "two"] == counted[4:]
     quotas.end_pod(held[0].uid)

@@ -161,7 +161,7 @@ def test_a_pod_for_a_gpu_fits_nodes_in_slots_and_others_after_the_webhook() -> N
     """Nodes without slots have no resource of amounts; only pods that name one are for slots alone."""
     it, plain = world(shared()), world(machine())
     plain.view.renew()
-    plain.view.offers.note(shared())
+    plain.view.offers.note(NodeName("in-slots"), shared())
 
     def made(request: PodRequest) -> PodRequest:
         return with_defaults(request, plain.view.offers.left_out(request))

@@ -1,15 +1,32 @@
-"""What the nodes of the cluster offer, all together: by which names devices are asked for, and in which units and slots."""
+"""
+What the nodes of the cluster offer, all together: by which names devices are asked for, and in which units and slots.
+
+Every node counts whose hardware is known, whether it is offered to the scheduler now or not, until it is gone. So all
+registries say the same of a pod, whenever they began.
+"""
+
+from collections import Counter
+from typing import NamedTuple
 
 from topoalign.core.demand.slots import SlotResources, amount_resources, resources_in_slots, slot_resources
 from topoalign.core.demand.units import UnitResources, unit_resources
-from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.slot_defaults import FilledIn, slot_defaults
 
 
+class Offered(NamedTuple):
+    """What one node offers: as the fields of `OfferedResources`."""
+
+    names: frozenset[ResourceName]
+    units: frozenset[UnitResources]
+    slots: frozenset[SlotResources]
+    not_in_slots: frozenset[ResourceName]
+
+
 class OfferedResources:
-    """What some node of the cluster offers, or did."""
+    """What some node of the cluster offers."""
 
     def __init__(self) -> None:
         self.names: frozenset[ResourceName] = frozenset()
@@ -20,15 +37,52 @@ class OfferedResources:
         """Those in which they are offered in slots."""
         self.not_in_slots: frozenset[ResourceName] = frozenset()
         """Resources that some node offers in another way than in slots; another node may offer the same in slots."""
+        self._nodes: dict[NodeName, tuple[Topology, Offered]] = {}
+        self._counts = Counter[Offered]()
+        """How many nodes offer this."""
 
-    def note(self, hardware: Topology) -> None:
+    def note(self, node: NodeName, hardware: Topology) -> None:
         """A node has this hardware now."""
-        self.names |= hardware.offers_of.keys() | amount_resources(hardware)
-        self.slots |= frozenset(slot_resources(hardware))
-        self.not_in_slots |= hardware.offers_of.keys() - resources_in_slots(hardware).keys()
-        if (units := unit_resources(hardware)) is not None:
-            self.units |= {units}
+        before = self._nodes.get(node)
+        if before is not None and before[0] is hardware:  # as at nearly every fact of a node
+            return
+        now = offered_by(hardware)
+        self._nodes[node] = hardware, now
+        self._count(now, None if before is None else before[1])
+
+    def drop(self, node: NodeName) -> None:
+        """A node is gone."""
+        before = self._nodes.pop(node, None)
+        if before is not None:
+            self._count(None, before[1])
+
+    def _count(self, more: Offered | None, less: Offered | None) -> None:
+        kinds = len(self._counts)
+        is_new = more is not None and more not in self._counts
+        if more is not None:
+            self._counts[more] += 1
+        if less is not None:
+            self._counts[less] -= 1
+            if not self._counts[less]:
+                del self._counts[less]
+        if is_new or len(self._counts) != kinds:
+            self.names = frozenset[ResourceName]().union(*(each.names for each in self._counts))
+            self.units = frozenset[UnitResources]().union(*(each.units for each in self._counts))
+            self.slots = frozenset[SlotResources]().union(*(each.slots for each in self._counts))
+            self.not_in_slots = frozenset[ResourceName]().union(*(each.not_in_slots for each in self._counts))
 
     def left_out(self, pod: PodRequest) -> list[FilledIn]:
         """What a pod leaves out that asks for slots (`slot_defaults`)."""
         return slot_defaults(pod, self.slots, self.not_in_slots)
+
+
+def offered_by(hardware: Topology) -> Offered:
+    """What a node with this hardware offers. Nothing that is computed on the way is kept with the hardware."""
+    hardware = hardware.without_tables()
+    units, names = unit_resources(hardware), hardware.offers_of.keys()
+    return Offered(
+        names=frozenset(names | amount_resources(hardware)),
+        units=frozenset() if units is None else frozenset({units}),
+        slots=frozenset(slot_resources(hardware)),
+        not_in_slots=frozenset(names - resources_in_slots(hardware).keys()),
+    )

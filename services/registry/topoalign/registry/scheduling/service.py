@@ -27,7 +27,7 @@ from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.pod_events import PodEvents
 from topoalign.registry.scheduling.quotas import Quotas
 from topoalign.registry.scheduling.reservations import Reservations
-from topoalign.registry.scheduling.scheduler import Scheduler
+from topoalign.registry.scheduling.scheduler import NotReadYet, Scheduler
 from topoalign.registry.scheduling.server import serve_scheduler
 from topoalign.registry.scheduling.topology_objects import TopologyObjects
 from topoalign.registry.scheduling.view import ClusterView
@@ -143,7 +143,9 @@ class Scheduling:
         self._freeze()
 
     def offers(self, resource: ResourceName) -> bool:
-        """Whether some node offers this resource, or did."""
+        """Whether some node offers this resource. Raises NotReadYet while not all nodes are looked at."""
+        if finding := self.view.waiting():
+            raise NotReadYet(finding)
         return resource in self.view.offers.names
 
     def check_new(self, pod: PodRequest) -> None:

@@ -163,10 +163,7 @@ class ClusterView:
         self._let_go(node)
 
     def expect(self, node: NodeName, pod: PodToSchedule) -> None:
-        """
-        A pod is bound to the node, by whomever. To be called in the order of binding; again it has no effect, nor while
-        something is reserved for the pod there.
-        """
+        """A pod is bound to the node. Called in the order of binding; no effect again, or where it is reserved for."""
         if self._holds.setdefault(node, NodeHolds()).expect(pod):
             self.mark(node)
 
@@ -267,6 +264,7 @@ class ClusterView:
     def _judge(self, view: NodeView) -> None:
         """Whether the node is offered, and of which kind it is."""
         member = self._cluster.member(view.name)
+        self.offers.note(view.name, member.state.hardware)
         view.kind = view.free = view.shape = view.left = None
         view.refusal = self.foreign(view.name) or obstacle(member, self._unsettled)
         if view.refusal:
@@ -286,9 +284,9 @@ class ClusterView:
         view.shape = member.state.hardware.shape
         with suppress(NoFit):
             view.left = self.scorer.left(basis.state, basis.rules)
-        self.offers.note(hardware)
 
     def _drop(self, node: NodeName) -> None:
+        self.offers.drop(node)
         view = self.nodes.pop(node, None)
         if node not in self._cluster:
             self._deleted.discard(node)

@@ -123,13 +123,13 @@ class Webhook:
         return self._answer(body, mutating=True)
 
     async def validate(self, body: bytes) -> bytes:
-        """Whether the pod is allowed as it is now."""
+        """Whether the pod is allowed as it is now. What it leaves out of slots is not asked for: it can be meant without."""
         return self._answer(body, mutating=False)
 
     def _answer(self, body: bytes, *, mutating: bool) -> bytes:
         asked = read_review(body)
         try:
-            changes = self._judge(asked)
+            changes = self._judge(asked, self._left_out if mutating else nothing_left_out)
             if changes and not mutating:
                 change = changes[0]
                 raise Forbidden(change.field, f"is not {clean(str(change.value))}", "leave it to the mutating webhook")
@@ -138,7 +138,7 @@ class Webhook:
             return denied(asked.uid, error)
         return allowed(asked.uid, changes)
 
-    def _judge(self, asked: Request) -> list[Change]:
+    def _judge(self, asked: Request, left_out: LeftOut) -> list[Change]:
         is_pod = (asked.resource.group, asked.resource.resource) == ("", "pods")
         if not is_pod or asked.object is None:
             return []
@@ -146,9 +146,7 @@ class Webhook:
             check_annotations(annotations_of(asked.object), annotations_of(asked.old_object))
             return []
         groups = frozenset(asked.user_info.groups or ())
-        return changes_to(
-            asked.object, asked.namespace, groups, self._scheduler, self._offered, self._check, self._left_out
-        )
+        return changes_to(asked.object, asked.namespace, groups, self._scheduler, self._offered, self._check, left_out)
 
 
 def read_review(body: bytes) -> Request:
