@@ -49,12 +49,15 @@ class Steps:
         self.left = most
 
 
-def fit_whatever_ends(free: Free, pods: Sequence[Waiting], steps: Steps) -> bool:
+def fit_whatever_ends(free: Free, pods: Sequence[Waiting], steps: Steps, later: Sequence[Waiting] = ()) -> bool:
     """
     Whether those of the pods that must fit are admitted where at least this is free, in whatever order all of them come and
-    wherever each is aligned. False also where amounts do not tell, or it takes more steps than are left.
+    wherever each is aligned; then those that come `later`, one after the other. False also where amounts do not tell, or it
+    takes more steps than are left.
     """
     tried = set()
+    if not pods:
+        pods, later = later[:1], later[1:]
     for place, pod in enumerate(pods):
         if pod.key in tried:
             continue
@@ -66,8 +69,23 @@ def fit_whatever_ends(free: Free, pods: Sequence[Waiting], steps: Steps) -> bool
         if code != "" and pod.must_fit:
             return False
         rest = (*pods[:place], *pods[place + 1 :])
-        if rest and not all(fit_whatever_ends(left, rest, steps) for left in left_by(pod, free)):
+        if (rest or later) and not all(fit_whatever_ends(left, rest, steps, later) for left in left_by(pod, free)):
             return False
+    return True
+
+
+def fit_as_counted(free: Free, pods: Sequence[Waiting]) -> bool:
+    """
+    Whether the pods are admitted one after the other where just this is free, as far as amounts tell: each to one NUMA node,
+    of which it is known what is left. False also where they do not.
+    """
+    for pod in pods:
+        if pod.takes is None or pod.takes.rest is not None or not pod.decides or verdict(pod.takes, free) != "":
+            return False
+        room = first_with_room(pod.takes.preferred, pod.takes.near, pod.takes.memory, free)
+        if not room or several(room):
+            return False
+        free = left_where_taken(pod.takes, free, room)
     return True
 
 

@@ -117,6 +117,11 @@ class NodeHolds:
         """UIDs of the reserved pods."""
         return self._reserved.keys()
 
+    @property
+    def planned(self) -> list[Reservation]:
+        """What is reserved for pods that are planned with their gangs, and bound by nobody."""
+        return [hold.reserved for uid, hold in self._reserved.items() if self._is_planned(uid)]
+
     def next_of_gang(self, uid: str) -> frozenset[str]:
         """
         UIDs of the pods of the same gang that are reserved after this one and not bound. Where a registry of an earlier

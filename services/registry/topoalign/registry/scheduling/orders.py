@@ -23,7 +23,7 @@ from typing import NamedTuple
 from topoalign.core.admission.admit import decide
 from topoalign.core.admission.feasibility import Need
 from topoalign.core.admission.free_amounts import free_of
-from topoalign.core.admission.realignment import Steps, Waiting, fit_whatever_ends, left_elsewhere
+from topoalign.core.admission.realignment import Steps, Waiting, fit_as_counted, fit_whatever_ends, left_elsewhere
 from topoalign.core.admission.reserving import has_its_own
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.slots import SlotShare, slots_asked
@@ -96,14 +96,62 @@ def slots_of(topology: Topology, pod: Comer) -> set[SlotShare]:
     return {share for share in asked if share is not None}
 
 
-async def all_fit(state: NodeState, pods: Sequence[Comer], turns: Turns) -> bool:
+class Later(NamedTuple):
+    """Pods that come one after the other, once all others have: those that are planned with their gangs."""
+
+    pods: Sequence[Comer] = ()
+    guarded: Sequence[Comer] = ()
+    """Those of them that are to fit also where another pod is aligned elsewhere because something has ended."""
+
+
+NOBODY_LATER = Later()
+
+
+async def all_fit(state: NodeState, pods: Sequence[Comer], turns: Turns, later: Later = NOBODY_LATER) -> bool:
     """
-    Whether those of the pods that must fit are admitted, in whatever order all of them come and whatever ends before. A
-    decision takes up to a millisecond: the event loop has its turns between them.
+    Whether those of the pods that must fit are admitted, in whatever order all of them come and whatever ends before, and
+    then those that come later. A decision takes up to a millisecond: the event loop has its turns between them.
     """
-    refuses = not POLICIES[pods[0].demand.rules.policy].admits(NO_AFFINITY)
+    return await fit_from(state, pods, turns, Steps() if may_realign(state, pods[0]) else None, set(), later)
+
+
+def may_realign(state: NodeState, pod: Comer) -> bool:
+    """Whether something can end on the node, and pods may be refused for their alignment."""
     may_end = bool(state.allocations)  # of all containers that a prediction knows of, also those with CPUs alone
-    return await fit_from(state, pods, turns, Steps() if refuses and may_end else None, set())
+    return may_end and not POLICIES[pod.demand.rules.policy].admits(NO_AFFINITY)
+
+
+def leaves_room(state: NodeState, pod: Comer, later: Later) -> bool:
+    """
+    As `all_fit`, for a single pod that comes first. Where amounts decide about all of them and none is refused for its
+    alignment, whoever fits beside the others fits before them.
+    """
+    if all(each.decides for each in (pod, *later.pods)) and POLICIES[pod.demand.rules.policy].admits(NO_AFFINITY):
+        return True
+    free, counted = free_of(state, pod.demand.rules), [in_amounts(each) for each in (pod, *later.pods)]
+    if not fit_as_counted(free, counted) and not fit_in_turn(state, (pod, *later.pods)):
+        return False
+    if not later.guarded or not may_realign(state, pod):
+        return True
+    steps, guarded = Steps(), [in_amounts(each) for each in later.guarded]
+    elsewhere = left_elsewhere(counted[0], free)
+    return all(fit_whatever_ends(left, (), steps, guarded) for left in elsewhere)
+
+
+def fit_in_turn(state: NodeState, pods: Sequence[Comer]) -> bool:
+    """Whether the pods are admitted one after the other."""
+    for pod in pods:
+        decision = decide(state, pod.demand)
+        if not isinstance(decision, Admission):
+            return False
+        for each in decision.allocations:
+            state = state.holding(each)
+    return True
+
+
+def in_amounts(pod: Comer) -> Waiting:
+    """The pod as amounts tell of it."""
+    return Waiting(pod.key, pod.must_fit, pod.takes, pod.decides)
 
 
 async def fit_from(
@@ -112,6 +160,7 @@ async def fit_from(
     turns: Turns,
     steps: Steps | None,
     ends: set[Ends],
+    later: Later,
     aligned: tuple[Place, ...] = (),
 ) -> bool:
     """
@@ -132,20 +181,18 @@ async def fit_from(
         elif pod.must_fit:
             return False
         rest = (*pods[:place], *pods[place + 1 :])
-        if not rest:
-            ends.add(frozenset(Counter(places).items()))
-            if len(ends) > 1:
+        if steps is not None and (rest or later.guarded):
+            others, guarded = [*map(in_amounts, rest)], [*map(in_amounts, later.guarded)]
+            for left in left_elsewhere(in_amounts(pod), free_of(state, pod.demand.rules)):
+                await turns.give()
+                if not fit_whatever_ends(left, others, steps, guarded):
+                    return False
+        if rest:
+            if not await fit_from(after, rest, turns, steps, ends, later, places):
                 return False
             continue
-        if steps is not None:
-            others = [Waiting(each.key, each.must_fit, each.takes, each.decides) for each in rest]
-            free = free_of(state, pod.demand.rules)
-            waiting = Waiting(pod.key, pod.must_fit, pod.takes, pod.decides)
-            for left in left_elsewhere(waiting, free):
-                await turns.give()
-                if not fit_whatever_ends(left, others, steps):
-                    return False
-        if not await fit_from(after, rest, turns, steps, ends, places):
+        ends.add(frozenset(Counter(places).items()))
+        if len(ends) > 1 or not fit_in_turn(after, later.pods):
             return False
     return True
 

@@ -13,15 +13,14 @@ from typing import Protocol
 
 import msgspec
 
-from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.model.errors import Unavailable
-from topoalign.core.model.ids import NodeName, PodName
-from topoalign.core.model.requests import GANG, AdmissionRules
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import GANG
 from topoalign.registry.scheduling.binding import PODS_PENDING
-from topoalign.registry.scheduling.holds import Requested, unknown_request
+from topoalign.registry.scheduling.holds import Requested
 from topoalign.registry.scheduling.model import Filtered, PodToSchedule, Victims
-from topoalign.registry.scheduling.nodes import NodeView
-from topoalign.registry.scheduling.orders import MOST_PENDING, Comer, all_fit, are_mistakable
+from topoalign.registry.scheduling.orders import MOST_PENDING, all_fit, are_mistakable
+from topoalign.registry.scheduling.planned_pods import PlannedPods, later_than
 from topoalign.registry.scheduling.pod_checks import PodChecks
 from topoalign.registry.scheduling.quotas import Quotas
 from topoalign.registry.scheduling.scores import scores_of
@@ -77,8 +76,6 @@ class Scheduler:
         """UID of a pod -> the only node for it, where it is planned together with others."""
         self.allows: Callable[[PodToSchedule, NodeName], bool] = lambda pod, node: True
         """Whether Kubernetes lets the pod go to the node, where the scheduler has not said so."""
-        self.requested: Requested = unknown_request
-        """What a pod asks for that is reserved and about to be bound, by this registry or another."""
         self.refused: Callable[[PodToSchedule, Counter[str]], None] = lambda pod, codes: None
         """Told a pod that none of the nodes takes that were asked about, with how many refuse it for each reason."""
         self.checks = PodChecks(view.offers)
@@ -86,8 +83,19 @@ class Scheduler:
         self.quotas: Quotas | None = None
         """What namespaces may hold. None: the registry has no access to Kubernetes."""
         self._behind, self._verdicts = behind, Verdicts(view)
+        self._planned = PlannedPods(view, self._verdicts.request)
+        self._verdicts.beside = self._planned.refusal
         self._asked: OrderedDict[object, Sequence[NodeName]] = OrderedDict()
         """Gang and what its pod asks for, and where -> the nodes that were asked about last: others are not for it."""
+
+    @property
+    def requested(self) -> Requested:
+        """What a pod asks for, for which this registry or another has reserved something."""
+        return self._planned.requested
+
+    @requested.setter
+    def requested(self, requested: Requested) -> None:
+        self._planned.requested = requested
 
     async def prepare(self, pod: PodToSchedule) -> None:
         """As `Scheduling.prepare`."""
@@ -175,7 +183,9 @@ class Scheduler:
         for node, each in victims.items():
             await turns.give()
             self.view.renew()  # nodes may have changed, or gone, in the turn
-            if not self._judge_without(request, node, frozenset((*each.uids, pod.uid))):
+            gone = frozenset((*each.uids, pod.uid))
+            is_crowded = self.planned(pod.uid) is None and self._crowds(request, node, gone)
+            if not is_crowded and not self._judge_without(request, node, gone):
                 helped[node] = each
         planned = self.planned(pod.uid)  # filter will refuse all other nodes, whoever ends there
         return helped if planned is None else {node: each for node, each in helped.items() if node == planned}
@@ -200,27 +210,27 @@ class Scheduler:
         fixed = self.view.basis_of(facts, uids | holds.uids)
         left_out = uids | holds.next_of_gang(pod.uid)
         waiting = [each for each in holds.waiting(fixed.state, self.requested) if each[0].uid not in left_out]
-        if not waiting:
-            return ""
+        planned = self._planned.on(view)
+        is_planned = any(each.uid == pod.uid for each in planned)
+        if not waiting and not is_planned:
+            return self._crowds(request, node, uids)
         if len(waiting) > MOST_PENDING:
             return PODS_PENDING
-        moving = uids | {each.uid for each, _ in waiting}
-        comers = [self._comer(place, *each, view, fixed.rules) for place, each in enumerate(((pod, True), *waiting))]
+        moving = uids | {each.uid for each, _ in waiting} | {each.uid for each in planned}
+        comers = [
+            self._planned.comer(str(place), self._verdicts.request(each), view, fixed.rules, must_fit=must_fit)
+            for place, (each, must_fit) in enumerate(((pod, True), *waiting))
+        ]
         if any(are_mistakable(fixed.state.hardware, comers[0], other) for other in comers[1:]):
             return PODS_PENDING
-        fit = await all_fit(self.view.basis_of(facts, moving).state, comers, self.view.turns())
+        later = later_than(pod.uid, planned)
+        fit = await all_fit(self.view.basis_of(facts, moving).state, comers, self.view.turns(), later)
         return "" if fit else PODS_PENDING
 
-    def _comer(
-        self, place: int, pod: PodToSchedule, must_fit: bool, view: NodeView | None, rules: AdmissionRules
-    ) -> Comer:
-        request = self._verdicts.request(pod)
-        named = msgspec.structs.replace(request.pod, name=PodName(f"{request.pod.name} {place}"))
-        asked = request.of(view.kind, self.view) if view is not None and view.kind is not None else None
-        takes, decides = (
-            (None, False) if asked is None else (asked.takes, asked.need is not None and asked.need.complete)
-        )
-        return Comer(request.key, pod_demand(named, rules), must_fit, takes, decides)
+    def _crowds(self, request: Request, node: NodeName, gone: frozenset[str]) -> str:
+        """As `PlannedPods.refusal`, of a node that may not be offered."""
+        view = self.view.nodes.get(node)
+        return "" if view is None else self._planned.refusal(request, view, gone)
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
         """As `Scheduling.bind`."""

@@ -7,6 +7,7 @@ the refusal or 0, and the version of the cluster up to which they are right.
 """
 
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -131,6 +132,8 @@ class Verdicts:
         """UID -> the pod as it came, and its request."""
         self._requests: OrderedDict[object, Request] = OrderedDict()
         self._resources = view.offers.names
+        self.beside: Callable[[Request, NodeView], str] = lambda request, node: ""
+        """Why a pod must not come to a node that would admit it: it would take the place of others; empty: it would not."""
         self.refusals = [NodeRefusal(code="")]
         """By number; 0 stands for none."""
         self._numbers: dict[NodeRefusal, int] = {}
@@ -198,7 +201,8 @@ class Verdicts:
         if asked.unlisted:
             return asked.unlisted
         code = verdict(asked.need, node.free) if asked.need is not None and node.free is not None else None
-        return decided(self._view.basis(node).state, asked.demand) if code is None else code
+        code = decided(self._view.basis(node).state, asked.demand) if code is None else code
+        return code or self.beside(request, node)
 
     def judge_empty(self, request: Request, kind: Kind) -> str:
         """The same of a node of this kind that has no pods and whose devices are all healthy."""

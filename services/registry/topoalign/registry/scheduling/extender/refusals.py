@@ -77,6 +77,7 @@ FINDINGS: Mapping[str, str] = {
     "ForeignNode": "HAMi gives out its GPUs; leave the pod to the scheduler of HAMi or move the node to topoalign",
     "ContestedNode": "HAMi and topoalign both give out its GPUs; stop one of them and delete what HAMi wrote",
     "PlannedElsewhere": "the pod is planned to another node with its gang; wait",
+    "GangFirst": "pods of a gang that are planned to the node would not fit any more; wait until they run",
     "GangWaits": "the gang cannot start as a whole now; wait until pods end or all of its pods are there",
     # binds
     "NoKubernetes": "the registry has no access to Kubernetes; leave bindVerb out or give it access",

@@ -1,0 +1,98 @@
+"""
+Pods that are planned to a node with their gangs, and whether they still fit there once another pod has come.
+
+A kubelet knows no reservations when it aligns a pod. So what is reserved for pods that it has not heard of does not keep
+another pod from NUMA nodes where they were to go:
+
+    policy restricted, 3 GPUs are free on NUMA node 0 and 2 on node 1; b, of a gang, is planned to the 3
+    q asks for 1 GPU: beside b it has room on node 1, and the kubelet aligns it to node 0
+
+A pod that comes before those that are planned has to leave room for all of them, as they are decided one after the other in
+the order of their reservations, from what the kubelet would have then. In this order a plan was made; so of the planned pods
+themselves the first one is always let through, and whichever else leaves room for the others.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from topoalign.core.demand.pod_demand import pod_demand
+from topoalign.core.model.ids import PodName
+from topoalign.core.model.requests import AdmissionRules
+from topoalign.registry.scheduling.holds import Requested, unknown_request
+from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.nodes import NodeView
+from topoalign.registry.scheduling.orders import Comer, Later, leaves_room
+from topoalign.registry.scheduling.verdicts import Request
+from topoalign.registry.scheduling.victims import without_pods
+from topoalign.registry.scheduling.view import ClusterView
+
+GANG_FIRST = "GangFirst"
+"""Pods of a gang that are planned to the node would not fit there any more."""
+
+
+class Planned(NamedTuple):
+    """A pod that is planned to a node."""
+
+    uid: str
+    gang: str
+    comer: Comer
+
+
+class PlannedPods:
+    """What is planned to the nodes of a view."""
+
+    def __init__(self, view: ClusterView, request: Callable[[PodToSchedule], Request]) -> None:
+        """`request`: what a pod asks for."""
+        self.requested: Requested = unknown_request
+        """What the pod of a reservation asks for, where that is known. One of which it is not known counts as held."""
+        self._view, self._request = view, request
+
+    def on(self, node: NodeView | None) -> list[Planned]:
+        """The pods that are planned to a node, in the order of their reservations."""
+        if node is None or node.kind is None:
+            return []
+        asked = [(each, self.requested(each)) for each in self._view.holds(node.name).planned]
+        return [
+            Planned(each.pod_uid, each.gang, self.comer(f"planned {place}", pod, node, node.kind.rules))
+            for place, (each, request) in enumerate(asked)
+            if request is not None
+            for pod in [self._request(PodToSchedule(uid=each.pod_uid, request=request))]
+        ]
+
+    def comer(
+        self, name: str, request: Request, node: NodeView | None, rules: AdmissionRules, *, must_fit: bool = True
+    ) -> Comer:
+        """A pod that comes to a node, under this name."""
+        named = msgspec.structs.replace(request.pod, name=PodName(f"{request.pod.name} {name}"))
+        asked = request.of(node.kind, self._view) if node is not None and node.kind is not None else None
+        takes, decides = (
+            (None, False) if asked is None else (asked.takes, asked.need is not None and asked.need.complete)
+        )
+        return Comer(request.key, pod_demand(named, rules), must_fit, takes, decides)
+
+    def refusal(self, request: Request, node: NodeView, gone: frozenset[str] = frozenset()) -> str:
+        """
+        `GANG_FIRST`, where a pod that is planned nowhere leaves no room for what is planned to an offered node; else empty.
+        `gone`: UIDs of pods that count as gone.
+        """
+        planned = [each for each in self.on(node) if each.uid not in gone]
+        if not planned or node.kind is None:
+            return ""
+        facts = without_pods(self._view.facts(node.name), gone, self._view.holds(node.name).names_of(gone))
+        state = self._view.basis_of(facts, gone | {each.uid for each in planned}).state
+        fits = leaves_room(state, self.comer("new", request, node, node.kind.rules), later_than("", planned))
+        return "" if fits else GANG_FIRST
+
+
+def later_than(uid: str, planned: list[Planned]) -> Later:
+    """
+    What a pod leaves room for. One that is planned itself does whatever ends for those alone of other gangs that were
+    planned before it: else two of them could wait for one another.
+    """
+    uids = [each.uid for each in planned]
+    place = uids.index(uid) if uid in uids else len(planned)
+    gang = planned[place].gang if uid in uids else ""
+    others = [each.comer for each in planned if each.uid != uid]
+    return Later(others, [each.comer for each in planned[:place] if not gang or each.gang != gang])
