@@ -84,7 +84,7 @@ class Scheduling:
         self._cluster.listeners.append(foreign.observe)
         gangs = Gangs(self.reservations, clock, self.scheduler.best, self._hardware, self._candidate)
         delete = self._settings.delete_refused_pods
-        self.quotas = self.scheduler.quotas = quotas = Quotas(self.view.offers, self._is_placed)
+        self.quotas = self.scheduler.quotas = quotas = Quotas(self.view.offers, self.view.reserved_on.keys)
         self.watch = KubernetesWatch(
             api, clock, self.view, self.reservations, gangs, foreign, quotas=quotas, delete_refused=delete
         )
@@ -153,11 +153,6 @@ class Scheduling:
         self.scheduler.checks.check(pod)
         if self.quotas is not None:
             self.quotas.check_new(pod)
-
-    def _is_placed(self, uid: str) -> bool:
-        """Whether the pod is bound, or something is reserved for it."""
-        is_bound = self.watch is not None and uid in self.watch.pods.bound
-        return is_bound or bool(self.reservations.of_pod(uid))
 
     def _hold(self, node: NodeName) -> None:
         """The view holds what is reserved on a node now."""
