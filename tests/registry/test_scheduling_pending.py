@@ -10,6 +10,7 @@ from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import GPU, ContainerName, Namespace, PodName
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.registry.scheduling.binding import PodsPending
+from topoalign.registry.scheduling.scheduler import NotReadYet
 
 pytestmark = pytest.mark.anyio
 
@@ -68,3 +69,21 @@ async def test_a_pod_fits_in_every_order_with_one_that_another_reserved(world: W
             await scheduling.scheduler.bind("ml", "ours", ours, NODE)
 
         assert [theirs] == [each.pod_uid for each in scheduling.reservations.held(NODE)]
+
+
+async def test_a_registry_that_has_not_read_all_yet_binds_no_pod(world: World) -> None:
+    """It knows of no pods that are pending. A pod that is bound is answered with ok all the same."""
+    world.kubernetes.add_node(NODE)
+    one = str(world.kubernetes.add_pod(shown_pod("a", gpus=1))["metadata"]["uid"])
+    await world.say(*world.says.all())
+    async with world.allocator(world.says), world.registry() as (scheduling, _):
+        with pytest.raises(NotReadYet):
+            await scheduling.scheduler.bind("ml", "a", one, NODE)
+        reserved = scheduling.reservations.held(NODE)
+        bound = str(world.kubernetes.add_pod(shown_pod("b", gpus=1))["metadata"]["uid"])
+        world.kubernetes.bind("ml", "b", {"target": {"name": NODE}, "metadata": {"uid": bound}})
+        await scheduling.scheduler.bind("ml", "b", bound, NODE)
+        await world.rounds()
+        await scheduling.scheduler.bind("ml", "a", one, NODE)
+
+        assert ((), [one]) == (reserved, [each.pod_uid for each in scheduling.reservations.held(NODE)])

@@ -172,7 +172,13 @@ class Scheduling:
         return asked.request if asked is not None else None
 
     async def _fits(self, node: NodeName, pod: PodToSchedule) -> str:
-        """As `fits_in_every_order`, of a pod that its node has confirmed: only others that are pending can change that."""
+        """
+        As `fits_in_every_order`, of a pod that its node has confirmed: only others that are pending can change that. Raises
+        NotReadYet as that does: without what is reserved and bound nobody would be pending.
+        """
+        finding = self.behind()
+        if finding is not None:
+            raise NotReadYet(finding)
         return await self.scheduler.fits_in_every_order(node, pod) if self.view.holds(node).has_others(pod.uid) else ""
 
     def _observe(self, node: NodeName) -> None:
