@@ -13,7 +13,7 @@ from unit_support import CORES, DGX, MEMORY, in_units
 from view_support import NODE, Says
 
 from topoalign.core.model.ids import ContainerName, Namespace, NodeName, PodName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.model.requests import GANG, GANG_SIZE, AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
 from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.sharing.quotas import HAMI, Amounts, OverQuota, PerGpu, quota_amounts, total
 from topoalign.registry.kubernetes.memory import pod_of
@@ -342,3 +342,54 @@ async def test_pods_with_shares_wait_until_quotas_are_listed() -> None:
         assert (await at.filtered("one")).startswith("QuotasUnknown: ")
         assert not (await at.filtered("plain")).startswith("QuotasUnknown")
         assert (200, "") == await at.created({"nvidia.com/gpu": "1"})
+
+
+async def test_a_gang_counts_as_a_whole() -> None:
+    """Its first pod would fit, and all of them are reserved with it. A pod that asks for no share is held up, too."""
+    async with site() as at:
+        at.limit("50")
+        for name, cores in (("one", 30), ("two", 30), ("launcher", 0)):
+            shown = pod(name, share(cores) if cores else {"nvidia.com/gpu": "0"})
+            shown["metadata"]["annotations"] = {GANG: "g", GANG_SIZE: "3"}
+            at.cluster.add_pod(shown)
+        at.add("other", share(20))
+        await all_tasks_blocked()
+        refused = [await at.filtered(name) for name in ("one", "two", "launcher")]
+        bound = await at.bound("one")
+        reserved = at.scheduling.reservations.held(NODE)
+        at.limit("60")
+        await all_tasks_blocked()
+        passed = [await at.filtered(name) for name in ("one", "two")]
+        await at.bound("one")
+        await all_tasks_blocked()
+
+        assert ([NO_ROOM] * 3, NO_ROOM, ()) == (refused, bound, reserved)
+        assert (["", ""], NO_ROOM) == (passed, await at.filtered("other"))
+        assert "" == await at.bound("two")
+
+
+async def test_a_pod_counts_that_is_bound_before_it_is_shown() -> None:
+    """It is read then. It counts beside others while it is being bound, and after that once it is shown."""
+    cluster, offers = FakeCluster(), OfferedResources()
+    offers.note(NODE, in_units(DGX))
+    quotas = Quotas(offers, set)
+    quotas.listed = True
+    quotas.see(SeenQuota(namespace="ml", name="gpus", uid="q", limits={CORES: 50}))
+    one, two, three = (pod_of(cluster.add_pod(pod(name, share(30)))) for name in ("one", "two", "three"))
+    quotas.see_pod(three)
+    with quotas.claim(one.uid):
+        quotas.check_read(one.to_schedule())
+        quotas.check_read(one.to_schedule())
+        with quotas.claim(two.uid), pytest.raises(OverQuota):
+            quotas.check_read(two.to_schedule())
+        with pytest.raises(OverQuota):
+            quotas.check_waiting(three.to_schedule())
+    quotas.check_waiting(three.to_schedule())
+    with quotas.claim(one.uid):
+        quotas.check_read(one.to_schedule())
+        quotas.see_pod(one)
+    quotas.check_waiting(one.to_schedule())
+    quotas.see_pod(msgspec.structs.replace(one, node=NODE))
+
+    with pytest.raises(OverQuota):
+        quotas.check_waiting(three.to_schedule())

@@ -34,11 +34,14 @@ class OverQuota(NoFit):
 
     code = "OverQuota"
 
-    def __init__(self, namespace: str, resource: ResourceName, asked: int, used: int, limit: int) -> None:
+    def __init__(
+        self, namespace: str, resource: ResourceName, asked: int, used: int, limit: int, who: str = "this pod"
+    ) -> None:
+        """`who`: asks for it."""
         self.namespace, self.resource = namespace, resource
         super().__init__(
             f"namespace {clean(namespace)}: limits.{clean(resource)} of its ResourceQuota is {limit}, "
-            f"its pods hold {used}, and this pod asks for {asked}",
+            f"its pods hold {used}, and {who} asks for {asked}",
             "ask for less, wait until pods of the namespace end, or raise the ResourceQuota",
         )
 
@@ -86,8 +89,8 @@ def total(amounts: Iterable[Amounts]) -> dict[ResourceName, int]:
     return found
 
 
-def check_quota(namespace: str, asked: Amounts, used: Amounts, limits: Amounts) -> None:
-    """Raises OverQuota where a pod of the namespace asks for more than is left of a limit."""
+def check_quota(namespace: str, asked: Amounts, used: Amounts, limits: Amounts, who: str = "this pod") -> None:
+    """Raises OverQuota where `who` asks for more than is left of a limit of the namespace."""
     for name in sorted(asked.keys() & limits.keys()):
         if asked[name] and used.get(name, 0) + asked[name] > limits[name]:
-            raise OverQuota(namespace, name, asked[name], used.get(name, 0), limits[name])
+            raise OverQuota(namespace, name, asked[name], used.get(name, 0), limits[name], who)

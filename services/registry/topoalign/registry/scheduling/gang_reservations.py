@@ -119,6 +119,11 @@ class Gangs:
             return None
         return next((node for node, each in self._reservations.of_pod(uid).items() if each.gang), None)
 
+    def waiting_with(self, uid: str) -> list[str]:
+        """UIDs of the pods of a pod's gang that have no node; empty: it has no gang."""
+        members = self._members.get(self._gangs.get(uid, ""), {})
+        return [each for each, member in members.items() if member.node is None and not member.has_succeeded]
+
     async def plan(self, pod: PodToSchedule, node: NodeName) -> str:
         """
         The name of the pod's gang, all of which is reserved then; empty: it has none. Raises GangWaits if it does not fit as

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.sharing.quotas import Amounts, PerGpu, quota_amounts
+from topoalign.core.sharing.quotas import Amounts, PerGpu, quota_amounts, total
 
 
 class NamespaceUse:
@@ -60,6 +60,11 @@ class NamespaceUse:
         for uid in {*others}.intersection(self._amounts).difference(self.bound, without):
             change(used, self._amounts[uid], 1)
         return used
+
+    def of(self, uids: Collection[str], per_gpu: PerGpu) -> Amounts:
+        """What these hold together."""
+        self._count_all(per_gpu)
+        return total(self._amounts[uid] for uid in uids if uid in self._amounts)
 
     def _count_all(self, per_gpu: PerGpu) -> None:
         if per_gpu == self._per_gpu:

@@ -25,6 +25,7 @@ from topoalign.core.sharing.quotas import (
     check_quota,
     lowest_limits,
     quota_amounts,
+    total,
 )
 from topoalign.registry.ports import SeenPod, SeenQuota
 from topoalign.registry.scheduling.model import PodToSchedule
@@ -62,7 +63,11 @@ class Quotas:
         self._namespaces: dict[str, str] = {}
         """UID of a pod -> its namespace, if it asks for devices."""
         self._claims = Counter[str]()
-        """UIDs of pods that are being bound."""
+        """UIDs of pods that are being bound, and of those that wait with them."""
+        self._read = set[str]()
+        """UIDs of pods that are being bound and not shown yet."""
+        self.mates: Callable[[str], Collection[str]] = lambda uid: ()
+        """UID of a pod -> those of the pods of its gang that wait for a node: all of them are reserved with the first."""
 
     def see(self, quota: SeenQuota) -> bool:
         """A quota is so now. Returns whether that is news: Kubernetes writes into quotas what it has counted itself."""
@@ -87,6 +92,7 @@ class Quotas:
 
     def see_pod(self, pod: SeenPod) -> None:
         """A pod is there that has not ended. What it asks for does not change."""
+        self._read.discard(pod.uid)
         if pod.uid not in self._namespaces:
             if not names_devices(pod):
                 return
@@ -94,11 +100,14 @@ class Quotas:
                 request = pod.to_schedule().request
             except InvalidField:  # no kubelet gives it anything
                 return
-            self._namespaces[pod.uid] = pod.namespace
-            held = self._held.setdefault(pod.namespace, NamespaceUse())
-            held.add(pod.uid, msgspec.structs.replace(request, annotations={}))
+            self._add(pod.uid, request)
         if pod.node is not None:
             self._held[pod.namespace].bind(pod.uid)
+
+    def _add(self, uid: str, request: PodRequest) -> None:
+        self._namespaces[uid] = request.namespace
+        held = self._held.setdefault(request.namespace, NamespaceUse())
+        held.add(uid, msgspec.structs.replace(request, annotations={}))
 
     def end_pod(self, uid: str) -> None:
         """A pod has ended, or is gone."""
@@ -113,34 +122,63 @@ class Quotas:
         self._check(pod, lambda held, per_gpu: held.all(per_gpu))
 
     def check_waiting(self, pod: PodToSchedule) -> None:
-        """The same for a pod that is to be bound. One that is placed counts already."""
+        """The same for a pod that is to be bound, with its gang. One that is placed counts already."""
         self._check_one(pod.uid, pod.request)
 
     @contextmanager
     def claim(self, uid: str) -> Iterator[None]:
-        """The pod counts while it is being bound, for those that are asked about meanwhile. Raises as `check_waiting`."""
+        """
+        The pod and its gang count while it is being bound, for those that are asked about meanwhile. Raises as
+        `check_waiting`.
+        """
         namespace = self._namespaces.get(uid)
         if namespace is not None:
             self._check_one(uid, self._held[namespace].pods[uid])
-        self._claims[uid] += 1
+        claimed = {uid, *self.mates(uid)}
+        self._claims.update(claimed)
         try:
             yield
         finally:
-            self._claims[uid] -= 1
-            if not self._claims[uid]:
-                del self._claims[uid]
+            self._claims.subtract(claimed)
+            self._claims = +self._claims
+            if uid in self._read and uid not in self._claims:
+                self._read.discard(uid)
+                self.end_pod(uid)
+
+    def check_read(self, pod: PodToSchedule) -> None:
+        """
+        Raises as `check_waiting` for a pod that is being bound and was read, as it is not shown yet. From then on it counts
+        until it is bound or not, and then from when it is shown.
+        """
+        if pod.uid in self._namespaces or pod.uid not in self._claims:
+            return
+        reserved = self._reserved()
+        if pod.uid not in reserved:
+            self._check(pod.request, lambda held, per_gpu: held.placed(per_gpu, (*self._claims, *reserved), (pod.uid,)))
+        self._read.add(pod.uid)
+        self._add(pod.uid, pod.request)
 
     def _check_one(self, uid: str, pod: PodRequest) -> None:
         reserved, held = self._reserved(), self._held.get(pod.namespace)
-        if uid in self._claims or uid in reserved or (held is not None and uid in held.bound):
-            return
-        self._check(pod, lambda held, per_gpu: held.placed(per_gpu, (*self._claims, *reserved), (uid,)))
+        bound = held.bound if held is not None else frozenset[str]()
 
-    def _check(self, pod: PodRequest, used: Callable[[NamespaceUse, PerGpu], Amounts]) -> None:
-        """`used`: what those pods of the namespace hold beside which it counts."""
+        def counts(each: str) -> bool:
+            return each in self._claims or each in reserved or each in bound
+
+        if counts(uid):
+            return
+        mates = [each for each in self.mates(uid) if each != uid and not counts(each)]
+        self._check(pod, lambda held, per_gpu: held.placed(per_gpu, (*self._claims, *reserved), (uid,)), mates)
+
+    def _check(
+        self, pod: PodRequest, used: Callable[[NamespaceUse, PerGpu], Amounts], mates: Collection[str] = ()
+    ) -> None:
+        """`used`: what those pods of the namespace hold beside which it counts; `mates`: UIDs of the others of its gang."""
         per_gpu = amounts_per_gpu(self._offers.slots)
         counted = {*per_gpu, *(name for each in self._offers.units for name, _ in each.units)}
-        amounts = quota_amounts(pod, per_gpu)
+        amounts, held = quota_amounts(pod, per_gpu), self._held.get(pod.namespace, NamespaceUse())
+        if mates:
+            amounts = total((amounts, held.of(mates, per_gpu)))
         asked = {name: amount for name, amount in amounts.items() if amount and name in counted}
         if not asked:
             return
@@ -148,8 +186,7 @@ class Quotas:
             raise QuotasUnknown
         limits = self._limits.get(pod.namespace)
         if limits is not None and not limits.keys().isdisjoint(asked):
-            held = self._held.get(pod.namespace, NamespaceUse())
-            check_quota(pod.namespace, asked, used(held, per_gpu), limits)
+            check_quota(pod.namespace, asked, used(held, per_gpu), limits, "this gang" if mates else "this pod")
 
 
 def names_devices(pod: SeenPod) -> bool:

@@ -88,6 +88,7 @@ class Scheduling:
         self.watch = KubernetesWatch(
             api, clock, self.view, self.reservations, gangs, foreign, quotas=quotas, delete_refused=delete
         )
+        quotas.mates = gangs.waiting_with
         foreign.behind, shown = self.watch.behind, self.watch.pods
         self.view.offered = self._offered
         self.scheduler.planned, self.scheduler.allows = gangs.node_of, self.watch.allows
@@ -174,11 +175,13 @@ class Scheduling:
     async def _fits(self, node: NodeName, pod: PodToSchedule) -> str:
         """
         As `fits_in_every_order`, of a pod that its node has confirmed: only others that are pending can change that. Raises
-        NotReadYet as that does: without what is reserved and bound nobody would be pending.
+        NotReadYet as that does: without what is reserved and bound nobody would be pending; and as `Quotas.check_read`.
         """
         finding = self.behind()
         if finding is not None:
             raise NotReadYet(finding)
+        if self.quotas is not None:
+            self.quotas.check_read(pod)
         return await self.scheduler.fits_in_every_order(node, pod) if self.view.holds(node).has_others(pod.uid) else ""
 
     def _observe(self, node: NodeName) -> None:
