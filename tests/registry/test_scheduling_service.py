@@ -113,6 +113,7 @@ async def test_a_stream_that_is_emptied_costs_the_view_nothing(world: World, str
 async def test_a_bound_pod_is_held_until_its_node_shows_it(world: World) -> None:
     """First by its reservation, then because Kubernetes shows the Binding; and it is gone when it is deleted."""
     await world.say(*world.says.all())
+    world.kubernetes.add_node(NODE)
     uid = str(world.kubernetes.add_pod(shown_pod("p", gpus=4))["metadata"]["uid"])
     async with world.allocator(world.says), world.registry() as (scheduling, _):
         await world.rounds()
@@ -199,6 +200,7 @@ async def test_a_gang_is_planned_on_nodes_that_its_pods_may_go_to(world: World) 
         request = msgspec.structs.replace(request, namespace=Namespace("ml"))
         uid = str(world.kubernetes.add_pod(shown)["metadata"]["uid"])
         requests[name] = PodToSchedule(uid=uid, request=request)
+    world.kubernetes.add_node(NODE)
     await world.say(*world.says.all(), *others[0].all(), *others[1].all())
     async with (
         world.allocator(world.says),

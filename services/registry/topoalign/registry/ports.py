@@ -87,6 +87,11 @@ class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
         """Whether all its containers have done what they were to do."""
         return self.phase == SUCCEEDED
 
+    @property
+    def scheduler(self) -> str:
+        """The name of the scheduler that is to bind it; empty: it names none."""
+        return (self.content.spec and self.content.spec.scheduler_name) or ""
+
     def to_schedule(self) -> PodToSchedule:
         """The pod as the scheduler shows it. Raises InvalidField for one that cannot be meant."""
         return read_pod(self.uid, self.content)

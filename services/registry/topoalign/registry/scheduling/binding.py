@@ -1,7 +1,7 @@
 """
 Binds a pod to a node that has confirmed what it will give it.
 
-    see the pod -> ask the node -> reserve by compare-and-set -> create the Binding -> see the pod on the node
+    see the pod -> check its node -> ask the node -> reserve by compare-and-set -> create the Binding -> see the pod there
 
 A pod is seen where the watch of all pods has shown it, and read where it has not. What the watch does not know yet the
 Binding finds out, which names the UID: the API server refuses it for a pod that is bound, being deleted or gone.
@@ -134,12 +134,14 @@ class Binder:
         plan: Callable[[PodToSchedule, NodeName], Awaitable[str]] = no_gangs,
         shown: ShownPods | None = None,
         foreign: Callable[[NodeName], str] = lambda node: "",
+        check: Callable[[SeenPod, NodeName], None] = lambda pod, node: None,
     ) -> None:
         """
         `fits`: the code of why a node would not admit the pod in every order of the pods that are pending there; empty: it
         would. `plan` reserves for all of the pod's gang, if it has one and that was not done, and returns its name; raises
         NoFit where the pod must not be bound there. `shown`: what the watch of all pods has shown; None: there is none.
-        `foreign`: code of the refusal where others give out the node's GPUs; empty: nobody does.
+        `foreign`: code of the refusal where others give out the node's GPUs; empty: nobody does. `check` raises NoFit where
+        the pod may not be bound to the node at all.
         """
         self.counts: Counter[str] = Counter()
         """Binds by how they ended: `bound`, or the code of the error; and `stale`: the node knew better than the view."""
@@ -147,7 +149,7 @@ class Binder:
         """UID -> what it asks for, of the pods that were reserved here last."""
         self._bus, self._clock, self._api, self._reservations = bus, clock, api, reservations
         self._fits, self._plan, self._shown = fits, plan, shown or ShownPods()
-        self._foreign = foreign
+        self._foreign, self._check = foreign, check
         self._turns: WeakValueDictionary[NodeName, anyio.Lock] = WeakValueDictionary()
         """Node -> its lock, while a bind waits for it or has it."""
 
@@ -171,6 +173,11 @@ class Binder:
             seen = await self._read(namespace, name, uid, node)
         if seen.node == node:
             return
+        try:
+            self._check(seen, node)
+        except NoFit:
+            await self._reservations.cancel(uid, {node})
+            raise
         await self._reserve(seen.to_schedule(), node)
         while seen.node != node:
             refusal: TopoalignError | None = None

@@ -91,6 +91,7 @@ class Spec(manifest.Spec, frozen=True, kw_only=True, rename="camel"):
     node_selector: dict[str, str] | None = None
     affinity: Affinity | None = None
     tolerations: tuple[Toleration, ...] | None = None
+    scheduler_name: str | None = None
 
 
 class Pod(manifest.Pod, frozen=True, kw_only=True):

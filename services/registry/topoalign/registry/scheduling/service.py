@@ -24,6 +24,7 @@ from topoalign.registry.scheduling.gang_reservations import Gangs
 from topoalign.registry.scheduling.holds import Hold
 from topoalign.registry.scheduling.kubernetes_watch import KubernetesWatch, understood
 from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.placement_checks import check_placement
 from topoalign.registry.scheduling.pod_events import PodEvents
 from topoalign.registry.scheduling.quotas import Quotas
 from topoalign.registry.scheduling.reservations import Reservations
@@ -93,7 +94,10 @@ class Scheduling:
         self.view.offered = self._offered
         self.scheduler.planned, self.scheduler.allows = gangs.node_of, self.watch.allows
         self.scheduler.requested = self._requested
-        self.binder = Binder(context.bus, clock, api, self.reservations, self._fits, gangs.plan, shown, foreign.refusal)
+        may_be = partial(check_placement, allows=self.watch.allows, scheduler=self._settings.scheduler_name)
+        self.binder = Binder(
+            context.bus, clock, api, self.reservations, self._fits, gangs.plan, shown, foreign.refusal, may_be
+        )
         events = PodEvents(self.binder, self.reservations.of_pod, self.watch.reports.tell, quotas.claim)
         self.scheduler.binder, self.scheduler.refused = events, events.refuse
         if self._settings.publish_topologies:
