@@ -77,6 +77,8 @@ class PlannedPods:
         `GANG_FIRST`, where a pod that is planned nowhere leaves no room for what is planned to an offered node; else empty.
         `gone`: UIDs of pods that count as gone.
         """
+        if not self._view.holds(node.name).planned:  # as most nodes, of which thousands are asked about
+            return ""
         planned = [each for each in self.on(node) if each.uid not in gone]
         if not planned or node.kind is None:
             return ""

@@ -44,6 +44,8 @@ HELD_SECONDS = 0.005
 """Before a node is renewed for no more than what was reserved on it: its bind has other things to do first."""
 BASES_KEPT = 128
 """Nodes of which the basis of predictions is kept."""
+NOTHING_HELD = NodeHolds()
+"""Of all nodes on which nothing is held: to be asked alone, never to be changed."""
 
 
 class ClusterView:
@@ -184,7 +186,7 @@ class ClusterView:
 
     def holds(self, node: NodeName) -> NodeHolds:
         """What is held on a node."""
-        return self._holds.get(node, NodeHolds())
+        return self._holds.get(node, NOTHING_HELD)
 
     def labels(self, node: NodeName) -> Mapping[str, str]:
         """Those of its Kubernetes Node; empty while they are not known."""
