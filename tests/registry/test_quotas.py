@@ -172,6 +172,25 @@ async def test_a_pod_counts_while_it_is_being_bound() -> None:
             pass
 
 
+async def test_a_preemption_frees_quota_of_the_victims_namespace() -> None:
+    """As filter says once they are gone. Victims of another namespace hold nothing of it."""
+    async with site() as at:
+        at.limit("50")
+        for name in ("low", "high"):
+            at.add(name, share(30))
+        await all_tasks_blocked()
+        assert "" == await at.bound("low")
+        high, low = (at.cluster.pods.get(("ml", name)) for name in ("high", "low"))
+
+        async def helped(uid: str) -> bool:
+            victims = {NODE: {"Pods": [{"UID": uid}], "NumPDBViolations": 0}}
+            said = await at.call("/scheduler/preempt", {"Pod": high, "NodeNameToMetaVictims": victims})
+            return bool(said["NodeNameToMetaVictims"])
+
+        assert NO_ROOM == await at.filtered("high")
+        assert [True, False] == [await helped(uid) for uid in (low["metadata"]["uid"], "of another namespace")]
+
+
 async def test_the_lowest_limit_counts_and_scopes_do_not() -> None:
     """A quota with scopes is about some pods of the namespace, and whether about this one is not looked at."""
     async with site() as at:

@@ -121,9 +121,12 @@ class Quotas:
         """Raises OverQuota and QuotasUnknown for a pod that is to be created."""
         self._check(pod, lambda held, per_gpu: held.all(per_gpu))
 
-    def check_waiting(self, pod: PodToSchedule) -> None:
-        """The same for a pod that is to be bound, with its gang. One that is placed counts already."""
-        self._check_one(pod.uid, pod.request)
+    def check_waiting(self, pod: PodToSchedule, without: Collection[str] = ()) -> None:
+        """
+        The same for a pod that is to be bound, with its gang. One that is placed counts already. `without`: UIDs of pods
+        that count as gone.
+        """
+        self._check_one(pod.uid, pod.request, without)
 
     @contextmanager
     def claim(self, uid: str) -> Iterator[None]:
@@ -158,7 +161,7 @@ class Quotas:
         self._read.add(pod.uid)
         self._add(pod.uid, pod.request)
 
-    def _check_one(self, uid: str, pod: PodRequest) -> None:
+    def _check_one(self, uid: str, pod: PodRequest, without: Collection[str] = ()) -> None:
         reserved, held = self._reserved(), self._held.get(pod.namespace)
         bound = held.bound if held is not None else frozenset[str]()
 
@@ -168,7 +171,8 @@ class Quotas:
         if counts(uid):
             return
         mates = [each for each in self.mates(uid) if each != uid and not counts(each)]
-        self._check(pod, lambda held, per_gpu: held.placed(per_gpu, (*self._claims, *reserved), (uid,)), mates)
+        gone = (uid, *without)
+        self._check(pod, lambda held, per_gpu: held.placed(per_gpu, (*self._claims, *reserved), gone), mates)
 
     def _check(
         self, pod: PodRequest, used: Callable[[NamespaceUse, PerGpu], Amounts], mates: Collection[str] = ()

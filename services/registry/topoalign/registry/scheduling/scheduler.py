@@ -6,7 +6,7 @@ the machine of `topoalign.io/machine`, or an empty sibling of the same instance 
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import compress
 from operator import not_
 from typing import Protocol
@@ -16,6 +16,7 @@ import msgspec
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG
+from topoalign.core.sharing.quotas import OverQuota
 from topoalign.registry.scheduling.binding import PODS_PENDING
 from topoalign.registry.scheduling.holds import Requested
 from topoalign.registry.scheduling.model import Filtered, PodToSchedule, Victims
@@ -178,14 +179,14 @@ class Scheduler:
     async def preempt(self, pod: PodToSchedule, victims: Mapping[NodeName, Victims]) -> Mapping[NodeName, Victims]:
         """As `Scheduling.preempt`. Raises NotReadYet."""
         await self.view.catch_up()
-        request, turns = self._request(pod), self.view.turns()
+        request, turns = self._request(pod, quota=False), self.view.turns()
         helped: dict[NodeName, Victims] = {}
         for node, each in victims.items():
             await turns.give()
             self.view.renew()  # nodes may have changed, or gone, in the turn
             gone = frozenset((*each.uids, pod.uid))
             is_crowded = self.planned(pod.uid) is None and self._crowds(request, node, gone)
-            if not is_crowded and not self._judge_without(request, node, gone):
+            if not is_crowded and not self._judge_without(request, node, gone) and self._has_room(pod, each.uids):
                 helped[node] = each
         planned = self.planned(pod.uid)  # filter will refuse all other nodes, whoever ends there
         return helped if planned is None else {node: each for node, each in helped.items() if node == planned}
@@ -247,19 +248,28 @@ class Scheduler:
             if len(self._asked) > GANGS_KEPT:
                 self._asked.popitem(last=False)
 
-    def _request(self, pod: PodToSchedule) -> Request:
+    def _request(self, pod: PodToSchedule, *, quota: bool = True) -> Request:
         """
-        What the pod asks for, of a cluster of which all is known that was said up to now. Raises as `PodChecks` and
-        `Quotas` do.
+        What the pod asks for, of a cluster of which all is known that was said up to now. Raises as `PodChecks` and, with
+        `quota`, `Quotas` do.
         """
         finding = self._behind()
         if finding is not None:
             raise NotReadYet(finding)
         self.view.renew()
         self.checks.check_waiting(pod)
-        if self.quotas is not None:
+        if quota and self.quotas is not None:
             self.quotas.check_waiting(pod)
         return self._verdicts.request(pod)
+
+    def _has_room(self, pod: PodToSchedule, gone: Collection[str]) -> bool:
+        """Whether the quota of the namespace has room for the pod if these were gone. Raises QuotasUnknown."""
+        try:
+            if self.quotas is not None:
+                self.quotas.check_waiting(pod, gone)
+        except OverQuota:
+            return False
+        return True
 
     def _judge_without(self, request: Request, node: NodeName, uids: frozenset[str]) -> str:
         """The code of a node's refusal if these pods were gone; empty where it would admit the pod then."""
