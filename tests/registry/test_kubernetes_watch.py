@@ -4,6 +4,7 @@ from asyncio import get_running_loop
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
+import anyio
 import pytest
 from api_server_support import shown_pod
 from reservation_support import reservation
@@ -134,6 +135,27 @@ async def test_a_pod_that_waits_is_kept_as_it_was_shown_last() -> None:
         assert {uid, gone} == first
         assert kept is not None and {GANG: "y"} == kept.to_schedule().request.annotations
         assert ({}, {uid: NODE}) == (world.watch.pods.waiting, world.watch.pods.bound)
+
+
+async def test_what_cannot_be_ended_yet_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the bus is away. It is seen again every second, and a list of it would grow all the time."""
+    world, bus = World(), anyio.Event()
+    world.reserved.uids.add("gone")
+
+    async def cancel(uid: str, nodes: Collection[NodeName] | None = None) -> None:
+        await bus.wait()
+        world.reserved.uids.discard(uid)
+
+    monkeypatch.setattr(world.reserved, "cancel", cancel)
+    async with world.running():
+        for _ in range(10):
+            await world.clock.advance(1)
+            await world.settle()
+        asked = len(world.watch._cancelled)
+        bus.set()
+        await world.settle()
+
+        assert (1, 0, set()) == (asked, len(world.watch._cancelled), world.reserved.uids)
 
 
 @pytest.mark.parametrize("how", ["deleted", "succeeded", "refused"])

@@ -12,6 +12,7 @@ from scheduling_support import go_json
 from unit_support import CORES, DGX, MEMORY, in_units
 from view_support import NODE, Says
 
+from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.ids import ContainerName, Namespace, NodeName, PodName, ResourceName
 from topoalign.core.model.requests import GANG, GANG_SIZE, AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
 from topoalign.core.model.topology.offers import Offer, Slots
@@ -170,6 +171,27 @@ async def test_a_pod_counts_while_it_is_being_bound() -> None:
                 pass
         with quotas.claim(two.uid):
             pass
+
+
+def test_who_was_refused_beside_a_bind_is_woken_when_it_fails() -> None:
+    """Nothing was reserved, so nothing else tells of it. A bind beside which nobody was refused wakes nobody."""
+    cluster, offers, freed = FakeCluster(), OfferedResources(), list[str]()
+    offers.note(NODE, in_units(DGX))
+    quotas = Quotas(offers, tuple)
+    quotas.listed, quotas.freed = True, lambda: freed.append("now")
+    quotas.see(SeenQuota(namespace="ml", name="gpus", uid="q", limits={CORES: 50}))
+    one, two = (pod_of(cluster.add_pod(pod(name, share(30)))) for name in ("one", "two"))
+    for each in (one, two):
+        quotas.see_pod(each)
+
+    with pytest.raises(BusUnavailable), quotas.claim(one.uid):
+        raise BusUnavailable("no bus")
+    assert [] == freed
+    with pytest.raises(BusUnavailable), quotas.claim(one.uid):
+        with pytest.raises(OverQuota):
+            quotas.check_waiting(two.to_schedule())
+        raise BusUnavailable("no bus")
+    assert ["now"] == freed
 
 
 async def test_a_preemption_frees_quota_of_the_victims_namespace() -> None:

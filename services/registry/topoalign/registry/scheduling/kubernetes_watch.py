@@ -11,7 +11,6 @@ What the API server shows of pods and nodes, told to the view of the cluster and
 Where pods or nodes are not listed yet, the registry is not ready: it would give away what bound pods hold.
 """
 
-from asyncio import Queue
 from contextlib import aclosing
 
 import anyio
@@ -81,7 +80,7 @@ class KubernetesWatch:
         """UIDs of finished pods that are still there."""
         self._traits: dict[NodeName, NodeTraits] = {}
         self._synced: set[str] = set()
-        self._cancelled = Queue[str]()
+        self._cancelled, self._is_cancelled = dict[str, None](), anyio.Event()
         """UIDs of pods whose reservations are to be ended."""
 
     def behind(self) -> str | None:
@@ -180,7 +179,7 @@ class KubernetesWatch:
             if asked is not None:
                 self._view.expect(pod.node, asked)
             if self._gangs is not None and self._gangs.node_of(pod.uid) not in (None, pod.node):
-                self._cancelled.put_nowait(pod.uid)
+                self._cancel(pod.uid)
 
     def _finish(self, pod: SeenPod) -> None:
         if pod.uid in self._ended:
@@ -206,7 +205,12 @@ class KubernetesWatch:
         if node is not None:
             self._view.gone(node, uid)
         if self._reservations.of_pod(uid):
-            self._cancelled.put_nowait(uid)
+            self._cancel(uid)
+
+    def _cancel(self, uid: str) -> None:
+        """Has a pod's reservations ended; once, however often that is asked for while the bus is away."""
+        self._cancelled[uid] = None
+        self._is_cancelled.set()
 
     async def _cancel_all(self) -> None:
         """
@@ -214,7 +218,10 @@ class KubernetesWatch:
         itself.
         """
         while True:
-            uid = await self._cancelled.get()
+            while not self._cancelled:
+                self._is_cancelled = anyio.Event()
+                await self._is_cancelled.wait()
+            del self._cancelled[uid := next(iter(self._cancelled))]
             try:
                 await self._reservations.cancel(uid, {*self._reservations.of_pod(uid)} - {self.pods.bound.get(uid)})
             except TopoalignError as error:
@@ -236,7 +243,7 @@ class KubernetesWatch:
                 await self._end_gone(uid, *reserved[uid])
             for uid, nodes in self._view.reserved_on.items():
                 if uid in self.pods.bound and nodes - {self.pods.bound[uid]}:
-                    self._cancelled.put_nowait(uid)
+                    self._cancel(uid)
             asked = unknown
             await self._clock.sleep(PAUSE)
 
@@ -248,7 +255,7 @@ class KubernetesWatch:
             log.warning("it is not known whether a pod has gone", pod_uid=clean(uid), finding=error.finding)
             return
         if seen is None or seen.uid != uid or seen.finished:
-            self._cancelled.put_nowait(uid)
+            self._cancel(uid)
 
     async def _ask_version(self) -> None:
         while True:

@@ -20,6 +20,7 @@ from topoalign.core.model.errors import InvalidField, Unavailable, clean
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.sharing.quotas import (
     Amounts,
+    OverQuota,
     PerGpu,
     amounts_per_gpu,
     check_quota,
@@ -66,6 +67,10 @@ class Quotas:
         """UIDs of pods that are being bound, and of those that wait with them."""
         self._read = set[str]()
         """UIDs of pods that are being bound and not shown yet."""
+        self._refused_beside_claims = False
+        """Whether a pod was refused while others were being bound, which may fail."""
+        self.freed: Callable[[], None] = lambda: None
+        """Called when a bind has failed beside which a pod was refused: nothing in Kubernetes tells of it."""
         self.mates: Callable[[str], Collection[str]] = lambda uid: ()
         """UID of a pod -> those of the pods of its gang that wait for a node: all of them are reserved with the first."""
 
@@ -141,6 +146,11 @@ class Quotas:
         self._claims.update(claimed)
         try:
             yield
+        except BaseException:
+            if self._refused_beside_claims:
+                self._refused_beside_claims = False
+                self.freed()
+            raise
         finally:
             self._claims.subtract(claimed)
             self._claims = +self._claims
@@ -190,7 +200,11 @@ class Quotas:
             raise QuotasUnknown
         limits = self._limits.get(pod.namespace)
         if limits is not None and not limits.keys().isdisjoint(asked):
-            check_quota(pod.namespace, asked, used(held, per_gpu), limits, "this gang" if mates else "this pod")
+            try:
+                check_quota(pod.namespace, asked, used(held, per_gpu), limits, "this gang" if mates else "this pod")
+            except OverQuota:
+                self._refused_beside_claims |= bool(self._claims)
+                raise
 
 
 def names_devices(pod: SeenPod) -> bool:

@@ -89,7 +89,7 @@ class Scheduling:
         self.watch = KubernetesWatch(
             api, clock, self.view, self.reservations, gangs, foreign, quotas=quotas, delete_refused=delete
         )
-        quotas.mates = gangs.waiting_with
+        quotas.mates, quotas.freed = gangs.waiting_with, partial(self.watch.wake_ups.ask, "QuotaFreed")
         foreign.behind, shown = self.watch.behind, self.watch.pods
         self.view.offered = self._offered
         self.scheduler.planned, self.scheduler.allows = gangs.node_of, self.watch.allows
