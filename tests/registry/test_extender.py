@@ -19,13 +19,14 @@ from scheduling_support import (
 
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import GPU, NodeName
+from topoalign.core.model.requests import GANG
 from topoalign.registry.scheduling.extender import arguments
 from topoalign.registry.scheduling.model import Victims
 
 pytestmark = pytest.mark.anyio
 
 POD = {
-    "metadata": {"name": "train", "namespace": "team", "uid": "u-1", "annotations": {"note": "a<b"}},
+    "metadata": {"name": "train", "namespace": "team", "uid": "u-1", "annotations": {GANG: "a<b"}},
     "spec": {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "2"}}}]},
 }
 EMPTY: dict[str, object] = {
@@ -71,7 +72,7 @@ async def test_a_named_node_passes_or_is_refused_with_a_text(
     }
     assert {**EMPTY, "NodeNames": ["a", "b"], "FailedAndUnresolvableNodes": refused} == answer
     (pod,) = scheduling.pods
-    assert ("u-1", "team", "train", {"note": "a<b"}) == (
+    assert ("u-1", "team", "train", {GANG: "a<b"}) == (
         pod.uid,
         pod.request.namespace,
         pod.request.name,

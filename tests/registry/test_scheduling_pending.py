@@ -17,7 +17,9 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def world() -> World:
-    return World()
+    made = World()
+    made.kubernetes.add_node(NODE)
+    return made
 
 
 async def test_a_registry_that_has_just_reserved_tries_every_order(world: World) -> None:
@@ -73,7 +75,6 @@ async def test_a_pod_fits_in_every_order_with_one_that_another_reserved(world: W
 
 async def test_a_registry_that_has_not_read_all_yet_binds_no_pod(world: World) -> None:
     """It knows of no pods that are pending. A pod that is bound is answered with ok all the same."""
-    world.kubernetes.add_node(NODE)
     one = str(world.kubernetes.add_pod(shown_pod("a", gpus=1))["metadata"]["uid"])
     await world.say(*world.says.all())
     async with world.allocator(world.says), world.registry() as (scheduling, _):
