@@ -4,20 +4,22 @@ from pathlib import Path
 from random import Random
 
 import anyio
+import msgspec
 import pytest
 from containers_support import Host
 from instance_node_support import SLOTS, instance_node
 from instance_support import GIB, place
-from share_support import PLAIN
+from share_support import DEFAULT, PLAIN
 from slot_node_support import Ask
 
 from topoalign.allocator.instances.bus import InstancesNeedKubelet, check_no_instances
 from topoalign.allocator.instances.calls import SEEN_SECONDS
 from topoalign.allocator.instances.sweeps import PROBE_SECONDS, SWEEP_SECONDS, sweep_instances
+from topoalign.core.model.allocations import Displaced, Owner
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.holdings import Amount
-from topoalign.core.model.ids import GPU, DeviceID
+from topoalign.core.model.ids import GPU, ContainerName, DeviceID, PodName
 
 pytestmark = pytest.mark.anyio
 
@@ -90,6 +92,49 @@ async def test_an_agent_that_starts_anew_knows_its_instances() -> None:
         assert set() == it.there()
 
 
+async def test_the_instance_of_a_displaced_container_stays_as_long_as_it_may_run() -> None:
+    """The kubelet has lost its checkpoint and gives the slot to another container, which needs a larger instance."""
+    async with instance_node() as (it, _):
+        assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Admission)
+        await it.allocations.reconcile()
+        ((name, former),) = it.ledger.state.allocations.items()
+        owner = Owner(namespace=DEFAULT, pod=PodName("a"), container=ContainerName("c"))
+        displaced = Displaced(allocation=name, owner=owner, devices=dict(former.devices))
+        other = msgspec.structs.replace(
+            former, id=it.ledger.next_id(), displaced=(displaced,), instances=dict.fromkeys(former.instances, "MIG-new")
+        )
+        it.ledger.grant([other], instead_of=[name])
+        await it.sweep()
+        assert {*former.instances.values()} == it.there()
+
+        it.ledger.grant([msgspec.structs.replace(other, id=it.ledger.next_id(), displaced=())], instead_of=[other.id])
+        await it.sweep()
+        assert set() == it.there()
+
+
+async def test_nothing_is_destroyed_before_the_kubelet_has_told_what_runs() -> None:
+    """The journal is an old copy, which lacks the container."""
+    async with instance_node() as (it, tasks):
+        assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Admission)
+        it.ledger.release([*it.ledger.state.allocations], "gone")
+        assert it.instances is not None
+        compared: list[bool] = []
+        tasks.start_soon(sweep_instances, it.instances, it.ledger, it.clock, lambda: bool(compared))
+        await it.clock.advance(3 * SWEEP_SECONDS)
+        await it.settle()
+        assert 1 == len(it.there())
+
+        await it.allocations.reconcile()
+        compared.append(True)
+        await it.clock.advance(3 * SWEEP_SECONDS)
+        await it.settle()
+        assert 1 == len(it.there())
+        await it.remove("a")
+        await it.clock.advance(3 * SWEEP_SECONDS)
+        await it.settle()
+        assert set() == it.there()
+
+
 async def test_an_app_container_has_the_instance_of_its_init_container() -> None:
     async with instance_node() as (it, _):
         pod = it.asking("a", Ask(1, memory=3_000), init=[Ask(1, memory=9_000)])
@@ -127,7 +172,7 @@ async def test_a_foreign_instance_takes_its_place() -> None:
 async def test_a_gpu_whose_driver_fails_is_listed_as_unhealthy_until_it_works() -> None:
     async with instance_node() as (it, tasks):
         assert it.instances is not None
-        tasks.start_soon(sweep_instances, it.instances, it.ledger, it.clock)
+        tasks.start_soon(sweep_instances, it.instances, it.ledger, it.clock, lambda: True)
 
         def fail(step: str) -> None:
             if step == "gpu instance":

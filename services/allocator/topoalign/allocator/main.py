@@ -70,12 +70,16 @@ class KubeletSide(NamedTuple):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.changes.run)
             tasks.start_soon(self.watch.run)
-            tasks.start_soon(sweep_instances, self.instances, ledger, clock)
+            tasks.start_soon(sweep_instances, self.instances, ledger, clock, self.is_compared)
             tasks.start_soon(self.limiter.run, self.allocations, clock)
             tasks.start_soon(keep_directories, self.hami_root, self.allocations, clock)
             tasks.start_soon(
                 keep_priorities, self.hami_root, self.has_priorities, lambda: self.allocations.state, clock
             )
+
+    def is_compared(self) -> bool:
+        """Whether the kubelet answered when the record was last compared with what it says."""
+        return self.allocations.polled is not None
 
     def hami_root(self) -> str:
         """`flags.hamiRoot`; empty: none."""
