@@ -12,9 +12,11 @@ from instance_support import GIB, place
 from share_support import DEFAULT, PLAIN
 from slot_node_support import Ask
 
+from topoalign.allocator.instances.book import AWAY_SECONDS
 from topoalign.allocator.instances.bus import InstancesNeedKubelet, check_no_instances
 from topoalign.allocator.instances.calls import SEEN_SECONDS
 from topoalign.allocator.instances.sweeps import PROBE_SECONDS, SWEEP_SECONDS, sweep_instances
+from topoalign.allocator.ports import Poll
 from topoalign.core.model.allocations import Displaced, Owner
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.errors import DriverFault
@@ -119,7 +121,11 @@ async def test_nothing_is_destroyed_before_the_kubelet_has_told_what_runs() -> N
         it.ledger.release([*it.ledger.state.allocations], "gone")
         assert it.instances is not None
         compared: list[bool] = []
-        tasks.start_soon(sweep_instances, it.instances, it.ledger, it.clock, lambda: bool(compared))
+
+        def polled() -> Poll | None:
+            return it.allocations.polled if compared else None
+
+        tasks.start_soon(sweep_instances, it.instances, it.ledger, it.clock, polled)
         await it.clock.advance(3 * SWEEP_SECONDS)
         await it.settle()
         assert 1 == len(it.there())
@@ -133,6 +139,50 @@ async def test_nothing_is_destroyed_before_the_kubelet_has_told_what_runs() -> N
         await it.clock.advance(3 * SWEEP_SECONDS)
         await it.settle()
         assert set() == it.there()
+
+
+async def test_an_instance_made_where_ours_was_destroyed_is_left_alone() -> None:
+    """The driver makes id and uuid of the place, so it looks like ours."""
+    async with instance_node() as (it, tasks):
+        assert it.instances is not None
+        tasks.start_soon(sweep_instances, it.instances, it.ledger, it.clock, lambda: it.allocations.polled)
+        assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Admission)
+        await it.allocations.reconcile()
+        was = dict(it.played.instances)
+        it.played.instances.clear()
+        it.played.changed()
+        await it.clock.advance(2 * SWEEP_SECONDS)
+        it.played.instances.update(was)
+        it.played.changed()
+
+        await it.remove("a")
+        await it.settle()
+        await it.clock.advance(2 * SWEEP_SECONDS)
+
+        assert {} == it.ledger.state.allocations
+        assert was == it.played.instances
+
+
+@pytest.mark.parametrize(("away", "left"), [(AWAY_SECONDS - 1, 0), (AWAY_SECONDS + 1, 1)])
+async def test_what_ended_while_no_agent_ran_for_long_is_left_alone(away: float, left: int) -> None:
+    """Who runs on is ours as before."""
+    async with instance_node() as (it, tasks):
+        for name in "ab":
+            assert isinstance(await it.admit_pod(it.asking(name, Ask(1))), Admission)
+        await it.allocations.reconcile()
+        await it.drop("a")
+        await it.clock.advance(away)
+
+        await it.start_agent(tasks)
+        assert it.instances is not None
+        tasks.start_soon(sweep_instances, it.instances, it.ledger, it.clock, lambda: it.allocations.polled)
+        await it.settle()
+        await it.clock.advance(2 * SWEEP_SECONDS)
+        assert 1 + left == len(it.there())
+        await it.remove("b")
+        await it.settle()
+        await it.clock.advance(2 * SWEEP_SECONDS)
+        assert left == len(it.there())
 
 
 async def test_an_app_container_has_the_instance_of_its_init_container() -> None:
@@ -172,7 +222,7 @@ async def test_a_foreign_instance_takes_its_place() -> None:
 async def test_a_gpu_whose_driver_fails_is_listed_as_unhealthy_until_it_works() -> None:
     async with instance_node() as (it, tasks):
         assert it.instances is not None
-        tasks.start_soon(sweep_instances, it.instances, it.ledger, it.clock, lambda: True)
+        tasks.start_soon(sweep_instances, it.instances, it.ledger, it.clock, lambda: it.allocations.polled)
 
         def fail(step: str) -> None:
             if step == "gpu instance":

@@ -53,12 +53,13 @@ class Node:
         self.live: set[DeviceID] = set()
         """Uuids in allocations, which the journal has."""
         self.dies_at = self.last = ""
+        self.now = 0.0
         self.gpus.before_step = self.step
         Node.playing = self
         self.start()
 
     def start(self, boot: str = "b1") -> None:
-        self.book = InstanceBook(self.directory, boot)
+        self.book = InstanceBook(self.directory, boot, lambda: self.now)
         self.instances = Instances(self.book, self.gpus)
 
     def step(self, name: str) -> None:
@@ -146,7 +147,7 @@ def test_a_process_that_gets_sigkill_at_a_step_leaves_nothing_over(tmp_path: Pat
     async def live(directory: Path, dies_at: str) -> int:
         gpus = StoredGpus(directory / "gpus")
         gpus.dies_at = dies_at
-        instances = Instances(InstanceBook(directory, "b"), gpus)
+        instances = Instances(InstanceBook(directory, "b", lambda: 0.0), gpus)
         await instances.sweep(tuple)
         there = len(gpus.instances)
         made = await instances.make(slot(0), A100, 5 * GIB)
@@ -167,7 +168,7 @@ def test_a_process_that_gets_sigkill_at_a_step_leaves_nothing_over(tmp_path: Pat
 
     assert [*(True for _ in steps), False] == killed
     assert 2 == anyio.run(live, tmp_path, "")
-    assert () == InstanceBook(tmp_path, "b").instances
+    assert () == InstanceBook(tmp_path, "b", lambda: 0.0).instances
 
 
 async def test_an_instance_of_anothers_making_is_never_destroyed(tmp_path: Path) -> None:
@@ -313,6 +314,66 @@ async def test_a_disk_that_is_full_after_the_driver_is_asked_undoes_that(
     assert {} == node.gpus.instances
     node.start()
     await node.instances.sweep(lambda: node.live)
+    node.check()
+
+
+async def test_what_is_made_by_hand_after_an_undone_intent_is_not_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver failed, and the disk, so that the intent is still in the book."""
+    node, put, writes = Node(tmp_path), books.put_whole, list[bytes]()
+
+    def full_later(path: Path, payload: bytes) -> None:
+        writes.append(payload)
+        if len(writes) > 1:
+            raise OSError(28, "No space left on device")
+        put(path, payload)
+
+    def fail(step: str) -> None:
+        if step == "gpu instance":
+            raise DriverFault("no", "look")
+
+    node.gpus.before_step = fail
+    with monkeypatch.context() as patch:
+        patch.setattr(books, "put_whole", full_later)
+        with pytest.raises(DriverFault):
+            await node.allocate()
+        node.gpus.add(GPU, place(6, 1), DeviceID("MIG-theirs"))
+        await node.instances.sweep(tuple)
+    await node.instances.sweep(tuple)
+
+    assert [frozenset({"MIG-theirs"})] == [each.uuids for each in node.gpus.instances.values()]
+    assert () == node.book.instances
+
+
+@pytest.mark.parametrize(("away", "left"), [(books.AWAY_SECONDS, 0), (books.AWAY_SECONDS + 1, 1), (-1.0, 1)])
+async def test_an_old_intent_does_not_make_an_instance_ours(away: float, left: int, tmp_path: Path) -> None:
+    """The agent was killed before it made the instance, and somebody makes one before it starts again."""
+    node = Node(tmp_path)
+    node.dies_at = "gpu instance"
+    with pytest.raises(Killed):
+        await node.allocate()
+    node.gpus.add(GPU, place(6, 1), DeviceID("MIG-theirs"))
+    node.now += away
+
+    node.start()
+    await node.instances.sweep(tuple)
+
+    assert left == len(node.gpus.instances)
+    assert () == node.book.instances
+
+
+async def test_a_book_that_is_looked_after_does_not_grow_old(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await node.allocate()
+    node.now += books.AWAY_SECONDS
+    node.instances.stamp()
+    node.now += books.AWAY_SECONDS
+    node.live.clear()
+
+    node.start()
+    await node.instances.sweep(tuple)
+
     node.check()
 
 

@@ -41,7 +41,7 @@ class InstanceNode(SlotNode):
         return in_slots(msgspec.structs.replace(machine, gpus=gpus), SLOTS, scaling=Slots(instances=True))
 
     async def start_agent(self, tasks: TaskGroup, machine: Topology | None = None) -> None:
-        self.instances = Instances(InstanceBook(self.directory, "b"), self.played)
+        self.instances = Instances(InstanceBook(self.directory, "b", self.clock.monotonic), self.played)
         await super().start_agent(tasks, machine)
 
     async def listed(self) -> None:

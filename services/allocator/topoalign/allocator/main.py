@@ -70,16 +70,12 @@ class KubeletSide(NamedTuple):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.changes.run)
             tasks.start_soon(self.watch.run)
-            tasks.start_soon(sweep_instances, self.instances, ledger, clock, self.is_compared)
+            tasks.start_soon(sweep_instances, self.instances, ledger, clock, lambda: self.allocations.polled)
             tasks.start_soon(self.limiter.run, self.allocations, clock)
             tasks.start_soon(keep_directories, self.hami_root, self.allocations, clock)
             tasks.start_soon(
                 keep_priorities, self.hami_root, self.has_priorities, lambda: self.allocations.state, clock
             )
-
-    def is_compared(self) -> bool:
-        """Whether the kubelet answered when the record was last compared with what it says."""
-        return self.allocations.polled is not None
 
     def hami_root(self) -> str:
         """`flags.hamiRoot`; empty: none."""
@@ -172,7 +168,8 @@ async def serve_display(path: str, context: Context, ledger: Ledger, *, task_sta
 
 def own_instances(settings: AllocatorSettings, context: Context) -> Instances:
     """The MIG instances of this node that are ours, by its state directory. Nothing is asked of the driver yet."""
-    return Instances(InstanceBook(settings.state_dir, boot_id() or ""), NvmlInstances(context.clock, DRIVER_SECONDS))
+    book = InstanceBook(settings.state_dir, boot_id() or "", context.clock.monotonic)
+    return Instances(book, NvmlInstances(context.clock, DRIVER_SECONDS))
 
 
 def kubelet_side(

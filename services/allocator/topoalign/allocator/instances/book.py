@@ -5,14 +5,17 @@ Before an instance is made the book has an intent: the slot, the profile, the pl
 there. So an instance at this place that was not there before is ours, also where the process ended before it learned the
 id. Then the book has the id and the uuid. An entry goes when the instance is known to be gone.
 
-A reboot ends all MIG instances: what was noted in another boot is forgotten. A book that cannot be read is set aside, and
-nothing is ours then: instances of a former process stay until somebody removes them, and are never taken for others'.
+A reboot ends all MIG instances: what was noted in another boot is forgotten. The driver makes ids, and uuids of them, of
+the place: what somebody makes where one of ours was looks like ours. So the book says when it was written last, and what a
+process finds that nobody looked after for longer than `AWAY_SECONDS` is doubted: it is never destroyed. A book that cannot
+be read is set aside, and nothing is ours then: instances of a former process stay until somebody removes them, and are
+never taken for others'.
 
 One line, as in the journal: CRC-32 of the JSON, a blank, the JSON.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from zlib import crc32
@@ -28,6 +31,8 @@ from topoalign.core.model.topology.mig import MigPlacement
 NAME = "instances"
 LARGEST = 1 << 20
 """Bytes. An entry has some 300, and a machine has at most a few hundred instances."""
+AWAY_SECONDS = 600.0
+"""For so long nobody makes instances by hand where an agent has ended: longer than a container waits to be started again."""
 
 
 class OwnInstance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -44,6 +49,8 @@ class OwnInstance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """NVML's id of it. None: it is not known whether it was made."""
     uuid: DeviceID = DeviceID("")
     """Of the MIG device; empty while `id` is None."""
+    doubted: bool = False
+    """Whether somebody else may have made what is there now, so that it is not to be destroyed."""
 
     @property
     def gpu(self) -> DeviceID:
@@ -57,14 +64,16 @@ class Book(msgspec.Struct, frozen=True, kw_only=True, tag="topoalign.instances")
     boot: str
     """The boot of the node in which all of them were made; empty: not known."""
     instances: tuple[OwnInstance, ...]
+    at: float
+    """Monotonic seconds, of this boot, when it was written."""
 
 
 class InstanceBook:
     """The instances of ours, in the state directory of the allocator."""
 
-    def __init__(self, directory: Path, boot: str) -> None:
-        """`boot`: the boot of the node now; empty: not known, and what is noted counts."""
-        self._path, self._boot = directory / NAME, boot
+    def __init__(self, directory: Path, boot: str, now: Callable[[], float]) -> None:
+        """`boot`: the boot of the node now; empty: not known, and what is noted counts. `now`: monotonic seconds."""
+        self._path, self._boot, self._now = directory / NAME, boot, now
         self.doubt: str | None = None
         """Why instances of ours may be missing in it; None: none is."""
         self.instances = self._read()
@@ -72,7 +81,7 @@ class InstanceBook:
     def replace(self, gone: Sequence[OwnInstance], new: Sequence[OwnInstance] = ()) -> None:
         """Notes `new` instead of `gone`; on disk when this returns. Raises StateFault, and then nothing has changed."""
         kept = (*(each for each in self.instances if each not in gone), *new)
-        payload = msgspec.json.encode(Book(boot=self._boot, instances=kept))
+        payload = msgspec.json.encode(Book(boot=self._boot, instances=kept, at=self._now()))
         with faults(self._path, "note MIG instances"):
             put_whole(self._path, payload)
         self.instances = kept
@@ -91,7 +100,11 @@ class InstanceBook:
             with suppress(OSError):
                 self._path.rename(self._path.with_name(f"{NAME}.corrupt"))
             return ()
-        return book.instances if not self._boot or book.boot in ("", self._boot) else ()
+        if self._boot and book.boot not in ("", self._boot):
+            return ()
+        if 0 <= self._now() - book.at <= AWAY_SECONDS:
+            return book.instances
+        return tuple(msgspec.structs.replace(each, doubted=True) for each in book.instances)
 
 
 def put_whole(path: Path, payload: bytes) -> None:

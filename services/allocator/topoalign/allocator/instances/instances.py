@@ -13,9 +13,13 @@ The steps, and what a start does if the process ended after one of them:
 
 So an instance is there for every allocation that has one, and for no other; those of others are never touched. While the
 driver does not answer, what is to be destroyed stays in the book, its place counts as taken, and it is tried again.
+
+What is known to be gone is not ours again, whatever is made at its place, also while the book cannot be written; and what is
+doubted (`OwnInstance.doubted`) goes from the book without being destroyed.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 
 import anyio
 import msgspec
@@ -54,6 +58,8 @@ class Instances:
         self._turn = anyio.Lock(fast_acquire=True)
         self._granting: set[DeviceID] = set()
         """Made for an Allocate that is not recorded yet."""
+        self._over: set[OwnInstance] = set()
+        """Known to be gone, though the book still has them."""
         self.failing: dict[DeviceID, str] = {}
         """GPU -> why instances of it cannot be made or destroyed: until that works again."""
 
@@ -145,6 +151,32 @@ class Instances:
                     if each in self.own and not is_wanted(each):
                         await self._undo_quietly(each)
 
+    def trust(self, running: Collection[DeviceID]) -> None:
+        """Doubts no more that the instances with these uuids are ours: containers run with them. Raises StateFault."""
+        known = [each for each in self.own if each.doubted and each.uuid in running]
+        if known:
+            self._book.replace(known, [msgspec.structs.replace(each, doubted=False) for each in known])
+
+    def stamp(self) -> None:
+        """Notes that somebody looks after what is in the book. Raises StateFault."""
+        if self.own:
+            self._book.replace(())
+
+    async def forget(self, missing: Collection[OwnInstance]) -> None:
+        """
+        Forgets those of the instances that discovery is `missing` which the driver does not have either: somebody has
+        destroyed them, or the GPU was reset.
+        """
+        for own in missing:
+            with anyio.CancelScope(shield=True), suppress(DriverFault, StateFault):  # they are looked for again
+                async with self._turn:
+                    if own not in self.own or own.uuid in self._granting:
+                        continue
+                    if not any(is_own(own, each) for each in await self._maker.there(own.gpu)):
+                        log.warning("a MIG instance of ours has gone", gpu=own.gpu, slot=own.slot, uuid=own.uuid)
+                        self._over.add(own)
+                        self._forget(own)
+
     async def probe(self) -> None:
         """Asks the driver about the GPUs whose instances it could not change: where it answers, they are tried again."""
         for gpu in [*self.failing]:
@@ -158,13 +190,32 @@ class Instances:
 
     async def _undo_quietly(self, own: OwnInstance) -> None:
         try:
-            for each in await self._maker.there(own.gpu):
-                if is_own(own, each):
-                    await self._maker.destroy(own.gpu, each.id)
-            self._book.replace((own,))
+            if own not in self._over:
+                for each in await self._maker.there(own.gpu):
+                    if is_own(own, each):
+                        await self._clear(own, each)
+                self._over.add(own)
+            self._forget(own)
             self._works(own.gpu)
         except (DriverFault, StateFault) as fault:
             self._fails(own.gpu, fault)
+
+    async def _clear(self, own: OwnInstance, there: GpuInstance) -> None:
+        """Destroys what is there of an instance of ours, unless that may be somebody else's."""
+        if own.doubted:
+            log.warning(
+                "a MIG instance at a place of ours is left alone: it may be somebody else's by now",
+                gpu=own.gpu,
+                uuids=sorted(there.uuids),
+                remedy="destroy it with nvidia-smi mig if nobody needs it",
+            )
+        else:
+            await self._maker.destroy(own.gpu, there.id)
+
+    def _forget(self, own: OwnInstance) -> None:
+        """Takes an instance that is over out of the book. Raises StateFault."""
+        self._book.replace((own,))
+        self._over.discard(own)
 
     def _fails(self, gpu: DeviceID, fault: DriverFault | StateFault) -> None:
         if self.failing.get(gpu) != fault.finding:

@@ -6,12 +6,16 @@ While the record is not confirmed, or not compared with what the kubelet says, n
 that is not in it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 
+from topoalign.allocator.instances.book import OwnInstance
 from topoalign.allocator.instances.instances import Instances
 from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ports import Poll
 from topoalign.allocator.reconciliation.displacement import devices_displaced_by
+from topoalign.core.model.errors import StateFault
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
@@ -24,10 +28,12 @@ PROBE_SECONDS = 60.0
 """After which a driver that could not change instances is asked again: a pod that comes before is not sent there."""
 
 
-async def sweep_instances(instances: Instances, ledger: Ledger, clock: Clock, is_compared: Callable[[], bool]) -> None:
+async def sweep_instances(
+    instances: Instances, ledger: Ledger, clock: Clock, polled: Callable[[], Poll | None]
+) -> None:
     """
-    Sweeps after each change of the record, and every `SWEEP_SECONDS`, until cancelled. `is_compared`: whether the record has
-    been compared with what the kubelet says: an old copy of it lacks what was given since.
+    Sweeps after each change of the record, and every `SWEEP_SECONDS`, until cancelled. `polled`: what the kubelet said when
+    the record was last compared; None: it was not, and an old copy of the record may lack what was given since.
     """
     probed = clock.monotonic()
     while True:
@@ -37,10 +43,16 @@ async def sweep_instances(instances: Instances, ledger: Ledger, clock: Clock, is
         ):  # as on most nodes: they need not look at each change of the record
             await clock.sleep(until_tick(clock, SWEEP_SECONDS))
             continue
-        if ledger.unconfirmed is None and ledger.state.topology is not None and is_compared():
+        poll = polled()
+        if ledger.unconfirmed is None and ledger.state.topology is not None and poll is not None:
+            with suppress(StateFault):  # then they stay doubted
+                instances.trust(running_of(ledger.state, poll))
+            await instances.forget(missing_of(ledger.state, instances.own))
             await instances.sweep(lambda: live_of(ledger.state), lambda: unknown_of(ledger.state))
         if clock.monotonic() >= probed + PROBE_SECONDS:
             probed = clock.monotonic()
+            with suppress(StateFault):  # a later start may leave alone what is ours
+                instances.stamp()
             await instances.probe()
         await either(partial(ledger.wait_past, version), partial(clock.sleep, until_tick(clock, SWEEP_SECONDS)))
 
@@ -58,3 +70,19 @@ def unknown_of(state: NodeState) -> frozenset[DeviceID]:
     live = state.allocations.values()
     unsaid = frozenset(device for each in live for device in each.device_ids - each.instances.keys())
     return unsaid | devices_displaced_by(live)
+
+
+def running_of(state: NodeState, poll: Poll) -> frozenset[DeviceID]:
+    """The uuids of the instances whose slots the kubelet shows with containers."""
+    shown = {device for holding in poll.listing.holdings for device in holding.devices}
+    return frozenset(uuid for slot, uuid in instances_of(state.allocations.values()).items() if slot in shown)
+
+
+def missing_of(state: NodeState, own: Iterable[OwnInstance]) -> list[OwnInstance]:
+    """Those of our instances that discovery does not see, though it sees their GPU."""
+    gpus = state.hardware.gpu_by_id
+    return [
+        each
+        for each in own
+        if each.uuid and each.gpu in gpus and all(each.uuid != there.uuid for there in gpus[each.gpu].mig or ())
+    ]
