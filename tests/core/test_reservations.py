@@ -342,7 +342,7 @@ def test_what_is_planned_stands_after_what_is_about_to_be_bound() -> None:
     assert second == in_order_of_binds(second, [single])
 
 
-def test_a_plan_that_an_earlier_registry_repeats_counts_as_about_to_be_bound() -> None:
+def test_a_plan_that_an_earlier_registry_repeats_is_about_to_be_bound() -> None:
     """It leaves out what it does not know, and appends what it reserves: everybody's own order stays."""
     written = msgspec.json.encode(of_gang("b")).replace(b'"planned":true', b'"unknown":true')
     repeated = msgspec.json.decode(written, type=Reservation)
