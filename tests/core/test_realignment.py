@@ -6,14 +6,13 @@ import pytest
 from decision_support import GIB, container, machine, node, pod
 from faults_support import THOROUGH
 from feasibility_support import demand_of, some_machine, some_pod, some_rules
+from realignment_support import Holders, held_by, refused_after_ends, with_pod
 
-from topoalign.core.admission.admit import decide
 from topoalign.core.admission.feasibility import need_of
 from topoalign.core.admission.free_amounts import free_of
 from topoalign.core.admission.realignment import Steps, Waiting, fit_whatever_ends, left_elsewhere
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
-from topoalign.core.model.decisions import Admission
-from topoalign.core.model.ids import GPU, MEMORY, AllocationID
+from topoalign.core.model.ids import GPU, MEMORY
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Policy
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
@@ -28,17 +27,6 @@ RULES = AdmissionRules(
 )
 SMALL = machine(nodes=3, gpus=(0, 0, 1, 1, 2, 2))
 """Eight CPUs and 64 GiB on each NUMA node."""
-Holders = dict[str, list[AllocationID]]
-
-
-def with_pod(state: NodeState, demand: PodDemand) -> tuple[NodeState, list[AllocationID]] | None:
-    """The node after it has admitted a pod, and what this holds. None: it refuses the pod."""
-    decision = decide(state, demand)
-    if not isinstance(decision, Admission):
-        return None
-    for each in decision.allocations:
-        state = state.holding(each)
-    return state, [each.id for each in decision.allocations]
 
 
 def waiting(topology: Topology, demand: PodDemand, key: object) -> Waiting:
@@ -50,41 +38,6 @@ def small_pod(chance: Random, name: str) -> PodRequest:
     """Pods of which none needs as much of everything as another one."""
     gpus, cpus, gib = chance.choice([0, 1, 1, 1, 2]), chance.choice([1, 1, 2, 4, 6]), chance.choice([1, 1, 20, 45])
     return pod(container("main", gpus=gpus, cpus=cpus, gib=gib), name=name)
-
-
-def held_by(state: NodeState, pods: list[PodDemand | None], chance: Random) -> tuple[NodeState, Holders]:
-    """The node with those of these pods that it admits and that have not ended since."""
-    holders: Holders = {}
-    for each in pods:
-        admitted = with_pod(state, each) if each is not None else None
-        if each is not None and admitted is not None:
-            state, holders[each.pod] = admitted
-    for name in [*holders]:
-        if chance.random() < 0.35:
-            for each_id in holders.pop(name):
-                state = state.without(each_id)
-    return state, holders
-
-
-def refused_after_ends(state: NodeState, pods: list[PodDemand], holders: Holders, chance: Random) -> bool:
-    """
-    Whether some pod is refused when they come in a random order and some holders end: each one alone, and some random sets
-    of them.
-    """
-    ends = [[name] for name in holders] + [
-        chance.sample([*holders], chance.randrange(len(holders) + 1)) for _ in "12345"
-    ]
-    for ended in ends:
-        after, coming = state, chance.sample(pods, len(pods))
-        ending = chance.randrange(len(pods))
-        for place, each in enumerate(coming):
-            for each_id in [each_id for name in ended for each_id in holders[name]] if place == ending else ():
-                after = after.without(each_id)
-            admitted = with_pod(after, each)
-            if admitted is None:
-                return True
-            after, _ = admitted
-    return False
 
 
 @pytest.fixture

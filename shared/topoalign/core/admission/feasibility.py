@@ -30,7 +30,7 @@ from topoalign.core.hints.preconditions import check_decidable
 from topoalign.core.hints.rules import MOST_LISTED
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import CPU, NodeName
-from topoalign.core.model.requests import Scope
+from topoalign.core.model.requests import Policy, Scope
 from topoalign.core.model.topology.bitmask import several
 from topoalign.core.model.topology.by_amounts import gpu_of
 from topoalign.core.model.topology.model import Topology
@@ -72,11 +72,28 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
 def need_of(topology: Topology, demand: PodDemand) -> Need | None:
     """What a demand comes to on a machine. None: more than amounts decides."""
-    rules = demand.rules
-    if not profile_of(rules.mode).prefers_by_empty_machine or not are_listed(topology, demand):
-        return None
     by_amounts = any(topology.kind_of(name) in ("unit", "slot") for name in demand.devices)
     if by_amounts or any(each.joint is not None for each in demand.containers):
+        return None
+    return need_by_numbers(topology, demand)
+
+
+def alignment_need(topology: Topology, demand: PodDemand) -> Need | None:
+    """
+    The same of what a kubelet aligns it by, whatever the policy refuses: the sets that it prefers. Slots and units count by
+    their numbers, whatever is left of which GPU.
+    """
+    rules = demand.rules
+    if POLICIES[rules.policy].asks and POLICIES[rules.policy].admits(NO_AFFINITY):
+        strict = msgspec.structs.replace(rules, policy=Policy.RESTRICTED)
+        demand = msgspec.structs.replace(demand, rules=strict)
+    return need_by_numbers(topology, demand)
+
+
+def need_by_numbers(topology: Topology, demand: PodDemand) -> Need | None:
+    """As `need_of`, of slots and units by their numbers."""
+    rules = demand.rules
+    if not profile_of(rules.mode).prefers_by_empty_machine or not are_listed(topology, demand):
         return None
     asking = [each for each in demand.containers if each.devices or each.cpus or each.memory]
     one = asking[0] if asking else demand.containers[0]

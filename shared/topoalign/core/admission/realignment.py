@@ -13,6 +13,7 @@ takes whatever is free there now, up to what it asks for; what has ended besides
 of several NUMA nodes counts as taken whole: how a pod is spread over it is not known from amounts.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from operator import sub
 from typing import NamedTuple
@@ -21,7 +22,7 @@ import msgspec
 
 from topoalign.core.admission.feasibility import Need, first_with_room, verdict
 from topoalign.core.admission.free_amounts import Free, usable_sets
-from topoalign.core.model.ids import CPU
+from topoalign.core.model.ids import CPU, ResourceName
 from topoalign.core.model.topology.bitmask import several
 from topoalign.core.numa_sets.subsets import doubled
 
@@ -87,6 +88,31 @@ def fit_as_counted(free: Free, pods: Sequence[Waiting]) -> bool:
             return False
         free = left_where_taken(pod.takes, free, room)
     return True
+
+
+def have_ample_memory(free: Free, pods: Sequence[Waiting]) -> bool:
+    """
+    Whether memory refuses none of these pods wherever a policy that admits without alignment aligns them: each asks for what
+    one NUMA node has, and every NUMA node has the memory for all of them together and is in no group. Example: 40 GiB are
+    free on each of two NUMA nodes, and two pods ask for 1 GPU, 4 CPUs and 20 GiB each.
+    """
+    asked, total = list[Need](), Counter[ResourceName]()
+    for pod in pods:
+        need = pod.takes
+        if need is None or not need.complete:
+            return False
+        while need is not None:
+            asked.append(need)
+            need = need.rest
+    for each in asked:
+        if any(several(number) for number in each.preferred) or (each.asks and each.memory and not each.preferred):
+            return False
+        total.update(dict(each.memory))
+    nodes = [1 << node for node in range(len(free.usable).bit_length() - 1)]
+    return bool(nodes) and all(
+        free.usable[number] and all(free.within[name][number] >= amount for name, amount in total.items())
+        for number in nodes
+    )
 
 
 def left_by(pod: Waiting, free: Free) -> Iterator[Free]:

@@ -93,13 +93,16 @@ class NodeRefuses(NoFit):
 
 
 class PodsPending(NoFit):
-    """Raised where pods that are bound to the node have to be admitted first. What is reserved for the pod stays."""
+    """
+    Raised where pods of the node come first: they are bound and have to be admitted, or their end could lead the kubelet to
+    refuse the pod. What is reserved for the pod stays.
+    """
 
     code = PODS_PENDING
 
     def __init__(self, node: NodeName) -> None:
         super().__init__(
-            f"pods that are bound to node {clean(node)} have to be admitted before the next one is bound",
+            f"pods that are bound to node {clean(node)}, or whose end could misalign the pod there, come first",
             "the scheduler tries again",
         )
 

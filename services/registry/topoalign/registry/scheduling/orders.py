@@ -23,8 +23,16 @@ from typing import NamedTuple
 from topoalign.core.admission.admit import decide
 from topoalign.core.admission.feasibility import Need
 from topoalign.core.admission.free_amounts import free_of
-from topoalign.core.admission.realignment import Steps, Waiting, fit_as_counted, fit_whatever_ends, left_elsewhere
+from topoalign.core.admission.realignment import (
+    Steps,
+    Waiting,
+    fit_as_counted,
+    fit_whatever_ends,
+    have_ample_memory,
+    left_elsewhere,
+)
 from topoalign.core.admission.reserving import has_its_own
+from topoalign.core.admission.share_alignment import finds_gpus
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.slots import SlotShare, slots_asked
 from topoalign.core.demand.units import InvalidShare, Share, share_of
@@ -112,7 +120,54 @@ async def all_fit(state: NodeState, pods: Sequence[Comer], turns: Turns, later: 
     Whether those of the pods that must fit are admitted, in whatever order all of them come and whatever ends before, and
     then those that come later. A decision takes up to a millisecond: the event loop has its turns between them.
     """
+    if state.allocations:  # of all containers that a prediction knows of, also those with CPUs alone: they may end
+        led = list[Comer]()
+        for place, pod in enumerate(pods):
+            await turns.give()
+            others = [each.demand for each in (*pods[:place], *pods[place + 1 :])]
+            if pod.must_fit and not finds_its_gpus(state, pod.demand, others):
+                return False
+            led.append(counted_by_numbers(state.hardware, pod))
+        if is_refused_for_memory(state, led):
+            return False
+        pods = led
     return await fit_from(state, pods, turns, Steps() if may_realign(state, pods[0]) else None, set(), later)
+
+
+def finds_its_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand]) -> bool:
+    """As `finds_gpus`; False where annotations of one of them have changed since it was reserved, and cannot be meant."""
+    try:
+        return finds_gpus(state, pod, others)
+    except InvalidShare:
+        return False
+
+
+def counted_by_numbers(topology: Topology, pod: Comer) -> Comer:
+    """A pod that finds its GPUs wherever it is led: if these are parts of GPUs, amounts decide about the rest."""
+    in_parts = any(topology.kind_of(name) in ("unit", "slot") for name in pod.demand.devices)
+    is_joint = any(each.joint is not None for each in pod.demand.containers)
+    if not in_parts or is_joint or pod.takes is None or not pod.must_fit:
+        return pod
+    return pod._replace(decides=pod.takes.complete)
+
+
+def is_refused_for_memory(state: NodeState, pods: Sequence[Comer]) -> bool:
+    """
+    Whether one of the pods may be refused for its memory once others have ended, although its policy admits it without
+    alignment: the memory manager refuses it where it is aligned to NUMA nodes with too little. Not where all of them find
+    preferred sets with room, or any NUMA node will do. Without a policy memory of one kind comes to the same wherever it is.
+    """
+    rules, kinds = pods[0].demand.rules, {name for pod in pods for name in pod.demand.memory}
+    policy = POLICIES[rules.policy]
+    if rules.memory_manager != "Static" or not policy.admits(NO_AFFINITY):
+        return False
+    if len(pods) < 2 or len(kinds) < (1 if policy.asks else 2):
+        return False
+    free, known = free_of(state, rules), [in_amounts(each) for each in pods]
+    if have_ample_memory(free, known):
+        return False
+    finds_sets = all(each.takes is not None and each.takes.strict for each in known)
+    return not (finds_sets and fit_whatever_ends(free, known, Steps()))
 
 
 def may_realign(state: NodeState, pod: Comer) -> bool:

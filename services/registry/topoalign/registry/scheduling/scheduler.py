@@ -19,6 +19,7 @@ from topoalign.core.model.requests import GANG
 from topoalign.core.sharing.quotas import OverQuota
 from topoalign.registry.scheduling.binding import PODS_PENDING
 from topoalign.registry.scheduling.holds import Requested
+from topoalign.registry.scheduling.lone_pods import LonePods
 from topoalign.registry.scheduling.model import Filtered, PodToSchedule, Victims
 from topoalign.registry.scheduling.orders import MOST_PENDING, all_fit, are_mistakable
 from topoalign.registry.scheduling.planned_pods import PlannedPods, later_than
@@ -86,6 +87,8 @@ class Scheduler:
         self._behind, self._verdicts = behind, Verdicts(view)
         self._planned = PlannedPods(view, self._verdicts.request)
         self._verdicts.beside = self._planned.refusal
+        self.lone = LonePods(view, self._verdicts.request)
+        """Pods beside which none is pending."""
         self._asked: OrderedDict[object, Sequence[NodeName]] = OrderedDict()
         """Gang and what its pod asks for, and where -> the nodes that were asked about last: others are not for it."""
 
@@ -156,9 +159,10 @@ class Scheduler:
         return filtered
 
     def prioritize(self, pod: PodToSchedule, nodes: Sequence[NodeName]) -> Sequence[int]:
-        """As `Scheduling.prioritize`; a node that is not known has 0. Raises NotReadYet."""
+        """As `Scheduling.prioritize`; a node that is not known has 0, and one that comes last. Raises NotReadYet."""
         scores, places = scores_of(self._request(pod), self.view), self.view.places
-        return [scores[places[node]] if node in places else 0 for node in nodes]
+        last = self.lone.last_for(pod.uid)
+        return [scores[places[node]] if node in places and node not in last else 0 for node in nodes]
 
     async def best(self, pod: PodToSchedule, chosen: NodeName | None = None) -> Sequence[NodeName]:
         """
@@ -202,8 +206,8 @@ class Scheduler:
         await self.view.catch_up()
         request, uids = self._request(pod), frozenset({pod.uid})
         view, holds = self.view.nodes.get(node), self.view.holds(node)
-        if view is not None and not holds.uids:
-            return self._verdicts.judge(request, view)  # no pod is waited for, and nothing is held beside the facts
+        if view is not None and not holds.uids:  # no pod is waited for, and nothing is held beside the facts
+            return self._verdicts.judge(request, view) or self.lone.refusal(node, pod)
         code = self._judge_without(request, node, uids)
         if code:
             return code
@@ -214,7 +218,7 @@ class Scheduler:
         planned = self._planned.on(view)
         is_planned = any(each.uid == pod.uid for each in planned)
         if not waiting and not is_planned:
-            return self._crowds(request, node, uids)
+            return self._crowds(request, node, uids) or self.lone.refusal(node, pod)
         if len(waiting) > MOST_PENDING:
             return PODS_PENDING
         moving = uids | {each.uid for each, _ in waiting} | {each.uid for each in planned}

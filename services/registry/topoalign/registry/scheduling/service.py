@@ -178,15 +178,18 @@ class Scheduling:
 
     async def _fits(self, node: NodeName, pod: PodToSchedule) -> str:
         """
-        As `fits_in_every_order`, of a pod that its node has confirmed: only others that are pending can change that. Raises
-        NotReadYet as that does: without what is reserved and bound nobody would be pending; and as `Quotas.check_read`.
+        As `fits_in_every_order`, of a pod that its node has confirmed: only others that are pending, or end, can change
+        that. Raises NotReadYet as that does: without what is reserved and bound nobody would be pending; and as
+        `Quotas.check_read`.
         """
         finding = self.behind()
         if finding is not None:
             raise NotReadYet(finding)
         if self.quotas is not None:
             self.quotas.check_read(pod)
-        return await self.scheduler.fits_in_every_order(node, pod) if self.view.holds(node).has_others(pod.uid) else ""
+        if not self.view.holds(node).has_others(pod.uid):
+            return self.scheduler.lone.refusal(node, pod)
+        return await self.scheduler.fits_in_every_order(node, pod)
 
     def _observe(self, node: NodeName) -> None:
         """A node has said something, or nothing is known of it any more."""

@@ -15,8 +15,9 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from topoalign.core.admission.admit import decide
-from topoalign.core.admission.feasibility import Need, need_of, verdict
+from topoalign.core.admission.feasibility import Need, alignment_need, need_of, verdict
 from topoalign.core.admission.kinds import Kind
+from topoalign.core.admission.share_alignment import parts_of
 from topoalign.core.demand.card_annotations import CHOOSING
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.slots import amount_resources
@@ -66,8 +67,15 @@ class Asked:
     @cached_property
     def takes(self) -> Need | None:
         """What it takes of the NUMA nodes that a kubelet aligns it to: a kubelet knows no annotations. None: not known."""
+        if self.need is not None and self.need.strict:  # a pod without annotations about devices
+            return self.need
         bare = msgspec.structs.replace(self.demand.request, annotations={})
-        return self.need or need_of(self._kind.topology, pod_demand(bare, self._kind.rules))
+        return alignment_need(self._kind.topology, pod_demand(bare, self._kind.rules))
+
+    @cached_property
+    def is_shared(self) -> bool:
+        """Whether it asks for parts of GPUs that a kubelet aligns by their numbers."""
+        return bool(parts_of(self._kind.topology, self.demand))
 
     def score_need(self, shape: Topology, scorer: Scorer[Any, Any]) -> Any:
         """What of the pod its score depends on, on machines of this shape."""

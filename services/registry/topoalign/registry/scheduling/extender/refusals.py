@@ -84,7 +84,7 @@ FINDINGS: Mapping[str, str] = {
     "NodeRefuses": "the node knows better than the registry did; the scheduler tries again",
     "NodeNotAllowed": "Kubernetes keeps the pod off the node; look at its cordon and taints and at the affinity of the pod",
     "OtherScheduler": "the pod names another scheduler; leave it to that one",
-    "PodsPending": "pods that are bound to the node come first; the scheduler tries again",
+    "PodsPending": "other pods of the node come first; the scheduler tries again",
     "PodGone": "the pod is gone or another one has its name; nothing is to be done",
     "BoundElsewhere": "the pod is bound to another node; nothing is to be done",
     "BindUnknown": "not known in time whether the pod is bound; the scheduler tries again",

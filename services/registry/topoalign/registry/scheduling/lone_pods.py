@@ -1,0 +1,52 @@
+"""
+Pods with parts of GPUs that no other pod waits beside: whether the end of others could lead a kubelet to refuse them.
+
+A node where such a pod has had to wait comes last for it: the filter passes the node, whose kubelet would admit the pod as
+it is, and others may be without that danger.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+
+from topoalign.core.admission.share_alignment import finds_gpus
+from topoalign.core.model.ids import NodeName
+from topoalign.registry.scheduling.binding import PODS_PENDING
+from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.verdicts import Request
+from topoalign.registry.scheduling.view import ClusterView
+
+PODS_KEPT = 1_024
+"""Of which it is kept where they had to wait."""
+
+
+class LonePods:
+    """Judges pods that wait alone on the nodes of a view."""
+
+    def __init__(self, view: ClusterView, request: Callable[[PodToSchedule], Request]) -> None:
+        """`request`: what a pod asks for."""
+        self._view, self._request = view, request
+        self._waited = OrderedDict[str, set[NodeName]]()
+        """By UID of the pod."""
+
+    def refusal(self, node: NodeName, pod: PodToSchedule) -> str:
+        """
+        `PODS_PENDING`, where the end of others could lead the node's kubelet to refuse a pod that it would admit as it is;
+        else empty. Raises InvalidField.
+        """
+        view = self._view.nodes.get(node)
+        if view is None or view.kind is None:
+            return ""
+        asked = self._request(pod).of(view.kind, self._view)
+        if not asked.is_shared:
+            return ""
+        state = self._view.basis_of(self._view.facts(node), frozenset({pod.uid})).state
+        if finds_gpus(state, asked.demand):
+            return ""
+        self._waited.setdefault(pod.uid, set()).add(node)
+        if len(self._waited) > PODS_KEPT:
+            self._waited.popitem(last=False)
+        return PODS_PENDING
+
+    def last_for(self, uid: str) -> Collection[NodeName]:
+        """The nodes where the pod had to wait."""
+        return self._waited.get(uid, ())

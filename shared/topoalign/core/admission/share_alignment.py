@@ -1,0 +1,293 @@
+"""
+Whether a kubelet aligns a pod with parts of GPUs only to where a GPU has enough for it, whatever ends before it is admitted.
+
+A kubelet counts slots or units, CPUs and memory by NUMA node, and knows nothing of what is left of each GPU. So a pod that
+finds its GPU on node 1 may be aligned to node 0 once another pod has given back CPUs there, and is refused (`ShareSplit`):
+
+    asked: 60 cores and 4 CPUs; node 0 has free slots, GPUs with 40 cores left, and 2 CPUs; node 1 has enough of all
+    now the pod is aligned to node 1; when a pod with 8 CPUs of node 0 ends, to node 0, where no GPU has 60 cores
+
+An earlier preferred set is a danger if no GPUs of it have enough, and the kubelet could come to it although nobody ends
+whose end would change that: what a pod holds of GPUs, of CPUs and of memory becomes free together.
+
+    the 8 CPUs are held by the pod that has 60 cores of a GPU of node 0: when it ends, the cores are free, too: no danger
+
+Pods that come before are rivals: each may take its share of any GPUs. And a pod that limits its GPUs must have those that
+are reserved for it: to such a one each other set is a danger. Devices that become healthy are not reckoned with.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import msgspec
+
+from topoalign.core.admission.feasibility import are_listed, first_with_room
+from topoalign.core.admission.free_amounts import Amount, Free, free_of
+from topoalign.core.admission.preferred_sets import preferred_sets
+from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
+from topoalign.core.demand.slots import SlotShare, has_slot_for, may_be_on, slots_asked
+from topoalign.core.demand.units import Share, has_room, share_of, unit_of
+from topoalign.core.hints.devices import real_nodes
+from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.ids import CPU, DeviceID, ResourceName
+from topoalign.core.model.requests import AdmissionRules, Scope
+from topoalign.core.model.topology.bitmask import mask_of
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import CORES
+from topoalign.core.numa_sets.subsets import subsets
+from topoalign.core.policy import POLICIES
+from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
+from topoalign.core.profile import profile_of
+from topoalign.core.state.fold import NodeState
+from topoalign.core.state.slot_amounts import SlotsLeft, slots_left, total
+from topoalign.core.state.unit_amounts import UnitsLeft, units_left
+
+Gpus = Mapping[DeviceID, int]
+"""GPU, or MIG instance -> the number of the set of NUMA nodes that it is near."""
+Left = Mapping[DeviceID, SlotsLeft] | Mapping[DeviceID, UnitsLeft]
+"""GPU -> what is left of it."""
+
+
+class Sets(NamedTuple):
+    """Sets of NUMA nodes to which a kubelet may align something, and for which amounts it looks."""
+
+    preferred: tuple[int, ...]
+    near: tuple[Amount, ...]
+    memory: tuple[Amount, ...]
+
+
+class Part(NamedTuple):
+    """A container that asks for parts of GPUs, and by what its kubelet aligns it."""
+
+    container: ContainerDemand
+    share: SlotShare | Share
+    gpus: Gpus
+    """Those that it may be given parts of, as far as the kubelet knows."""
+    aligned: Sets
+    otherwise: tuple[Sets, ...]
+    """
+    What else may happen where no preferred set has room: each resource takes what there is of it on some NUMA node. Empty:
+    the pod is refused.
+    """
+
+
+def parts_of(topology: Topology, demand: PodDemand) -> tuple[Part, ...]:
+    """
+    The containers of a pod that a kubelet may align to GPUs with too little; () where it aligns nothing, or GPUs are not
+    known to be near NUMA nodes. Raises InvalidShare for annotations that cannot be meant.
+    """
+    rules = demand.rules
+    policy, by_machine = POLICIES[rules.policy], profile_of(rules.mode).prefers_by_empty_machine
+    if not policy.asks or not by_machine or not are_listed(topology, demand):
+        return ()
+    found = []
+    for each in demand.containers:
+        asked = share_in(topology, each)
+        if asked is None or not any(topology.devices[asked[0]].by_nodes):
+            continue
+        aligned: Demand = demand if rules.scope is Scope.POD else each
+        otherwise: tuple[Sets, ...] = ()
+        if policy.admits(NO_AFFINITY):
+            names = (name for name in each.devices if topology.kind_of(name) in ("unit", "slot"))
+            single = tuple(1 << node for node in range(len(topology.node_ids)))
+            otherwise = tuple(Sets(single, ((name, 1),), ()) for name in names)
+        found.append(
+            Part(each, asked[1], near_gpus(topology, asked[0]), sets_for(topology, demand, aligned), otherwise)
+        )
+    return tuple(found)
+
+
+def share_in(topology: Topology, container: ContainerDemand) -> tuple[ResourceName, SlotShare | Share] | None:
+    """What a container asks for of parts of GPUs, with a resource that these are listed under. None: nothing."""
+    slots = slots_asked(topology, container.devices, container.about_cards)
+    if slots is not None:
+        return slots.resource, slots
+    units = share_of(topology, container.devices)
+    name = next((name for name, amount in container.devices.items() if amount and unit_of(topology, name)), None)
+    return (name, units) if units is not None and name is not None else None
+
+
+def sets_for(topology: Topology, pod: PodDemand, aligned: Demand) -> Sets:
+    """To which sets the kubelet may align this of a pod, and by what."""
+    devices = {name: amount for name, amount in aligned.devices.items() if name in topology.devices}
+    placed = tuple(name for name in devices if any(topology.devices[name].by_nodes))
+    near = (*((name, devices[name]) for name in placed), *(((CPU, aligned.cpus),) if aligned.cpus else ()))
+    return Sets(preferred_sets(topology, pod.rules, aligned, placed, memory=True), near, tuple(aligned.memory.items()))
+
+
+def near_gpus(topology: Topology, resource: ResourceName) -> Gpus:
+    """The GPUs of a resource that are near NUMA nodes."""
+    devices, numbers, machine = topology.devices[resource], subsets(topology.node_ids).numbers, topology.node_ids
+    here = mask_of(machine)
+    return {
+        base: numbers[mask]
+        for listed, there in devices.by_nodes.items()
+        if (mask := real_nodes(listed or ()) & here)
+        for base, parts in devices.by_base.items()
+        if (parts & there).bits
+    }
+
+
+def finds_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand] = ()) -> bool:
+    """
+    Whether a kubelet that aligns the pod leaves its containers GPUs with enough, whatever ends before, and in whatever order
+    the `others` come. On the node as it is the pod fits alone. Raises as `parts_of` does.
+    """
+    parts = parts_of(state.hardware, pod)
+    if not parts:
+        return True
+    free, strangers = free_of(state, pod.rules), [each for other in others for each in other.containers]
+    for part in parts:
+        besides = [each for each in pod.containers if each is not part.container]
+        rivals = (share_in(state.hardware, each) for each in (*besides, *strangers))
+        search = Search(state, pod.rules, part, [share for _, share in filter(None, rivals)])
+        room = first_with_room(part.aligned.preferred, part.aligned.near, part.aligned.memory, free)
+        before = strangers if pod.rules.scope is Scope.POD else (*besides, *strangers)
+        for sets, number in ways(part, free, before):
+            if number == room and not search.rivals:
+                continue
+            if not search.suffices(number, is_here=number == room) and search.may_come(sets, number):
+                return False
+    return True
+
+
+def ways(part: Part, free: Free, rivals: Sequence[ContainerDemand]) -> Iterator[tuple[Sets, int]]:
+    """
+    The sets to which a container may be aligned once something has ended, up to the first that has room now even after all
+    these rivals have taken what they ask for from it.
+    """
+    taken = Counter[ResourceName]()
+    for each in rivals:
+        taken.update(each.devices)
+        taken.update({CPU: each.cpus})
+        taken.update(each.memory)
+    by_memory = any(each.memory for each in rivals)  # they may also use it in groups
+    aligned = part.aligned
+    near = tuple((name, amount + taken[name]) for name, amount in aligned.near)
+    for number in aligned.preferred:
+        yield aligned, number
+        is_open = not aligned.memory or not by_memory
+        if is_open and first_with_room((number,), near, aligned.memory, free):
+            return
+    yield from ((sets, number) for sets in part.otherwise for number in sets.preferred)
+
+
+class Search:
+    """Looks whether sets of NUMA nodes have GPUs for one container, and whether a kubelet may come to them."""
+
+    def __init__(
+        self, state: NodeState, rules: AdmissionRules, part: Part, rivals: Sequence[SlotShare | Share]
+    ) -> None:
+        self._state, self._rules, self._part, self.rivals = state, rules, part, rivals
+        self._in_slots = isinstance(part.share, SlotShare)
+
+    def suffices(self, number: int, *, is_here: bool = False) -> bool:
+        """
+        Whether enough GPUs near this set have room for the container, whatever its rivals take. `is_here`: it is aligned to
+        this set now.
+        """
+        return self._suffices(self._left(self._state), number, is_here=is_here)
+
+    def _suffices(self, left: Left, number: int, *, is_here: bool = False) -> bool:
+        share = self._part.share
+        if not isinstance(share, SlotShare):
+            return self._are_enough(left, number)
+        if share.rules.limits and not is_here:
+            return False
+        if not share.rules.numa_bind:
+            return self._are_enough(left, number)
+        nodes = range(len(self._state.hardware.node_ids))
+        return any(self._are_enough(left, 1 << node) for node in nodes if number >> node & 1)
+
+    def _are_enough(self, left: Left, number: int) -> bool:
+        hardware, share = self._state.hardware, self._part.share
+        fit = [gpu for gpu in self._gpus(number) if gpu in left and has_enough(hardware, gpu, left[gpu], share)]
+        kept = [gpu for gpu in fit if has_enough(hardware, gpu, left[gpu], share, self.rivals)]
+        lost = min(len(fit) - len(kept), sum(each.gpus for each in self.rivals))
+        return len(fit) - lost >= share.gpus
+
+    def _gpus(self, number: int) -> list[DeviceID]:
+        return [gpu for gpu, near in self._part.gpus.items() if near & number]
+
+    def _left(self, state: NodeState) -> Left:
+        return state.ownership.slots_left if self._in_slots else state.ownership.units_left
+
+    def may_come(self, sets: Sets, number: int) -> bool:
+        """Whether the kubelet may align to this set after the end of pods none of which makes room on its GPUs."""
+        card_of = self._state.hardware.card_of
+        cards = {card_of(gpu) for gpu in self._gpus(number)}
+        near, far = list[list[Allocation]](), list[Allocation]()
+        for held in by_pod(self._state.allocations.values()):
+            if cards.isdisjoint(card_of(device) for each in held for device in each.device_ids):
+                far += held
+            else:
+                near.append(held)
+        if self._has_room(far, sets, number):
+            return True
+        idle = [held for held in near if not self._suffices(self._left_after(held, near, number), number)]
+        return bool(idle) and self._has_room((*far, *chain.from_iterable(idle)), sets, number)
+
+    def _left_after(self, ended: list[Allocation], near: list[list[Allocation]], number: int) -> Left:
+        """What is left of the GPUs of a set once a pod has ended. `near`: the pods that hold something of its cards."""
+        hardware, handed_out = self._state.hardware, self._state.ownership.handed_out
+        usable = all(handed_out.health_of(gpu).usable for gpu in self._gpus(number))
+        if not usable:  # somebody may hold it in another way
+            return self._left(without_all(self._state, ended))
+        live = chain.from_iterable(held for held in near if held is not ended)
+        return slots_left(hardware, live, handed_out) if self._in_slots else units_left(hardware, live, handed_out)
+
+    def _has_room(self, ended: Iterable[Allocation], sets: Sets, number: int) -> bool:
+        free = free_of(without_all(self._state, ended), self._rules)
+        return first_with_room((number,), sets.near, sets.memory, free) > 0
+
+
+def has_enough(
+    topology: Topology,
+    gpu: DeviceID,
+    left: SlotsLeft | UnitsLeft,
+    share: SlotShare | Share,
+    rivals: Sequence[SlotShare | Share] = (),
+) -> bool:
+    """Whether of a GPU, of which so much is left, there is enough for a share, and for all of these rivals besides."""
+    if isinstance(left, SlotsLeft) and isinstance(share, SlotShare):
+        taken = [each.amount_of(left.offered) for each in rivals if isinstance(each, SlotShare)]
+        if taken and left.profiles:  # which places a rival's MIG instance takes is not known
+            return False
+        less = msgspec.structs.replace(left, slots=left.slots - len(taken), held=total((left.held, *taken)))
+        return may_be_on(topology, share, gpu) and has_slot_for(less, share)
+    if isinstance(left, UnitsLeft) and isinstance(share, Share):
+        others = [each for each in rivals if isinstance(each, Share)]
+        rest = msgspec.structs.replace(
+            left,
+            cores=left.cores - sum(min(CORES, each.cores) for each in others),
+            blocks=left.blocks - sum(-(-each.blocks // each.gpus) for each in others),
+            unused=left.unused and not others,
+        )
+        return has_room(rest, share)
+    return False
+
+
+def by_pod(allocations: Iterable[Allocation]) -> Iterable[list[Allocation]]:
+    """The allocations by their pods: what a pod has becomes free together. Those of no known pod are each alone."""
+    found = defaultdict[object, list[Allocation]](list)
+    for each in allocations:
+        found[pod_of(each)].append(each)
+    return found.values()
+
+
+def pod_of(allocation: Allocation) -> object:
+    """Equal for the allocations of a pod, the record's and what a prediction adds to it (which is by UIDs)."""
+    owner = allocation.owner
+    if allocation.pod_uid or owner is None:
+        return allocation.pod_uid or allocation.id
+    return (owner.namespace, owner.pod) if owner.namespace else str(owner.pod)
+
+
+def without_all(state: NodeState, gone: Iterable[Allocation]) -> NodeState:
+    """The node if these allocations were gone."""
+    state = msgspec.structs.replace(state)  # who holds what is found once, and not after each of them
+    for each in gone:
+        state = state.without(each.id)
+    return state
