@@ -198,8 +198,10 @@ class Ownership:
         """
         if not self._former.holdings:
             return frozenset()
-        former = chain.from_iterable(self._former.holdings.values())
-        held = HoldingSet(shared[0] if (shared := shared_by(each)) is not None else each for each in former)
+        former: Iterable[Holding] = chain.from_iterable(self._former.holdings.values())
+        if self._hardware.cards:  # MIG instances, of which such a card has none to be had
+            former = (shared[0] if (shared := shared_by(each)) is not None else each for each in former)
+        held = HoldingSet(former)
         return frozenset(base for base in self._hardware.offers_by_base if held.overlaps(self.holding(base)))
 
     @cached_property
