@@ -99,6 +99,7 @@ class Scheduler:
 
     @requested.setter
     def requested(self, requested: Requested) -> None:
+        """From now on this tells it."""
         self._planned.requested = requested
 
     async def prepare(self, pod: PodToSchedule) -> None:
