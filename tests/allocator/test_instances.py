@@ -15,6 +15,7 @@ from instance_support import A100, GIB, GPU, Killed, PlayedGpus, place
 from topoalign.allocator.instances import book as books
 from topoalign.allocator.instances.book import InstanceBook, OwnInstance
 from topoalign.allocator.instances.instances import Instances, NoPlace
+from topoalign.allocator.instances.port import InstanceInUse
 from topoalign.core.model.errors import DriverFault, StateFault
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigProfile, find_place
@@ -238,6 +239,27 @@ async def test_what_cannot_be_destroyed_is_tried_again_and_its_place_stays_taken
     await node.instances.sweep(lambda: node.live)
     node.check()
     await node.allocate()
+    node.check()
+
+
+async def test_a_gpu_with_an_instance_in_use_gives_others(tmp_path: Path) -> None:
+    """A monitor has it open, as they do: the driver works."""
+    node = Node(tmp_path)
+    await node.allocate()
+    (uuid,) = node.live
+
+    def fail(name: str) -> None:
+        if name.startswith("destroy"):
+            raise InstanceInUse("processes use it", "look")
+
+    node.gpus.before_step = fail
+    await node.end(uuid)
+    assert {} == node.instances.failing
+    await node.allocate()
+    assert 2 == len(node.gpus.instances)
+
+    node.gpus.before_step = node.step
+    await node.instances.sweep(lambda: node.live)
     node.check()
 
 

@@ -9,7 +9,7 @@ from instance_support import A100, GPU, PlayedGpus, place
 from nvml_support import StandIn, standing_in
 
 from topoalign.allocator.instances.nvml import NvmlInstances
-from topoalign.allocator.instances.port import InstanceMaker
+from topoalign.allocator.instances.port import InstanceInUse, InstanceMaker
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import DeviceID
 from topoalign.runtime.clock import ManualClock, SystemClock
@@ -117,6 +117,15 @@ async def test_a_call_of_nvml_that_fails_is_undone_and_named(call: str, standin:
         await maker.make(OTHER, "1g.5gb", place(0, 1))
     assert "root" in fault.value.remedy
     assert 0 == standin.made(1)
+
+
+async def test_an_instance_that_processes_use_is_told_apart(standin: StandIn) -> None:
+    maker = NvmlInstances(SystemClock(), SECONDS)
+    standin.play(f"{machine()}\nfail nvmlComputeInstanceDestroy 1 19")
+    made = await maker.make(OTHER, "1g.5gb", place(0, 1))
+
+    with pytest.raises(InstanceInUse, match="processes use"):
+        await maker.destroy(OTHER, made.gpu_instance)
 
 
 async def test_a_gpu_that_is_gone_is_a_fault(standin: StandIn) -> None:

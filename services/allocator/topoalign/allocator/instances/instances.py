@@ -26,7 +26,7 @@ import msgspec
 import structlog
 
 from topoalign.allocator.instances.book import InstanceBook, OwnInstance
-from topoalign.allocator.instances.port import GpuInstance, InstanceMaker
+from topoalign.allocator.instances.port import GpuInstance, InstanceInUse, InstanceMaker
 from topoalign.core.model.errors import DriverFault, NoFit, StateFault
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID
@@ -60,6 +60,8 @@ class Instances:
         """Made for an Allocate that is not recorded yet."""
         self._over: set[OwnInstance] = set()
         """Known to be gone, though the book still has them."""
+        self._used: set[OwnInstance] = set()
+        """To be destroyed when processes have left them, which the log has."""
         self.failing: dict[DeviceID, str] = {}
         """GPU -> why instances of it cannot be made or destroyed: until that works again."""
 
@@ -197,6 +199,11 @@ class Instances:
                 self._over.add(own)
             self._forget(own)
             self._works(own.gpu)
+        except InstanceInUse as fault:
+            if own not in self._used:
+                log.warning("a MIG instance stays for now", slot=own.slot, finding=fault.finding, remedy=fault.remedy)
+            self._used.add(own)
+            self._works(own.gpu)
         except (DriverFault, StateFault) as fault:
             self._fails(own.gpu, fault)
 
@@ -216,6 +223,7 @@ class Instances:
         """Takes an instance that is over out of the book. Raises StateFault."""
         self._book.replace((own,))
         self._over.discard(own)
+        self._used.discard(own)
 
     def _fails(self, gpu: DeviceID, fault: DriverFault | StateFault) -> None:
         if self.failing.get(gpu) != fault.finding:

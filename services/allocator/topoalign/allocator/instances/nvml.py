@@ -12,7 +12,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, TypeVar
 
-from topoalign.allocator.instances.port import GpuInstance
+from topoalign.allocator.instances.port import GpuInstance, InstanceInUse
 from topoalign.core.model.errors import DriverFault, clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement
@@ -132,7 +132,11 @@ class Gpu:
             handle = self._ask("nvmlDeviceGetGpuInstanceById", self._device, instance)
         except self._pynvml.NVMLError_NotFound:
             return
-        self._clear(handle)
+        try:
+            self._clear(handle)
+        except self._pynvml.NVMLError_InUse as error:
+            finding = f"{self.id}: processes use GPU instance {instance}"
+            raise InstanceInUse(finding, "see which with nvidia-smi; it is destroyed when they have ended") from error
 
     def _clear(self, handle: Any) -> None:
         """Destroys a GPU instance, and the compute instances in it before."""

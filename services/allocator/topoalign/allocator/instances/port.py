@@ -2,6 +2,7 @@
 
 from typing import NamedTuple, Protocol
 
+from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement
 
@@ -14,6 +15,12 @@ class GpuInstance(NamedTuple):
     placement: MigPlacement
     uuids: frozenset[DeviceID]
     """Of the MIG devices in it, one for each compute instance."""
+
+
+class InstanceInUse(DriverFault):
+    """Raised where an instance is not destroyed because processes use it; the driver works."""
+
+    code = "InstanceInUse"
 
 
 class InstanceMaker(Protocol):
@@ -29,4 +36,4 @@ class InstanceMaker(Protocol):
         """Makes a GPU instance of this profile at this place, and one compute instance of all of it. Raises DriverFault."""
 
     async def destroy(self, gpu: DeviceID, instance: int) -> None:
-        """Destroys the GPU instance with this id and all in it; nothing where there is none. Raises DriverFault."""
+        """Destroys the GPU instance with this id and all in it, if it is there. Raises DriverFault, InstanceInUse."""
