@@ -207,6 +207,16 @@ class Quotas:
                 raise
 
 
+def has_room(quotas: Quotas | None, pod: PodToSchedule, gone: Collection[str]) -> bool:
+    """Whether the quota of its namespace has room for a waiting pod if these were gone. Raises QuotasUnknown."""
+    try:
+        if quotas is not None:
+            quotas.check_waiting(pod, gone)
+    except OverQuota:
+        return False
+    return True
+
+
 def names_devices(pod: SeenPod) -> bool:
     """Whether a container has a limit of an extended resource. Most pods have none, and need not be read."""
     spec = pod.content.spec

@@ -6,7 +6,7 @@ the machine of `topoalign.io/machine`, or an empty sibling of the same instance 
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from operator import not_
 from typing import Protocol
@@ -16,7 +16,6 @@ import msgspec
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG
-from topoalign.core.sharing.quotas import OverQuota
 from topoalign.registry.scheduling.binding import PODS_PENDING
 from topoalign.registry.scheduling.holds import Requested
 from topoalign.registry.scheduling.lone_pods import LonePods
@@ -24,7 +23,7 @@ from topoalign.registry.scheduling.model import Filtered, PodToSchedule, Victims
 from topoalign.registry.scheduling.orders import MOST_PENDING, all_fit, are_mistakable
 from topoalign.registry.scheduling.planned_pods import PlannedPods, later_than
 from topoalign.registry.scheduling.pod_checks import PodChecks
-from topoalign.registry.scheduling.quotas import Quotas
+from topoalign.registry.scheduling.quotas import Quotas, has_room
 from topoalign.registry.scheduling.scores import scores_of
 from topoalign.registry.scheduling.siblings import NewNodes
 from topoalign.registry.scheduling.standing import UNKNOWN_NODE
@@ -191,7 +190,11 @@ class Scheduler:
             self.view.renew()  # nodes may have changed, or gone, in the turn
             gone = frozenset((*each.uids, pod.uid))
             is_crowded = self.planned(pod.uid) is None and self._crowds(request, node, gone)
-            if not is_crowded and not self._judge_without(request, node, gone) and self._has_room(pod, each.uids):
+            if (
+                not is_crowded
+                and not self._judge_without(request, node, gone)
+                and has_room(self.quotas, pod, each.uids)
+            ):
                 helped[node] = each
         planned = self.planned(pod.uid)  # filter will refuse all other nodes, whoever ends there
         return helped if planned is None else {node: each for node, each in helped.items() if node == planned}
@@ -266,15 +269,6 @@ class Scheduler:
         if quota and self.quotas is not None:
             self.quotas.check_waiting(pod)
         return self._verdicts.request(pod)
-
-    def _has_room(self, pod: PodToSchedule, gone: Collection[str]) -> bool:
-        """Whether the quota of the namespace has room for the pod if these were gone. Raises QuotasUnknown."""
-        try:
-            if self.quotas is not None:
-                self.quotas.check_waiting(pod, gone)
-        except OverQuota:
-            return False
-        return True
 
     def _judge_without(self, request: Request, node: NodeName, uids: frozenset[str]) -> str:
         """The code of a node's refusal if these pods were gone; empty where it would admit the pod then."""
