@@ -67,7 +67,7 @@ def test_an_earlier_set_is_a_danger_if_it_may_have_all_but_the_cores(held: list[
     assert finds is all(with_pod(each, new) is not None for each in ends)
 
 
-def test_a_pod_finds_gpus_beside_others_if_they_leave_enough_wherever_they_come() -> None:
+def test_a_pod_finds_gpus_if_others_leave_enough_wherever_they_come() -> None:
     """Each NUMA node has two GPUs: another pod takes one of them, two others both."""
     state = holding((1, 20), hardware=shared((0, 0, 1, 1)))
     new, other = asking(2, 70), asking(2, 60)
