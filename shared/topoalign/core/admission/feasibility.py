@@ -30,12 +30,12 @@ from topoalign.core.hints.preconditions import check_decidable
 from topoalign.core.hints.rules import MOST_LISTED
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import CPU, NodeName
-from topoalign.core.model.requests import Policy, Scope
+from topoalign.core.model.requests import Scope
 from topoalign.core.model.topology.bitmask import several
 from topoalign.core.model.topology.by_amounts import gpu_of
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.memory import MemoryGroupsWouldMix, MemoryNotExtendable, NotEnoughMemory
-from topoalign.core.policy import POLICIES
+from topoalign.core.policy import POLICIES, PREFERRED_ALONE
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import announced
@@ -85,7 +85,7 @@ def alignment_need(topology: Topology, demand: PodDemand) -> Need | None:
     """
     rules = demand.rules
     if POLICIES[rules.policy].asks and POLICIES[rules.policy].admits(NO_AFFINITY):
-        strict = msgspec.structs.replace(rules, policy=Policy.RESTRICTED)
+        strict = msgspec.structs.replace(rules, policy=PREFERRED_ALONE)
         demand = msgspec.structs.replace(demand, rules=strict)
     return need_by_numbers(topology, demand)
 

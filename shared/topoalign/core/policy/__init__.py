@@ -60,3 +60,6 @@ POLICIES: Mapping[Policy, TopologyPolicy] = {
     Policy.RESTRICTED: RestrictedPolicy(),
     Policy.SINGLE_NUMA_NODE: SingleNumaNodePolicy(),
 }
+
+PREFERRED_ALONE = Policy.RESTRICTED
+"""The policy that merges as `best-effort` does and refuses what is not preferred."""
