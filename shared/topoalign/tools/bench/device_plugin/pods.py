@@ -28,7 +28,7 @@ PRE_START_REQUIRED = b"\x08\x01"
 
 
 MOST_DISTURBED = 20
-"""Calls during which the kubelet may be asked for an owner besides, as on a slow disk; they are not counted."""
+"""Calls during which the kubelet may be asked for an owner besides, as on a slow disk; they are made again."""
 
 
 class NotReleased(Unavailable):
@@ -55,7 +55,7 @@ def allocate(kubelet: Kubelet, release: Release, calls: int) -> Row:
     disturbed = 0
     prefer, give = map(kubelet.method, ("GetPreferredAllocation", "Allocate"))
     given = GPUS[:4]
-    for _ in range(calls):
+    while len(milliseconds) < calls:
         prefer(preferred_allocation_request(GPUS, len(given)))
         looks = kubelet.looks
         began = time.perf_counter()
