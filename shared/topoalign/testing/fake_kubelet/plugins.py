@@ -11,7 +11,7 @@ Source: kubelet v1.36.3, cm/devicemanager/plugin/v1beta1 and devicemanager `gene
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from pathlib import Path
 from typing import Literal, cast
 
@@ -127,11 +127,14 @@ class Plugins(Servicer, v1beta1.RegistrationBase):
         """The options in the request are not looked at: the plugin itself is asked."""
         channel = Channel(path=str(self._directory / Path(name).name), codec=Codec())
         plugin = v1beta1.DevicePluginStub(channel)
-        try:
-            return plugin, await plugin.get_device_plugin_options(v1beta1.Empty(), timeout=DIAL_SECONDS)
-        except FAILURES as error:
-            channel.close()
-            raise GRPCError(Status.UNKNOWN, f"failed to dial device plugin: {described(error)}") from error
+        with ExitStack() as unless_answered:  # also where the kubelet stops meanwhile
+            unless_answered.callback(channel.close)
+            try:
+                options = await plugin.get_device_plugin_options(v1beta1.Empty(), timeout=DIAL_SECONDS)
+            except FAILURES as error:
+                raise GRPCError(Status.UNKNOWN, f"failed to dial device plugin: {described(error)}") from error
+            unless_answered.pop_all()
+        return plugin, options
 
     async def watch(self, endpoint: Endpoint) -> None:
         """Each message replaces all that was known; the end of the stream is the end of the plugin."""
