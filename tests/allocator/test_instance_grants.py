@@ -15,13 +15,15 @@ from slot_node_support import Ask
 from topoalign.allocator.instances.book import AWAY_SECONDS
 from topoalign.allocator.instances.bus import InstancesNeedKubelet, check_no_instances
 from topoalign.allocator.instances.calls import SEEN_SECONDS
-from topoalign.allocator.instances.sweeps import PROBE_SECONDS, SWEEP_SECONDS, sweep_instances
+from topoalign.allocator.instances.sweeps import PROBE_SECONDS, SWEEP_SECONDS, lost_note, sweep_instances
 from topoalign.allocator.ports import Poll
+from topoalign.cli.divisions import document, holder_text
 from topoalign.core.model.allocations import Displaced, Owner
 from topoalign.core.model.decisions import Admission, Decision, Refusal
-from topoalign.core.model.errors import DriverFault
-from topoalign.core.model.holdings import Amount
+from topoalign.core.model.errors import DeviceInUse, DriverFault
+from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, PodName
+from topoalign.core.state.divisions import divisions
 
 pytestmark = pytest.mark.anyio
 
@@ -183,6 +185,59 @@ async def test_what_ended_while_no_agent_ran_for_long_is_left_alone(away: float,
         await it.settle()
         await it.clock.advance(2 * SWEEP_SECONDS)
         assert left == len(it.there())
+
+
+async def test_a_uuid_that_a_container_was_told_is_made_for_no_other() -> None:
+    """After a reboot the instance is gone, and the kubelet starts its container again without asking."""
+    async with instance_node() as (it, tasks):
+        it.played.uuids_of_places = True
+        for name in "ab":
+            assert isinstance(await it.admit_pod(it.asking(name, Ask(1))), Admission)
+        await it.allocations.reconcile()
+        await it.remove("a")
+        it.played.instances.clear()
+        it.see()
+        it.boot = "b2"
+        await it.start_agent(tasks)
+
+        for name in "cd":
+            assert isinstance(await it.admit_pod(it.asking(name, Ask(1))), Admission)
+        await it.allocations.reconcile()
+
+        assert it.told("b").isdisjoint(it.there())
+        assert it.there() == it.told("c") | it.told("d") and 2 == len(it.there())
+        (gpu,) = {base_of(device) for name in "bcd" for each in it.records(name) for device in each.device_ids}
+        divided = divisions(it.ledger.state)[gpu]
+        shown = {each.owner.pod: each.lost for each in divided.held if each.owner is not None}
+        assert {"b": (*it.told("b"),), "c": (), "d": ()} == shown
+        assert "containers whose MIG instances are gone: default/b c0; delete their pods" == lost_note(it.ledger.state)
+        assert [True, False, False] == ["instance is gone" in holder_text(each) for each in divided.held]
+        assert {"lost": (*it.told("b"),)}.items() <= document(divided)["held"][0].items()  # type: ignore[index]  # a list
+
+
+async def test_a_kubelet_that_repeats_itself_gets_no_instance_of_anothers_making() -> None:
+    """After a reboot the instance is made anew, unless somebody has made one in its place, which has its uuid."""
+    for is_taken in (False, True):
+        async with instance_node() as (it, tasks):
+            it.played.uuids_of_places = True
+            assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Admission)
+            await it.allocations.reconcile()
+            was, (record,) = dict(it.played.instances), it.records("a")
+            it.played.instances.clear()
+            it.see()
+            it.boot = "b2"
+            await it.start_agent(tasks)
+            it.played.instances.update(was if is_taken else {})
+            it.see()
+
+            if is_taken:
+                with pytest.raises(DeviceInUse):
+                    await it.allocations.allocate(GPU, [[*record.device_ids]])
+            else:
+                (again,) = await it.allocations.allocate(GPU, [[*record.device_ids]])
+                assert record == again
+            await it.sweep()
+            assert was == it.played.instances
 
 
 async def test_an_app_container_has_the_instance_of_its_init_container() -> None:

@@ -3,7 +3,8 @@
 import os
 import pickle
 import signal
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -15,7 +16,7 @@ from instance_support import A100, GIB, GPU, Killed, PlayedGpus, place
 from topoalign.allocator.instances import book as books
 from topoalign.allocator.instances.book import InstanceBook, OwnInstance
 from topoalign.allocator.instances.instances import Instances, NoPlace
-from topoalign.allocator.instances.port import InstanceInUse
+from topoalign.allocator.instances.port import InstanceInUse, PlaceTaken
 from topoalign.core.model.errors import DriverFault, StateFault
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigProfile, find_place
@@ -104,6 +105,27 @@ def _writes(monkeypatch: pytest.MonkeyPatch) -> None:
         node.step(f"after {name}")
 
     monkeypatch.setattr(books, "put_whole", put_whole)
+
+
+@pytest.fixture
+def full_later(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
+    """Makes blocks in which the disk takes one write of the book, and is full then."""
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        put, writes = books.put_whole, list[bytes]()
+
+        def put_first(path: Path, payload: bytes) -> None:
+            writes.append(payload)
+            if len(writes) > 1:
+                raise OSError(28, "No space left on device")
+            put(path, payload)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(books, "put_whole", put_first)
+            yield
+
+    return block
 
 
 @pytest.mark.parametrize("step", [*STEPS, "after intent", "after noted", "after forgotten"])
@@ -220,6 +242,57 @@ async def test_a_driver_that_fails_leaves_nothing_over(step: str, tmp_path: Path
     assert {} == node.instances.failing
 
 
+async def test_a_place_that_somebody_takes_meanwhile_is_passed_over(tmp_path: Path) -> None:
+    """The driver works, and what is at the place of the intent is somebody else's."""
+    node = Node(tmp_path)
+
+    def take(step: str) -> None:
+        if step == "gpu instance":
+            node.gpus.before_step = node.step
+            node.gpus.add(GPU, place(6, 1), DeviceID("MIG-theirs"))
+            node.gpus.foreign = frozenset({frozenset({DeviceID("MIG-theirs")})})
+
+    node.gpus.before_step = take
+    await node.allocate()
+
+    assert {} == node.instances.failing
+    assert {place(6, 1), place(5, 1)} == {each.placement for each in node.gpus.instances.values()}
+    node.check()
+
+
+async def test_a_gpu_that_is_full_by_somebody_else_is_no_fault(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+
+    def refuse(step: str) -> None:
+        if step == "gpu instance":
+            raise PlaceTaken(GPU, "1g.5gb", place(0, 1))
+
+    node.gpus.before_step = refuse
+    with pytest.raises(NoPlace):
+        await node.allocate()
+
+    assert {} == node.instances.failing
+    node.check()
+
+
+@pytest.mark.parametrize(("profile", "uuids"), [("4g.20gb", ["MIG-theirs"]), ("3g.20gb", ["MIG-8", "MIG-9"])])
+async def test_an_instance_that_we_would_not_make_is_not_ours(profile: str, uuids: list[str], tmp_path: Path) -> None:
+    """It is of another profile, or divided; the agent was killed before it made its own there."""
+    node = Node(tmp_path)
+    await node.allocate(20 * GIB)
+    node.dies_at = "gpu instance"
+    with pytest.raises(Killed):
+        await node.allocate(20 * GIB)
+    node.dies_at = ""
+    node.gpus.add(GPU, place(0, 4), *map(DeviceID, uuids), profile=profile)
+    node.gpus.foreign = frozenset({frozenset(map(DeviceID, uuids))})
+
+    node.start()
+    await node.instances.sweep(lambda: node.live)
+
+    node.check()
+
+
 async def test_what_cannot_be_destroyed_is_tried_again_and_its_place_stays_taken(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await node.allocate(40 * GIB)
@@ -319,20 +392,11 @@ async def test_a_full_disk_refuses_and_makes_nothing(tmp_path: Path, monkeypatch
 
 
 async def test_a_disk_that_is_full_after_the_driver_is_asked_undoes_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, full_later: Callable[[], AbstractContextManager[None]]
 ) -> None:
-    node, put, writes = Node(tmp_path), books.put_whole, list[bytes]()
-
-    def full_later(path: Path, payload: bytes) -> None:
-        writes.append(payload)
-        if len(writes) > 1:
-            raise OSError(28, "No space left on device")
-        put(path, payload)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(books, "put_whole", full_later)
-        with pytest.raises(StateFault):
-            await node.allocate()
+    node = Node(tmp_path)
+    with full_later(), pytest.raises(StateFault):
+        await node.allocate()
     assert {} == node.gpus.instances
     node.start()
     await node.instances.sweep(lambda: node.live)
@@ -340,24 +404,17 @@ async def test_a_disk_that_is_full_after_the_driver_is_asked_undoes_that(
 
 
 async def test_what_is_made_by_hand_after_an_undone_intent_is_not_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, full_later: Callable[[], AbstractContextManager[None]]
 ) -> None:
     """The driver failed, and the disk, so that the intent is still in the book."""
-    node, put, writes = Node(tmp_path), books.put_whole, list[bytes]()
-
-    def full_later(path: Path, payload: bytes) -> None:
-        writes.append(payload)
-        if len(writes) > 1:
-            raise OSError(28, "No space left on device")
-        put(path, payload)
+    node = Node(tmp_path)
 
     def fail(step: str) -> None:
         if step == "gpu instance":
             raise DriverFault("no", "look")
 
     node.gpus.before_step = fail
-    with monkeypatch.context() as patch:
-        patch.setattr(books, "put_whole", full_later)
+    with full_later():
         with pytest.raises(DriverFault):
             await node.allocate()
         node.gpus.add(GPU, place(6, 1), DeviceID("MIG-theirs"))

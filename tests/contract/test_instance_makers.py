@@ -9,7 +9,7 @@ from instance_support import A100, GPU, PlayedGpus, place
 from nvml_support import StandIn, standing_in
 
 from topoalign.allocator.instances.nvml import NvmlInstances
-from topoalign.allocator.instances.port import InstanceInUse, InstanceMaker
+from topoalign.allocator.instances.port import InstanceInUse, InstanceMaker, PlaceTaken
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import DeviceID
 from topoalign.runtime.clock import ManualClock, SystemClock
@@ -63,7 +63,7 @@ def maker(request: pytest.FixtureRequest) -> InstanceMaker:
 async def test_instances_of_others_are_there(maker: InstanceMaker) -> None:
     (there,) = await maker.there(GPU)
 
-    assert (place(6, 1), frozenset({"MIG-foreign-6"})) == (there.placement, there.uuids)
+    assert ("1g.5gb", place(6, 1), {"MIG-foreign-6"}) == (there.profile, there.placement, {*there.uuids})
     assert () == await maker.there(OTHER)
 
 
@@ -78,7 +78,7 @@ async def test_what_is_made_is_there_with_its_mig_device(maker: InstanceMaker) -
 
 
 async def test_a_place_that_is_taken_is_refused_and_nothing_is_made(maker: InstanceMaker) -> None:
-    with pytest.raises(DriverFault):
+    with pytest.raises(PlaceTaken, match="slice 4"):
         await maker.make(GPU, "3g.20gb", place(4, 4))
 
     assert 1 == len(await maker.there(GPU))

@@ -31,7 +31,7 @@ class InstanceNode(SlotNode):
     """The kubelet of such a node, and the parts of its agent."""
 
     def __init__(self, directory: Path, containers: Containers | None = None) -> None:
-        self.directory, self.played = directory, PlayedGpus()
+        self.directory, self.played, self.boot = directory, PlayedGpus(), "b"
         self.played.changed = self.see
         super().__init__(directory, PLAIN, (GPU,), Policy.NONE, None)
         self.containers = containers
@@ -41,7 +41,7 @@ class InstanceNode(SlotNode):
         return in_slots(msgspec.structs.replace(machine, gpus=gpus), SLOTS, scaling=Slots(instances=True))
 
     async def start_agent(self, tasks: TaskGroup, machine: Topology | None = None) -> None:
-        self.instances = Instances(InstanceBook(self.directory, "b", self.clock.monotonic), self.played)
+        self.instances = Instances(InstanceBook(self.directory, self.boot, self.clock.monotonic), self.played)
         await super().start_agent(tasks, machine)
 
     async def listed(self) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from topoalign.allocator.instances.port import GpuInstance
+from topoalign.allocator.instances.port import GpuInstance, PlaceTaken
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement, MigProfile
@@ -40,6 +40,8 @@ class PlayedGpus:
     def __init__(self, *foreign: MigPlacement) -> None:
         self.instances: dict[tuple[DeviceID, int], GpuInstance] = {}
         self.made = 0
+        self.uuids_of_places = False
+        """Whether an instance has the uuid of a former one at its place, as with the real driver."""
         self.before_step: Callable[[str], None] = lambda step: None
         """Called before each change of the GPU, by the name of the step; may raise DriverFault or Killed."""
         self.changed: Callable[[], None] = lambda: None
@@ -48,10 +50,11 @@ class PlayedGpus:
             self.add(GPU, at, DeviceID(f"MIG-foreign-{at.start}"))
         self.foreign = frozenset(each.uuids for each in self.instances.values())
 
-    def add(self, gpu: DeviceID, at: MigPlacement, *uuids: DeviceID) -> int:
-        """A GPU instance, with the lowest id that is free: ids are used again."""
+    def add(self, gpu: DeviceID, at: MigPlacement, *uuids: DeviceID, profile: str = "") -> int:
+        """A GPU instance, with the lowest free id: ids are used again. `profile`: empty: the first for this place."""
+        kind = profile or next(each.name for each in A100 if at in each.placements)
         number = next(n for n in range(1, 64) if (gpu, n) not in self.instances)
-        self.instances[gpu, number] = GpuInstance(number, at, frozenset(uuids))
+        self.instances[gpu, number] = GpuInstance(number, kind, at, frozenset(uuids))
         return number
 
     async def there(self, gpu: DeviceID) -> tuple[GpuInstance, ...]:
@@ -61,16 +64,17 @@ class PlayedGpus:
     async def make(self, gpu: DeviceID, profile: str, placement: MigPlacement) -> MigDevice:
         self.before_step("gpu instance")
         if any(placement.overlaps(each.placement) for (of, _), each in self.instances.items() if of == gpu):
-            raise DriverFault("no place", "look")
-        number = self.add(gpu, placement)
+            raise PlaceTaken(gpu, profile, placement)
+        number = self.add(gpu, placement, profile=profile)
         try:
             self.before_step("compute instance")
         except DriverFault:
             del self.instances[gpu, number]
             raise
         self.made += 1
-        uuid = DeviceID(f"MIG-{self.made}")
-        self.instances[gpu, number] = GpuInstance(number, placement, frozenset({uuid}))
+        name = f"{gpu}-{placement.start}-{placement.size}" if self.uuids_of_places else str(self.made)
+        uuid = DeviceID(f"MIG-{name}")
+        self.instances[gpu, number] = GpuInstance(number, profile, placement, frozenset({uuid}))
         self.changed()
         self.before_step("made")
         return MigDevice(

@@ -36,10 +36,11 @@ def way_text(division: Division) -> str:
 
 
 def holder_text(held: HeldParts) -> str:
-    """`ml/train/main: 20 cores, 4096 MiB`."""
+    """`ml/train/main: 20 cores, 4096 MiB`; of one whose MIG instance is gone that, too."""
     owner = held.owner
     name = "?" if owner is None else f"{owner.namespace}/{owner.pod}/{owner.container}"
-    return f"{clean(name, 200)}: {parts_text(held.parts)}"
+    lost = ", its MIG instance is gone" if held.lost else ""
+    return f"{clean(name, 200)}: {parts_text(held.parts)}{lost}"
 
 
 def document(division: Division) -> dict[str, object]:
@@ -50,6 +51,7 @@ def document(division: Division) -> dict[str, object]:
             {
                 "owner": None if each.owner is None else msgspec.to_builtins(each.owner),
                 **parts_document(each.parts),
+                **({"lost": each.lost} if each.lost else {}),
             }
             for each in division.held
         ],

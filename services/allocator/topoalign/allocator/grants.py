@@ -18,7 +18,7 @@ from topoalign.allocator.preferences import Preferences
 from topoalign.allocator.reconciliation.adoption import returned
 from topoalign.allocator.reconciliation.device_order import in_order
 from topoalign.allocator.reconciliation.displacement import displaced_by, remainders, tell_displaced, touching
-from topoalign.allocator.reconciliation.liveness import places, shown_of
+from topoalign.allocator.reconciliation.liveness import Place, places, shown_of
 from topoalign.allocator.reconciliation.memory import Grant, Rest
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
 from topoalign.allocator.share_exclusion import ShareExclusion
@@ -169,7 +169,7 @@ class Grants:
             beside = self._beside(resource, asked, new.granted)
             if not known.issuperset(record.id for record in (*records, *beside)):
                 return None
-            if len(records) == 1 and all_given(records[0]) == asked and shown.issuperset(places(records[0])):
+            if len(records) == 1 and is_repeated(records[0], asked, shown, call.made):
                 assert listing is not None
                 self._reconciliation.seen(records[0].id, listing)
                 answers.append(records[0])
@@ -267,6 +267,14 @@ class New(NamedTuple):
     """Records that make way."""
     deviations: dict[AllocationID, tuple[DeviceID, ...]]
     """As `Ledger.grant` takes it: what was preferred or reserved, where that was something else."""
+
+
+def is_repeated(
+    record: Allocation, asked: Collection[DeviceID], shown: Collection[Place], made: Mapping[DeviceID, Made]
+) -> bool:
+    """Whether a kubelet that asks for these asks again for what it shows with a container, whose instances are there."""
+    is_same = all_given(record) == asked and all(place in shown for place in places(record))
+    return is_same and all(record.instances.get(slot) == each.uuid for slot, each in made.items() if slot in asked)
 
 
 def all_given(record: Allocation) -> frozenset[DeviceID]:

@@ -17,7 +17,7 @@ from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.instances.book import InstanceBook
 from topoalign.allocator.instances.instances import Instances
 from topoalign.allocator.instances.nvml import NvmlInstances
-from topoalign.allocator.instances.sweeps import sweep_instances
+from topoalign.allocator.instances.sweeps import lost_note, sweep_instances
 from topoalign.allocator.ledger.journal import FileJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.metrics import figures
@@ -240,6 +240,7 @@ def tell_state(
     if kubelet is not None:
         context.figures.extend([kubelet.limiter.figure(), kubelet.shared_files.figure()])
         context.notes["instances"] = kubelet.instances.note
+        context.notes["lost instances"] = lambda: lost_note(allocator.ledger.state)
         context.checks["kubelet"] = kubelet.front.reason
         context.checks["containers"] = containers.reason
     context.checks["journal"] = lambda: allocator.ledger.faults.newest

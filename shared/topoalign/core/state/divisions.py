@@ -10,16 +10,18 @@ and 30 hundredths of computing time with 8 GiB each:
     ways ("units",)   held 20, 8 GiB; 30, 8 GiB   left 50, 64 GiB
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from topoalign.core.model.allocations import Allocation, Owner
-from topoalign.core.model.holdings import Amount, Instance, Part, TimeSlice, Unit, Whole, holding_of
+from topoalign.core.model.holdings import Amount, Instance, Part, TimeSlice, Unit, Whole, base_of, holding_of
 from topoalign.core.model.ids import AllocationID, DeviceID
 from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import MEMORY_BLOCK, Offer
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.instance_amounts import lost_instances
 from topoalign.core.state.slot_amounts import equal_part, is_spent, offered_in_slots
 
 Way = Literal["whole", "MIG", "time slices", "MPS", "units", "slots"]
@@ -50,6 +52,8 @@ class HeldParts(NamedTuple):
     allocation: AllocationID
     """The first that it has some of it by."""
     parts: Parts
+    lost: tuple[DeviceID, ...] = ()
+    """Uuids of MIG instances that were made for its slots and are gone: it has to be made anew."""
 
 
 class Division(NamedTuple):
@@ -74,7 +78,10 @@ def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
     """GPU -> how it is divided, for all GPUs of a node in the hardware's order."""
     hardware = state.hardware
     held: dict[DeviceID, dict[object, tuple[Allocation, list[Part]]]] = {}
+    lost = defaultdict[tuple[DeviceID, object], list[DeviceID]](list)
     for allocation in state.allocations.values():
+        for slot, uuid in lost_instances(allocation, hardware).items() if allocation.instances else ():
+            lost[base_of(slot), allocation.owner or allocation.id].append(uuid)
         for card, part in parts_of(allocation, hardware):
             holder = allocation.owner or allocation.id
             held.setdefault(card, {}).setdefault(holder, (allocation, []))[1].append(part)
@@ -88,8 +95,8 @@ def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
             ways=ways_of(gpu, by_card.get(gpu, ())),
             offered=offered_of(hardware, by_card.get(gpu, ()), profiles),
             held=tuple(
-                HeldParts(first.owner, first.id, counted(parts, profiles))
-                for first, parts in held.get(gpu, {}).values()
+                HeldParts(first.owner, first.id, counted(parts, profiles), tuple(lost.get((gpu, holder), ())))
+                for holder, (first, parts) in held.get(gpu, {}).items()
             ),
             left=left_of(state, gpu, by_card.get(gpu, ()), profiles),
         )

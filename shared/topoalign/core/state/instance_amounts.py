@@ -13,7 +13,7 @@ decisions that follow one another never count on the same place.
 from collections.abc import Iterable, Mapping
 
 from topoalign.core.model.allocations import Allocation
-from topoalign.core.model.holdings import Amount
+from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile, find_place
@@ -71,3 +71,16 @@ def taken_of(gpu: Gpu, slots: Iterable[tuple[DeviceID, Amount, DeviceID | None]]
 def instances_of(allocations: Iterable[Allocation]) -> Mapping[DeviceID, DeviceID]:
     """Slot -> uuid of the instance that was made for it, of all these allocations."""
     return {slot: uuid for each in allocations if each.instances for slot, uuid in each.instances.items()}
+
+
+def lost_instances(allocation: Allocation, topology: Topology) -> Mapping[DeviceID, DeviceID]:
+    """
+    Slot -> uuid of its instance, for those instances of an allocation that its GPUs do not have any more, as after a reboot
+    or a reset: its container cannot use them, nor start again, and has to be made anew.
+    """
+    gpus = topology.gpu_by_id
+    return {
+        slot: uuid
+        for slot, uuid in allocation.instances.items()
+        if base_of(slot) in gpus and all(uuid != each.uuid for each in gpus[base_of(slot)].mig or ())
+    }

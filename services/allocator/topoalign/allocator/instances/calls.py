@@ -2,8 +2,9 @@
 What an Allocate of slots that become MIG instances needs before it is recorded: an instance for each slot, which discovery
 has seen, so that its device nodes, its CDI name and its health are known like those of every other.
 
-A slot of which a live record has an instance keeps it: the kubelet repeats itself, or a container takes the slot over from
-an init container of its pod.
+A slot of which a live record has an instance keeps it, as long as that is ours: the kubelet repeats itself, or a container
+takes the slot over from an init container of its pod. What other live records have is made for nobody else, also where it is
+gone, as after a reboot: their containers were told its uuid.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -87,7 +88,7 @@ class InstanceCalls:
         try:
             wanted = {slot: amount for each in containers for slot, amount in amounts(each).items()}
             for slot in slots:
-                known = self._known(slot, wanted[slot])
+                known = self._known(self._instances, slot, wanted[slot])
                 if known is not None:
                     self._instances.keep(known.uuid)
                 made[slot] = known or await self._made(self._instances, slot, wanted[slot])
@@ -99,7 +100,9 @@ class InstanceCalls:
 
     async def _made(self, instances: Instances, slot: DeviceID, amount: Amount) -> Made:
         gpu = gpus_by_instances(self._ledger.state.hardware)[base_of(slot)]
-        made = await instances.make(slot, gpu.mig_profiles, amount.memory, self._spared(gpu.id, slot))
+        live = self._ledger.state.allocations.values()
+        told = {uuid for each in live for other, uuid in each.instances.items() if other != slot}
+        made = await instances.make(slot, gpu.mig_profiles, amount.memory, self._spared(gpu.id, slot), told)
         profile = next(each for each in gpu.mig_profiles if each.name == made.profile)
         return Made(made.uuid, amount_of(profile))
 
@@ -112,13 +115,14 @@ class InstanceCalls:
         taken = taken_by(state.hardware.gpu_by_id[gpu], held, instances_of(kept))
         return taken if taken is not None else frozenset()
 
-    def _known(self, slot: DeviceID, wanted: Amount) -> Made | None:
-        """The instance that a live record has for this slot, if it is there and large enough."""
+    def _known(self, instances: Instances, slot: DeviceID, wanted: Amount) -> Made | None:
+        """The instance that a live record has for this slot, if it is ours, there and large enough."""
         state = self._ledger.state
         for each in state.allocations.values():
             uuid = each.instances.get(slot)
-            is_there = uuid is not None and uuid in state.hardware.cards
-            if uuid is not None and is_there and slot in each.slots and each.slots[slot].memory >= wanted.memory:
+            if uuid is None or uuid not in state.hardware.cards or not instances.has(slot, uuid):
+                continue
+            if slot in each.slots and each.slots[slot].memory >= wanted.memory:
                 return Made(uuid, each.slots[slot])
         return None
 

@@ -15,7 +15,11 @@ So an instance is there for every allocation that has one, and for no other; tho
 driver does not answer, what is to be destroyed stays in the book, its place counts as taken, and it is tried again.
 
 What is known to be gone is not ours again, whatever is made at its place, also while the book cannot be written; and what is
-doubted (`OwnInstance.doubted`) goes from the book without being destroyed.
+doubted (`OwnInstance.doubted`) goes from the book without being destroyed. An instance of another profile, or that is
+divided, is not ours either.
+
+A place is passed over where the driver has no room after all, and where it makes an instance with a uuid that another
+container was told: after a reboot a kubelet starts that container again, and asks nobody.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -26,7 +30,7 @@ import msgspec
 import structlog
 
 from topoalign.allocator.instances.book import InstanceBook, OwnInstance
-from topoalign.allocator.instances.port import GpuInstance, InstanceInUse, InstanceMaker
+from topoalign.allocator.instances.port import GpuInstance, InstanceInUse, InstanceMaker, PlaceTaken
 from topoalign.core.model.errors import DriverFault, NoFit, StateFault
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID
@@ -82,9 +86,11 @@ class Instances:
         profiles: Sequence[MigProfile],
         memory: int,
         spared: Collection[MigPlacement] = (),
+        told: Collection[DeviceID] = (),
     ) -> MigDevice:
         """
-        Makes the smallest instance with so many bytes for a slot of a GPU; in a `spared` place only if there is no other.
+        Makes the smallest instance with so many bytes for a slot of a GPU; in a `spared` place only if there is no other,
+        and never with a uuid that other containers were `told`.
         It is kept from `sweep` until `release`, which the caller owes whatever becomes of the Allocate. Raises
         NoPlace, DriverFault and StateFault; then nothing is left over, or it is in the book.
         """
@@ -92,7 +98,7 @@ class Instances:
         with anyio.CancelScope(shield=True):
             async with self._turn:
                 try:
-                    made = await self._made(slot, profiles, memory, spared)
+                    made = await self._made(slot, profiles, memory, spared, told)
                 except DriverFault as fault:
                     self._fails(base_of(slot), fault)
                     raise
@@ -102,26 +108,52 @@ class Instances:
         return made
 
     async def _made(
-        self, slot: DeviceID, profiles: Sequence[MigProfile], memory: int, spared: Collection[MigPlacement]
+        self,
+        slot: DeviceID,
+        profiles: Sequence[MigProfile],
+        memory: int,
+        spared: Collection[MigPlacement],
+        told: Collection[DeviceID],
     ) -> MigDevice:
-        gpu = base_of(slot)
-        there = await self._maker.there(gpu)
-        noted = [each.placement for each in self.own if each.gpu == gpu]
-        taken = {*noted, *(each.placement for each in there)}
-        found = find_place(profiles, {*taken, *spared}, memory) or find_place(profiles, taken, memory)
-        if found is None:
-            raise NoPlace(gpu, memory)
-        profile, place = found
-        before = tuple(sorted(each.id for each in there))
-        intent = OwnInstance(slot=slot, profile=profile.name, placement=place, before=before)
+        gpu, passed = base_of(slot), set[MigPlacement]()
+        while True:
+            there = await self._maker.there(gpu)
+            noted = [each.placement for each in self.own if each.gpu == gpu]
+            taken = {*noted, *passed, *(each.placement for each in there)}
+            found = find_place(profiles, {*taken, *spared}, memory) or find_place(profiles, taken, memory)
+            if found is None:
+                raise NoPlace(gpu, memory)
+            profile, place = found
+            before = tuple(sorted(each.id for each in there))
+            intent = OwnInstance(slot=slot, profile=profile.name, placement=place, before=before)
+            made = await self._made_as(intent, told)
+            if made is not None:
+                return made
+            passed.add(place)
+
+    async def _made_as(self, intent: OwnInstance, told: Collection[DeviceID]) -> MigDevice | None:
+        """The instance of an intent. None: it is not to be had at this place, and is not there."""
         self._book.replace((), (intent,))
         try:
-            made = await self._maker.make(gpu, profile.name, place)
-            self._book.replace((intent,), (noted_as(intent, made),))
+            made = await self._maker.make(intent.gpu, intent.profile, intent.placement)
+            if made.uuid not in told:
+                self._book.replace((intent,), (noted_as(intent, made),))
+                return made
+        except PlaceTaken as refusal:
+            log.warning("a MIG instance is not made where it was to be", slot=intent.slot, finding=refusal.finding)
+            self._over.add(intent)  # what is there now is somebody else's
+            self._forget(intent)
+            return None
         except (DriverFault, StateFault):
             await self._undo_quietly(intent)
             raise
-        return made
+        log.warning("a MIG instance is undone: another container was told its uuid", slot=intent.slot, uuid=made.uuid)
+        await self._undo_quietly(intent)
+        return None
+
+    def has(self, slot: DeviceID, uuid: DeviceID) -> bool:
+        """Whether this instance was made for this slot, in this boot of the node, and is not known to be gone."""
+        return any(each.slot == slot and each.uuid == uuid for each in self.own if each not in self._over)
 
     def keep(self, uuid: DeviceID) -> None:
         """Keeps an instance that is there from `sweep`, whatever becomes of its record, until `release`."""
@@ -244,10 +276,10 @@ def noted_as(intent: OwnInstance, made: MigDevice) -> OwnInstance:
 
 def is_own(own: OwnInstance, there: GpuInstance) -> bool:
     """
-    Whether an instance that is there is this one of ours. With an id, that one, and it has our MIG device or none; without
-    one, what is at its place and was not there before.
+    Whether an instance that is there is this one of ours: of its profile, at its place, and with one MIG device at most.
+    With an id, that one, and it has our MIG device or none; without one, what was not there before.
     """
-    if there.placement != own.placement:
+    if (there.profile, there.placement) != (own.profile, own.placement) or len(there.uuids) > 1:
         return False
     if own.id is None:
         return there.id not in own.before

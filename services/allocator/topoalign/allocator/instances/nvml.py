@@ -12,7 +12,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, TypeVar
 
-from topoalign.allocator.instances.port import GpuInstance, InstanceInUse
+from topoalign.allocator.instances.port import GpuInstance, InstanceInUse, PlaceTaken
 from topoalign.core.model.errors import DriverFault, clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement
@@ -47,7 +47,10 @@ class NvmlInstances:
         return await self._run(gpu, Gpu.there)
 
     async def make(self, gpu: DeviceID, profile: str, placement: MigPlacement) -> MigDevice:
-        """Makes a GPU instance of this profile at this place, and one compute instance of all of it. Raises DriverFault."""
+        """
+        Makes a GPU instance of this profile at this place, and one compute instance of all of it. Raises DriverFault, and
+        PlaceTaken.
+        """
         return await self._run(gpu, partial(Gpu.make, profile=profile, placement=placement))
 
     async def destroy(self, gpu: DeviceID, instance: int) -> None:
@@ -105,18 +108,22 @@ class Gpu:
             for handle in self._instances("nvmlDeviceGetGpuInstances", self._device, profile.id):
                 info = self._ask("nvmlGpuInstanceGetInfo", handle)
                 place = MigPlacement(start=int(info.placement.start), size=int(info.placement.size))
-                found[int(info.id)] = GpuInstance(int(info.id), place, frozenset(uuids.get(int(info.id), ())))
+                of = frozenset(uuids.get(int(info.id), ()))
+                found[int(info.id)] = GpuInstance(int(info.id), profile_name(profile), place, of)
         return tuple(found.values())
 
     def make(self, profile: str, placement: MigPlacement) -> MigDevice:
         """As `NvmlInstances.make`: both instances, or neither."""
-        kind = next((each for each in self._profiles() if str(each.name).split()[-1:] == [profile]), None)
+        kind = next((each for each in self._profiles() if profile_name(each) == profile), None)
         if kind is None:
             raise DriverFault(
                 f"{self.id} has no MIG profile {profile} any more", "see whether its MIG mode was changed"
             )
         slices = Slices(placement.start, placement.size)
-        handle = self._ask("nvmlDeviceCreateGpuInstanceWithPlacement", self._device, kind.id, byref(slices))
+        try:
+            handle = self._ask("nvmlDeviceCreateGpuInstanceWithPlacement", self._device, kind.id, byref(slices))
+        except self._pynvml.NVMLError_InsufficientResources as error:
+            raise PlaceTaken(self.id, profile, placement) from error
         try:
             self._compute(handle, int(kind.sliceCount))
             return self._told(int(self._ask("nvmlGpuInstanceGetInfo", handle).id), profile, placement)
@@ -191,3 +198,8 @@ class Gpu:
     def _ask(self, function: str, *arguments: object) -> Any:
         self._steps(function)
         return getattr(self._pynvml, function)(*arguments)
+
+
+def profile_name(profile: Any) -> str:
+    """The name of a profile as NVIDIA prints it, without what NVML says before it: `MIG 1g.10gb` is `1g.10gb`."""
+    return "".join(str(profile.name).split()[-1:])

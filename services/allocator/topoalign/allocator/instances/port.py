@@ -2,7 +2,7 @@
 
 from typing import NamedTuple, Protocol
 
-from topoalign.core.model.errors import DriverFault
+from topoalign.core.model.errors import DriverFault, NoFit
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement
 
@@ -12,6 +12,8 @@ class GpuInstance(NamedTuple):
 
     id: int
     """NVML's id of it on its GPU, which a later instance may have again."""
+    profile: str
+    """`1g.10gb`. Several profiles may have the same places: on an A100 3g.20gb and 4g.20gb at slice 0."""
     placement: MigPlacement
     uuids: frozenset[DeviceID]
     """Of the MIG devices in it, one for each compute instance."""
@@ -21,6 +23,18 @@ class InstanceInUse(DriverFault):
     """Raised where an instance is not destroyed because processes use it; the driver works."""
 
     code = "InstanceInUse"
+
+
+class PlaceTaken(NoFit):
+    """Raised where the driver has no room for an instance at a place that seemed free: nothing was made, and it works."""
+
+    code = "PlaceTaken"
+
+    def __init__(self, gpu: DeviceID, profile: str, placement: MigPlacement) -> None:
+        super().__init__(
+            f"{gpu}: the driver has no room for a MIG instance {profile} at slice {placement.start}",
+            "see with `nvidia-smi mig -lgi` who has it",
+        )
 
 
 class InstanceMaker(Protocol):
@@ -33,7 +47,10 @@ class InstanceMaker(Protocol):
         """All GPU instances of a GPU. Raises DriverFault."""
 
     async def make(self, gpu: DeviceID, profile: str, placement: MigPlacement) -> MigDevice:
-        """Makes a GPU instance of this profile at this place, and one compute instance of all of it. Raises DriverFault."""
+        """
+        Makes a GPU instance of this profile at this place, and one compute instance of all of it. Raises DriverFault, and
+        PlaceTaken.
+        """
 
     async def destroy(self, gpu: DeviceID, instance: int) -> None:
         """Destroys the GPU instance with this id and all in it, if it is there. Raises DriverFault, InstanceInUse."""

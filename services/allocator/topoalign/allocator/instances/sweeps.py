@@ -12,6 +12,7 @@ from functools import partial
 
 from topoalign.allocator.instances.book import OwnInstance
 from topoalign.allocator.instances.instances import Instances
+from topoalign.allocator.ledger.endings import titled
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Poll
 from topoalign.allocator.reconciliation.displacement import devices_displaced_by
@@ -19,13 +20,15 @@ from topoalign.core.model.errors import StateFault
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.instance_amounts import instances_of
+from topoalign.core.state.instance_amounts import instances_of, lost_instances
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.tasks import either
 
 SWEEP_SECONDS = 5.0
 PROBE_SECONDS = 60.0
 """After which a driver that could not change instances is asked again: a pod that comes before is not sent there."""
+MOST_NAMED = 3
+"""Containers in a note."""
 
 
 async def sweep_instances(
@@ -86,3 +89,11 @@ def missing_of(state: NodeState, own: Iterable[OwnInstance]) -> list[OwnInstance
         for each in own
         if each.uuid and each.gpu in gpus and all(each.uuid != there.uuid for there in gpus[each.gpu].mig or ())
     ]
+
+
+def lost_note(state: NodeState) -> str | None:
+    """Names the containers whose MIG instances are gone, at most `MOST_NAMED`, for /readyz; None: there are none."""
+    lost = [titled(each.owner) for each in state.allocations.values() if lost_instances(each, state.hardware)]
+    more = f", and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
+    names = ", ".join(lost[:MOST_NAMED])
+    return f"containers whose MIG instances are gone: {names}{more}; delete their pods" if lost else None
