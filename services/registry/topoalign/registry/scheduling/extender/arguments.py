@@ -209,7 +209,12 @@ def decoded(body: bytes, kind: type[S]) -> S:
 
 
 def once(body: bytes, found: msgspec.Struct) -> bool:
-    """Whether no key of the outermost object stands twice. What is left without the inner values has no escapes."""
+    """
+    Whether no key of the outermost object stands twice: what comes out of the encoder as it went in has each key once. Else
+    the inner values are left out, and what remains has no escapes, which hide keys.
+    """
+    if msgspec.json.encode(found) == body:
+        return True
     names = zip(found.__struct_encode_fields__, found.__struct_fields__, strict=True)
     fields = [(name, getattr(found, field)) for name, field in names]
     for _, value in fields:
