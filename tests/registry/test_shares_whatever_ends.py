@@ -100,7 +100,7 @@ async def test_a_pod_with_slots_waits_alone_and_tries_other_nodes_first() -> Non
 
     assert before[0] > 0 == after[0]
     assert ((NODE,), "PodsPending", "ShareSplit") == (*waits, led)
-    assert "" == await world.scheduler.fits_in_every_order(NODE, NEW) == world.scheduler.lone.refusal(NODE, NEW)
+    assert "" == await world.scheduler.fits_in_every_order(NODE, NEW) == await world.scheduler.lone.refusal(NODE, NEW)
 
 
 async def test_slots_and_cpus_of_a_pod_become_free_together() -> None:

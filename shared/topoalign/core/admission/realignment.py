@@ -21,10 +21,13 @@ from typing import NamedTuple
 import msgspec
 
 from topoalign.core.admission.feasibility import Need, first_with_room, verdict
-from topoalign.core.admission.free_amounts import Free, usable_sets
+from topoalign.core.admission.free_amounts import Free, free_of, usable_sets
+from topoalign.core.admission.share_alignment import by_pod, without_all
 from topoalign.core.model.ids import CPU, ResourceName
+from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.bitmask import several
 from topoalign.core.numa_sets.subsets import doubled
+from topoalign.core.state.fold import NodeState
 
 MOST_STEPS = 300
 """Alignments that are tried for some pods. Three pods of one container take 20 to 80 on eight NUMA nodes, four up to 600."""
@@ -66,13 +69,62 @@ def fit_whatever_ends(free: Free, pods: Sequence[Waiting], steps: Steps, later: 
         steps.left -= 1
         if steps.left < 0:
             return False
-        code = verdict(pod.takes, free) if pod.takes is not None and pod.decides else None
-        if code != "" and pod.must_fit:
+        if pod.must_fit and not (pod.takes is not None and pod.decides and fits_wherever(pod.takes, free)):
             return False
         rest = (*pods[:place], *pods[place + 1 :])
         if (rest or later) and not all(fit_whatever_ends(left, rest, steps, later) for left in left_by(pod, free)):
             return False
     return True
+
+
+def fits_wherever(need: Need, free: Free) -> bool:
+    """
+    Whether a pod is admitted where at least this is free, wherever its containers are aligned one after the other. False
+    also where amounts do not tell.
+    """
+    if verdict(need, free) != "":
+        return False
+    first, rest = msgspec.structs.replace(need, rest=None), need.rest
+    return rest is None or all(fits_wherever(rest, left) for left in left_after(first, free))
+
+
+def containers_fit(need: Need, free: Free, most: Free) -> bool:
+    """
+    Whether a pod that is admitted where this is free is admitted whatever ends, as far as amounts tell: once more is free,
+    its first containers may be aligned to where they take what the others were to get. `most`: what is free when all has
+    ended. Example under restricted, for a pod with 1 GPU and 4 CPUs in one container and 2 GPUs in the next:
+
+        free: 2 GPUs and 2 CPUs on NUMA node 0, 1 GPU and 8 CPUs on node 1; a pod with CPUs of node 0 ends: the first
+        container is aligned to node 0, and neither node has two GPUs for the second
+    """
+    if need.rest is None:
+        return True
+    first, room = (
+        msgspec.structs.replace(need, rest=None),
+        first_with_room(need.preferred, need.near, need.memory, free),
+    )
+    for number in need.preferred:
+        left = left_where_taken(first, free, number)
+        if number == room:
+            return containers_fit(need.rest, left, most)
+        if first_with_room((number,), need.near, need.memory, most) and not fits_wherever(need.rest, left):
+            return False
+    return True
+
+
+def realigned(state: NodeState, rules: AdmissionRules, need: Need) -> Iterator[NodeState]:
+    """The node after the end of one of its pods, of each that may have another one aligned elsewhere than as it is now."""
+
+    def place(now: NodeState) -> int:
+        return first_with_room(need.preferred, need.near, need.memory, free_of(now, rules))
+
+    room = place(state)
+    if need.rest is None and room in need.preferred[:1]:
+        return
+    for ended in by_pod(state.allocations.values()):
+        left = without_all(state, ended)
+        if need.rest is not None or place(left) != room:
+            yield left
 
 
 def fit_as_counted(free: Free, pods: Sequence[Waiting]) -> bool:

@@ -1,5 +1,6 @@
 """
-Pods with parts of GPUs that no other pod waits beside: whether the end of others could lead a kubelet to refuse them.
+Pods that no other pod waits beside: whether the end of others could lead a kubelet to refuse them. They ask for parts of
+GPUs, or for NICs beside them by annotations, or for several containers, of which one may take what another was to get.
 
 A node where such a pod has had to wait comes last for it: the filter passes the node, whose kubelet would admit the pod as
 it is, and others may be without that danger.
@@ -12,6 +13,7 @@ from topoalign.core.admission.share_alignment import finds_gpus
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.scheduling.binding import PODS_PENDING
 from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.orders import finds_companions, keeps_containers_together
 from topoalign.registry.scheduling.verdicts import Request
 from topoalign.registry.scheduling.view import ClusterView
 
@@ -28,7 +30,7 @@ class LonePods:
         self._waited = OrderedDict[str, set[NodeName]]()
         """By UID of the pod."""
 
-    def refusal(self, node: NodeName, pod: PodToSchedule) -> str:
+    async def refusal(self, node: NodeName, pod: PodToSchedule) -> str:
         """
         `PODS_PENDING`, where the end of others could lead the node's kubelet to refuse a pod that it would admit as it is;
         else empty. Raises InvalidField.
@@ -37,10 +39,15 @@ class LonePods:
         if view is None or view.kind is None:
             return ""
         asked = self._request(pod).of(view.kind, self._view)
-        if not asked.is_shared:
+        if not asked.may_be_parted:
             return ""
         state = self._view.basis_of(self._view.facts(node), frozenset({pod.uid})).state
-        if finds_gpus(state, asked.demand):
+        demand, takes = asked.demand, asked.takes
+        if (
+            finds_gpus(state, demand)
+            and keeps_containers_together(state, demand, takes)
+            and await finds_companions(state, demand, takes, self._view.turns())
+        ):
             return ""
         self._waited.setdefault(pod.uid, set()).add(node)
         if len(self._waited) > PODS_KEPT:

@@ -20,16 +20,20 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from topoalign.core.admission.admit import decide
 from topoalign.core.admission.feasibility import Need
 from topoalign.core.admission.free_amounts import free_of
 from topoalign.core.admission.realignment import (
     Steps,
     Waiting,
+    containers_fit,
     fit_as_counted,
     fit_whatever_ends,
     have_ample_memory,
     left_elsewhere,
+    realigned,
 )
 from topoalign.core.admission.reserving import has_its_own
 from topoalign.core.admission.share_alignment import finds_gpus
@@ -127,6 +131,8 @@ async def all_fit(state: NodeState, pods: Sequence[Comer], turns: Turns, later: 
             others = [each.demand for each in (*pods[:place], *pods[place + 1 :])]
             if pod.must_fit and not finds_its_gpus(state, pod.demand, others):
                 return False
+            if pod.must_fit and not await finds_companions(state, pod.demand, pod.takes, turns):
+                return False
             led.append(counted_by_numbers(state.hardware, pod))
         if is_refused_for_memory(state, led):
             return False
@@ -140,6 +146,21 @@ def finds_its_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand]
         return finds_gpus(state, pod, others)
     except InvalidShare:
         return False
+
+
+async def finds_companions(state: NodeState, pod: PodDemand, takes: Need | None, turns: Turns) -> bool:
+    """
+    Whether a pod with annotations about devices is admitted also after the end of any one other pod: a kubelet knows no
+    annotations, and may align it to NUMA nodes whose free GPUs have no NIC beside them. `takes`: as of `Comer`.
+    """
+    is_joint = any(each.joint is not None for each in pod.containers)
+    if takes is None or not is_joint or not POLICIES[pod.rules.policy].asks:
+        return True
+    for left in realigned(state, pod.rules, takes):
+        await turns.give()
+        if not isinstance(decide(left, pod), Admission):
+            return False
+    return True
 
 
 def counted_by_numbers(topology: Topology, pod: Comer) -> Comer:
@@ -174,6 +195,17 @@ def may_realign(state: NodeState, pod: Comer) -> bool:
     """Whether something can end on the node, and pods may be refused for their alignment."""
     may_end = bool(state.allocations)  # of all containers that a prediction knows of, also those with CPUs alone
     return may_end and not POLICIES[pod.demand.rules.policy].admits(NO_AFFINITY)
+
+
+def keeps_containers_together(state: NodeState, pod: PodDemand, takes: Need | None) -> bool:
+    """
+    Whether a pod that is admitted as the node is gets room for all of its containers whatever ends before. `takes`: as of
+    `Comer`. True also where amounts do not tell, as of init containers with devices.
+    """
+    if takes is None or takes.rest is None or not state.allocations or POLICIES[pod.rules.policy].admits(NO_AFFINITY):
+        return True
+    emptied = msgspec.structs.replace(state, allocations={}, memory={})
+    return containers_fit(takes, free_of(state, pod.rules), free_of(emptied, pod.rules))
 
 
 def leaves_room(state: NodeState, pod: Comer, later: Later) -> bool:
@@ -234,6 +266,8 @@ async def fit_from(
             for each in decision.allocations:
                 after = after.holding(each)
         elif pod.must_fit:
+            return False
+        if pod.must_fit and not keeps_containers_together(state, pod.demand, pod.takes):
             return False
         rest = (*pods[:place], *pods[place + 1 :])
         if steps is not None and (rest or later.guarded):

@@ -211,7 +211,7 @@ class Scheduler:
         request, uids = self._request(pod), frozenset({pod.uid})
         view, holds = self.view.nodes.get(node), self.view.holds(node)
         if view is not None and not holds.uids:  # no pod is waited for, and nothing is held beside the facts
-            return self._verdicts.judge(request, view) or self.lone.refusal(node, pod)
+            return self._verdicts.judge(request, view) or await self.lone.refusal(node, pod)
         code = self._judge_without(request, node, uids)
         if code:
             return code
@@ -222,7 +222,7 @@ class Scheduler:
         planned = self._planned.on(view)
         is_planned = any(each.uid == pod.uid for each in planned)
         if not waiting and not is_planned:
-            return self._crowds(request, node, uids) or self.lone.refusal(node, pod)
+            return self._crowds(request, node, uids) or await self.lone.refusal(node, pod)
         if len(waiting) > MOST_PENDING:
             return PODS_PENDING
         moving = uids | {each.uid for each, _ in waiting} | {each.uid for each in planned}

@@ -188,7 +188,7 @@ class Scheduling:
         if self.quotas is not None:
             self.quotas.check_read(pod)
         if not self.view.holds(node).has_others(pod.uid):
-            return self.scheduler.lone.refusal(node, pod)
+            return await self.scheduler.lone.refusal(node, pod)
         return await self.scheduler.fits_in_every_order(node, pod)
 
     def _observe(self, node: NodeName) -> None:

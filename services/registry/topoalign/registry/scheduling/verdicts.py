@@ -73,9 +73,14 @@ class Asked:
         return alignment_need(self._kind.topology, pod_demand(bare, self._kind.rules))
 
     @cached_property
-    def is_shared(self) -> bool:
-        """Whether it asks for parts of GPUs that a kubelet aligns by their numbers."""
-        return bool(parts_of(self._kind.topology, self.demand))
+    def may_be_parted(self) -> bool:
+        """
+        Whether a kubelet that aligns it elsewhere than now may find too little of what it does not align it by: parts of
+        GPUs, what comes beside these by annotations, and what is for later containers.
+        """
+        has_rest = self.takes is not None and self.takes.rest is not None
+        is_joint = any(each.joint is not None for each in self.demand.containers)
+        return has_rest or is_joint or bool(parts_of(self._kind.topology, self.demand))
 
     def score_need(self, shape: Topology, scorer: Scorer[Any, Any]) -> Any:
         """What of the pod its score depends on, on machines of this shape."""
