@@ -5,11 +5,10 @@ from random import Random
 
 import pytest
 from faults_support import THOROUGH
-from slot_node_support import EACH, SLOTS, Ask, SlotNode, slot_node
-from slot_support import MIB
+from slot_node_support import EACH, Ask, SlotNode, slot_node
 
 from topoalign.core.model.decisions import Admission, Refusal
-from topoalign.core.model.holdings import Amount, base_of
+from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID, PodName
 from topoalign.core.model.requests import PodRequest, Policy
 
@@ -19,7 +18,6 @@ UNWANTED, POLICY = "nvidia.com/nouse-gpuuuid", "hami.io/gpu-scheduler-policy"
 POLICIES = ("binpack", "spread", "mutex", "topology-aware")
 ADMISSIONS = 25
 """Of each seed."""
-PART = Amount(cores=100 // SLOTS, memory=EACH // SLOTS * MIB)
 
 
 def ask(chance: Random) -> Ask:
@@ -50,13 +48,10 @@ async def end_some(it: SlotNode, running: dict[str, object], chance: Random) -> 
         await (it.remove(gone) if chance.random() < 0.6 else it.drop(gone))
 
 
-def check_held(
-    it: SlotNode, name: str, asked: Mapping[str, Ask], unwanted: str = "", *, is_behind: bool = False
-) -> None:
+def check_held(it: SlotNode, name: str, asked: Mapping[str, Ask], unwanted: str = "") -> None:
     """
     Each container holds as much of each GPU as it asked for; more only of what its init container left. It has no `unwanted`
-    GPU. `is_behind`: the record was behind the kubelet when the pod was reserved for; this may align a container then where
-    less is left than is reserved, and it counts as an equal part.
+    GPU.
     """
     left = it.slots_of(name).get("c0", []) if "c0" not in asked else []
     for container, each in asked.items():
@@ -66,7 +61,7 @@ def check_held(
             if slot in left:
                 assert amount.cores >= each.amount.cores, (name, container)
                 assert amount.memory >= each.amount.memory, (name, container)
-            elif not is_behind or amount != PART:
+            else:
                 assert each.amount == amount, (name, container)
         assert record.slots.keys() == record.device_ids
 
@@ -106,7 +101,7 @@ async def test_no_container_has_the_slot_or_the_amounts_of_another(seed: int) ->
                 await it.settle()
             await it.check([*running])
             if is_reserved and isinstance(decision, Admission):
-                check_held(it, str(pod.name), asked, pod.annotations.get(UNWANTED, ""), is_behind=not is_certain)
+                check_held(it, str(pod.name), asked, pod.annotations.get(UNWANTED, ""))
         assert admitted
 
 

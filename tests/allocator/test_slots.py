@@ -1,14 +1,19 @@
 """Slots of GPUs over the kubelet's protocol: what a container holds, with and without a reservation."""
 
 import pytest
+from reservation_support import changed
 from slot_node_support import EACH, MACHINE, SLOTS, Ask, slot_node
 from slot_support import MIB, in_mig_mode
 
+from topoalign.core.admission.admit import decide
+from topoalign.core.admission.reserving import reserved_for
+from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.requests import Policy
 from topoalign.core.sharing.refusals import ShareSplit
+from topoalign.core.state.reservations import NodeReservations
 
 pytestmark = pytest.mark.anyio
 
@@ -264,3 +269,66 @@ async def test_containers_that_are_aligned_elsewhere_hold_what_they_asked_for(po
         assert {"GPU-0": Amount(cores=5, memory=7_000 * MIB)} == it.held("a", "c0")
         assert {"GPU-0": Amount(cores=60, memory=9_100 * MIB)} == it.held("a", "c1")
         assert {"GPU-1": Amount(cores=5, memory=7_000 * MIB)} == it.held("a", "c2")
+
+
+async def test_a_container_that_is_aligned_to_gpus_without_room_is_refused() -> None:
+    """Others have come to the GPUs that its kubelet aligns it to now; an equal part would be less than it asked for."""
+    async with slot_node(Policy.SINGLE_NUMA_NODE) as (it, _):
+        full = it.asking("full", Ask(2, cores=100))
+        it.reserve_beside(full)
+        assert isinstance(await it.admit_pod(full), Admission)
+        await it.check(["full"])
+        pod = it.asking("a", Ask(memory=9_000))
+        assert isinstance(it.reserve_beside(pod)[0], Admission)
+        reserved = it.reserved
+        await it.remove("full")
+        others = it.asking("others", Ask(2, memory=9_000))
+        it.reserve_beside(others)
+        assert isinstance(await it.admit_pod(others), Admission)
+        it.reserved = reserved
+
+        decision = await it.admit_pod(pod)
+
+        assert isinstance(decision, Refusal)
+        assert "container 'c0'" in decision.finding and "aligned it to other NUMA nodes" in decision.finding
+        await it.check(["others"])
+
+
+async def test_slots_that_are_taken_without_a_question_are_of_the_container_that_waits() -> None:
+    """A kubelet that offers no more than it needs does not ask what is preferred, and an agent may start in between."""
+    async with slot_node() as (it, tasks):
+        pod = it.asking("a", Ask(memory=7_000), Ask(memory=9_100))
+        it.reserve_beside(pod)
+        (own, second) = (each.devices[GPU] for each in it.reserved.reservations[0].containers)
+        offered = [slot for slot in it.machine.devices[GPU] if slot.startswith("GPU-3")]
+        told = await it.allocations.prefer(GPU, offered, (), 1)
+        await it.start_agent(tasks)
+
+        (first,) = await it.allocations.allocate(GPU, [told])
+        (other,) = await it.allocations.allocate(GPU, [second])
+
+        assert {*told}.isdisjoint({*own, *second})
+        assert [7_000 * MIB, 9_100 * MIB] == [
+            amount.memory for each in (first, other) for amount in each.slots.values()
+        ]
+
+
+async def test_a_record_that_has_ended_does_not_let_a_container_have_other_gpus() -> None:
+    """The slot that is reserved for it was another container's, whose record is live for a moment still."""
+    async with slot_node() as (it, _):
+        pods = [it.asking(name, Ask(memory=9_000), annotations={"nvidia.com/use-gpuuuid": "GPU-2"}) for name in "xa"]
+        it.reserve_beside(pods[0])
+        assert isinstance(await it.admit_pod(pods[0]), Admission)
+        await it.check(["x"])
+        await it.drop("x")
+        ((name, _),) = it.ledger.state.allocations.items()
+        decision = decide(it.ledger.state.without(name), read_pod(pods[1], it.rules))
+        assert isinstance(decision, Admission)
+        made = changed(reserved_for("uid-a", pods[1], decision.allocations, 60.0))
+        it.reserved = NodeReservations().apply(made, 1, it.clock.monotonic())
+        assert it.reserved.reservations[0].containers[0].devices[GPU] == it.ledger.state.allocations[name].devices[GPU]
+        offered = [slot for slot in it.machine.devices[GPU] if slot.startswith("GPU-0")]
+
+        assert () == await it.allocations.prefer(GPU, offered, (), 1)
+        with pytest.raises(ShareSplit, match="accepts 'GPU-2'"):
+            await it.allocations.allocate(GPU, [offered[:1]])

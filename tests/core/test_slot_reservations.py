@@ -14,7 +14,7 @@ from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.reservations import Reservation
-from topoalign.core.sharing.reserved_slots import amounts_reserved, answering_part, open_parts, unmoved_part
+from topoalign.core.sharing.reserved_slots import amounts_reserved, answering_part, open_parts, untold_part
 from topoalign.core.sharing.reserved_units import ShareQuestion, with_reserved_shares
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations, allocations_of
@@ -142,7 +142,7 @@ def test_slots_that_a_container_must_not_have_are_told() -> None:
     other = (DeviceID(f"{FIRST}::4"),)
 
     def told(state: NodeState, slots: tuple[DeviceID, ...]) -> str | None:
-        part = unmoved_part(state, kept, 0.0, GPU, slots)
+        part = untold_part(state, kept, 0.0, GPU, slots)
         return None if part is None else part.name[1]
 
     assert "c0" == told(state, other)

@@ -166,14 +166,17 @@ class Grants:
         for devices in containers:
             asked, waiting = frozenset(devices), self.companions.waiting(resource, devices)
             records = self._overlapping(asked, waiting)
-            beside = self._beside(resource, asked, new.granted)
-            if not known.issuperset(record.id for record in (*records, *beside)):
+            if not known.issuperset(record.id for record in records):
                 return None
             if len(records) == 1 and is_repeated(records[0], asked, shown, call.made):
                 assert listing is not None
                 self._reconciliation.seen(records[0].id, listing)
                 answers.append(records[0])
                 continue
+            self.slots.check_told(resource, asked)
+            beside = self._beside(resource, asked, new.granted)
+            if not known.issuperset(record.id for record in beside):
+                return None
             way = dict(self._making_way(records, asked, call.poll))
             if in_units:
                 self.shares.check_half(resource, asked, call.poll)

@@ -6,10 +6,11 @@ reservation are its own: who asks for just these holds what is reserved with the
 
 - GetPreferredAllocation: the slots that are reserved for such a question. Where the kubelet does not offer them, because it
   aligns the container to other NUMA nodes, or somebody has one of them, slots of different GPUs that have as much left; who
-  is given these holds what is reserved. None where the container must have its own. Else slots of GPUs that have an equal
-  part left. Both beside what is reserved, or at least beside what is held.
+  is given these holds what is reserved. None where the container must have its own, or no GPUs have as much left. Else slots
+  of GPUs that have an equal part left. Both beside what is reserved, or at least beside what is held.
 - Allocate: two slots of one GPU are refused (`InvalidShare`), and so is what a GPU has not left any more, by the record, and
-  other slots than a container must have (`ShareSplit`). Records of containers that have ended make way.
+  other slots than a container must have (`ShareSplit`). One that may move holds what is reserved by whatever slots it gets.
+  Records of containers that have ended make way.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -40,7 +41,7 @@ from topoalign.core.sharing.reserved_slots import (
     amounts_reserved,
     answering_part,
     open_parts,
-    unmoved_part,
+    untold_part,
 )
 from topoalign.core.sharing.reserved_units import ShareQuestion, with_reserved_shares
 from topoalign.core.sharing.slots import choose_gpus, slot_of
@@ -51,6 +52,7 @@ from topoalign.core.state.slot_amounts import equal_part, held_by_slot, offered_
 
 FIELD = "devices_ids"
 FIELDS = ShareFields(cores=FIELD, memory=FIELD, cards=FIELD)
+REMEDY = "delete the pod and let the scheduler choose again; the kubelet has aligned it to other NUMA nodes"
 
 
 class Moved(NamedTuple):
@@ -78,6 +80,8 @@ class SlotGrants:
         self._state, self._clock, self._reserved, self._liveness = state, clock, reserved, liveness
         self._moved: dict[PartName, Moved] = {}
         """Container -> what it was told instead of what is reserved for it."""
+        self._ended = frozenset[AllocationID]()
+        """Allocations of which the kubelet said that they had ended, when it asked last."""
 
     def prefer(self, live: NodeState, question: ShareQuestion, displaced: Collection[DeviceID]) -> tuple[DeviceID, ...]:
         """
@@ -87,6 +91,7 @@ class SlotGrants:
         resource, available, must_include, size = question
         if resource not in resources_in_slots(live.hardware) or not max(1, len(must_include)) <= size <= len(available):
             return ()
+        self._ended = frozenset(self._state().allocations.keys() - live.allocations.keys())
         reserved, now = self._reserved(), self._clock.monotonic()
         instead = {name: each.slots for name, each in self._moved.items()}
         parts = [*open_parts(live, reserved, now, question, instead)]
@@ -104,20 +109,19 @@ class SlotGrants:
             return tuple(must_include)
         offered -= overlapping(live.ownership, devices, displaced)
         states = (with_reserved_shares(live, reserved, now), live) if reserved.reservations else (live,)
-        unknown = unknown_share(live.hardware, resource, size - len(must))
-        for amount in (*(each.amount for each in parts[:1] if each.amount is not None), None):
-            share = unknown if amount is None else share_of_amount(unknown, amount)
-            for state in states:
-                spare = offered - held_among(state.ownership, resource, devices)
-                among = [gpu for gpu, slots in devices.by_base.items() if gpu not in must and (slots & spare).bits]
-                try:
-                    gpus = choose_gpus(live.hardware, state.ownership.slots_left, share, among, FIELDS)
-                except (InvalidField, ShareDoesNotFit):
-                    continue
-                chosen = (*must_include, *(slot_of(spare, gpu) for gpu in gpus))
-                if parts:
-                    self._move(parts[0].name, Moved(frozenset(chosen), amount), reserved)
-                return chosen
+        amount, unknown = parts[0].amount if parts else None, unknown_share(live.hardware, resource, size - len(must))
+        share = unknown if amount is None else share_of_amount(unknown, amount)
+        for state in states:
+            spare = offered - held_among(state.ownership, resource, devices)
+            among = [gpu for gpu, slots in devices.by_base.items() if gpu not in must and (slots & spare).bits]
+            try:
+                gpus = choose_gpus(live.hardware, state.ownership.slots_left, share, among, FIELDS)
+            except (InvalidField, ShareDoesNotFit):
+                continue
+            chosen = (*must_include, *(slot_of(spare, gpu) for gpu in gpus))
+            if parts:
+                self._move(parts[0].name, Moved(frozenset(chosen), amount), reserved)
+            return chosen
         return ()
 
     def _swap(self, asking: OpenPart, other: OpenPart, reserved: NodeReservations) -> None:
@@ -152,20 +156,37 @@ class SlotGrants:
                     f"{FIELD}: several slots of {quoted(twice)}, of which a container has one",
                     "let the pod ask for no more slots than the node has GPUs with enough left",
                 )
-            self._check_moved(resource, slots)
+            if not all(map(self._state().ownership.is_held, slots)):  # else the kubelet may repeat itself
+                self.check_told(resource, slots)
 
-    def _check_moved(self, resource: ResourceName, slots: Sequence[DeviceID]) -> None:
-        """Raises ShareSplit for slots that are not those which the container must have that waits for as many."""
-        reserved, now = self._reserved(), self._clock.monotonic()
+    def check_told(self, resource: ResourceName, slots: Collection[DeviceID]) -> None:
+        """
+        Raises ShareSplit for slots, not given by now, which are not those that the container must have that waits for as
+        many. One that may move has these instead of its own: a kubelet that offers no more than it needs asks for none.
+        """
+        if resource not in resources_in_slots(self._state().hardware):
+            return
+        reserved = self._reserved()
         instead = {name: each.slots for name, each in self._moved.items()}
-        part = unmoved_part(self._state(), reserved, now, resource, slots, instead)
-        if part is not None:
-            gpus, accepted = quoted(sorted(map(base_of, slots))), quoted(sorted(map(base_of, part.slots)))
-            raise ShareSplit(
-                FIELD,
-                f"slots of {gpus}, and container {quoted([part.name[1]])}, which waits for as many, accepts {accepted}",
-                "delete the pod and let the scheduler choose again; the kubelet has aligned it to other NUMA nodes",
-            )
+        part = untold_part(self._live(), reserved, self._clock.monotonic(), resource, slots, instead)
+        if part is None:
+            return
+        if part.may_move:
+            self._move(part.name, Moved(frozenset(slots), part.amount), reserved)
+            return
+        gpus, accepted = quoted(sorted(map(base_of, slots))), quoted(sorted(map(base_of, part.slots)))
+        raise ShareSplit(
+            FIELD,
+            f"slots of {gpus}, and container {quoted([part.name[1]])}, which waits for as many, accepts {accepted}",
+            REMEDY,
+        )
+
+    def _live(self) -> NodeState:
+        """The state without what had ended when the kubelet asked last."""
+        state = self._state()
+        for name in self._ended & state.allocations.keys():
+            state = state.without(name)
+        return state
 
     def amounts(self, resource: ResourceName, slots: Collection[DeviceID]) -> dict[DeviceID, Amount]:
         """What a container that is given these devices holds by them; empty where they are no slots."""
@@ -218,8 +239,17 @@ class SlotGrants:
         gone = [each for each in counted if each.id not in way and liveness.has_ended(each, poll.listing, poll.at)]
         ended = {each.id: each for each in liveness.dropped(gone, (), (), poll.at)}
         if lacking := self._lacking(amounts, (*(each for each in counted if each.id not in ended), *granted)):
-            raise lacking
+            raise self._refusal(slots, lacking)
         return ended
+
+    def _refusal(self, slots: Collection[DeviceID], lacking: ShareDoesNotFit) -> ShareDoesNotFit:
+        """Why slots are refused of GPUs that lack this; those that a container was to have instead are its no more."""
+        moved = [name for name, each in self._moved.items() if each.slots == frozenset(slots)]
+        if not moved:
+            return lacking
+        self._moved = {name: each for name, each in self._moved.items() if name not in moved}
+        gpus = quoted(sorted(map(base_of, slots)))
+        return ShareSplit(FIELD, f"slots of {gpus} for container {quoted([moved[0][1]])}: {lacking.finding}", REMEDY)
 
     def _near(self, state: NodeState, amounts: Mapping[DeviceID, Amount]) -> list[Allocation]:
         """The live allocations that have something of the GPUs of these slots."""

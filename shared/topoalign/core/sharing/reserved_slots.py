@@ -72,7 +72,7 @@ def left_by_init(reservation: Reservation) -> frozenset[DeviceID]:
     return frozenset(device for each in init for ids in each.devices.values() for device in ids)
 
 
-def unmoved_part(
+def untold_part(
     state: NodeState,
     reserved: NodeReservations,
     now: float,
@@ -81,13 +81,11 @@ def unmoved_part(
     instead: Mapping[PartName, frozenset[DeviceID]] = {},
 ) -> OpenPart | None:
     """
-    The part that a kubelet asks for when it takes these slots, which are none that it was told, although the part's
-    container must have its own. None: there is none, as far as can be told.
+    The part that a kubelet asks for when it takes these slots, which are none that it was told. None: there is none, as far
+    as can be told.
     """
     parts = [*open_parts(state, reserved, now, ShareQuestion(resource, slots, (), len(slots)), instead)]
-    if not parts or parts[0].may_move or any(each.slots == frozenset(slots) for each in parts):
-        return None
-    return parts[0]
+    return None if not parts or any(each.slots == frozenset(slots) for each in parts) else parts[0]
 
 
 def most_of(container: ReservedContainer, slots: Collection[DeviceID]) -> Amount | None:
