@@ -294,7 +294,7 @@ async def test_a_container_that_is_aligned_to_gpus_without_room_is_refused() -> 
         await it.check(["others"])
 
 
-async def test_slots_that_are_taken_without_a_question_are_of_the_container_that_waits() -> None:
+async def test_slots_taken_without_a_question_are_of_the_container_that_waits() -> None:
     """A kubelet that offers no more than it needs does not ask what is preferred, and an agent may start in between."""
     async with slot_node() as (it, tasks):
         pod = it.asking("a", Ask(memory=7_000), Ask(memory=9_100))
@@ -313,7 +313,7 @@ async def test_slots_that_are_taken_without_a_question_are_of_the_container_that
         ]
 
 
-async def test_a_record_that_has_ended_does_not_let_a_container_have_other_gpus() -> None:
+async def test_a_record_that_has_ended_lets_no_container_have_other_gpus() -> None:
     """The slot that is reserved for it was another container's, whose record is live for a moment still."""
     async with slot_node() as (it, _):
         pods = [it.asking(name, Ask(memory=9_000), annotations={"nvidia.com/use-gpuuuid": "GPU-2"}) for name in "xa"]
