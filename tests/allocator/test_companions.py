@@ -13,6 +13,7 @@ from topoalign.core.model.errors import DeviceInUse
 from topoalign.core.model.events import Allocation, AllocationDeviated, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.reservations import Reservation, ReservedContainer
+from topoalign.core.model.topology.links import Link, PcieClass
 from topoalign.core.model.topology.model import Topology, VirtualFunction
 from topoalign.core.model.topology.offers import Offer
 from topoalign.kubelet.grpc.api import v1beta1
@@ -22,6 +23,7 @@ DEFAULT = Namespace("default")
 MACHINE = two_nodes(nics=4)
 """GPU-0 to GPU-3 with mlx5_0 and mlx5_1 on NUMA node 0, the others on node 1."""
 TOGETHER = '{"deviceTypes": ["gpu", "rdma"]}'
+SAME_PCIE = '{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}'
 FUNCTIONS = ("0000:05:00.1", "0000:05:00.2")
 
 
@@ -220,6 +222,31 @@ async def test_a_pod_whose_gpus_another_one_took_has_nics_beside_others() -> Non
         fits(await it.kubelet.admit(asked))
 
         assert [ids("mlx5_1"), ids("mlx5_0")] == [each.companions for each in live(it)]
+
+
+async def test_what_is_planned_for_a_gang_costs_no_pod_its_nic() -> None:
+    """
+    The kubelet knows nothing of what is planned, so it aligns the pod to NUMA node 0. A registry lets the pod come where the
+    planned one fits also after it.
+    """
+    links = tuple(
+        Link(a=gpu.id, b=nic.id, pcie=PcieClass.PIX)
+        for gpu in MACHINE.gpus
+        for nic in MACHINE.nics
+        if gpu.numa_affinity == nic.numa_affinity
+    )
+    async with node(machine=msgspec.structs.replace(MACHINE, links=links)) as it:
+        asked = msgspec.structs.replace(pod("a", gpus=2), annotations={JOINT_ANNOTATION: SAME_PCIE})
+        it.device_allocations.remember(asked)
+        gang = joint("g", ids("GPU-0", "GPU-1", "GPU-2", "GPU-3"), ids("mlx5_0", "mlx5_1"), needed=True)
+        it.reserve(
+            joint("a", ids("GPU-4", "GPU-5"), ids("mlx5_2"), needed=True),
+            msgspec.structs.replace(gang, gang="default/g", planned=True),
+        )
+        fits(await it.kubelet.admit(asked))
+
+        assert ids("GPU-0", "GPU-1") == live(it)[0].devices[GPU]
+        assert [ids("mlx5_0")] == [each.companions for each in live(it)]
 
 
 async def test_pods_that_swap_their_gpus_both_have_nics() -> None:

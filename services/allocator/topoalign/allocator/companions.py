@@ -10,12 +10,13 @@ it: its pod is made anew, and scheduled again. Any other container gets those th
 GPUs that are reserved for nobody have no companions. But the kubelet may take others than those that are reserved: its
 alignment changes when a pod ends, or a GPU becomes ill. So while a container waits for as many GPUs, and for companions,
 those that it would be given with these GPUs come with them: chosen as its pod asks, if it was heard of since this process
-started. Where there are none, and it needs them, it is refused. Registries bind no other pod beside it that asks for as
-many.
+started, and if possible beside what is planned. Where there are none, and it needs them, it is refused. Registries bind no
+other pod beside it that asks for as many.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain, product
 from typing import NamedTuple
 
 import msgspec
@@ -195,16 +196,16 @@ class ReservedCompanions:
 
     def _instead(self, gpus: Bounds, gone: Collection[AllocationID]) -> Instead | None:
         """What the kubelet may have come for with these GPUs. None: no container waits for as many and for companions."""
-        reserved, now = self._reserved(), self._clock.monotonic()
+        reserved = self._reserved()
         waiting = self._waiting_for(gpus.amount) if reserved.reservations else []
-        for pod, container, is_certain in waiting:
-            request = self._requests.get((pod.namespace, pod.pod))
-            state = self._state()
+        held = reserved.held(self._clock.monotonic()) if waiting else ()
+        for (pod, container, is_certain), with_planned in product(waiting, (True, False)):
+            request, state = self._requests.get((pod.namespace, pod.pod)), self._state()
             for name in gone:
                 state = state.without(name)
-            for each in reserved.held(now):
-                for allocation in allocations_of(each) if each.pod_uid != pod.pod_uid else ():
-                    state = state.holding(without_gpus(allocation))
+            others = [each for each in held if each.pod_uid != pod.pod_uid and (with_planned or not each.planned)]
+            for allocation in chain.from_iterable(map(allocations_of, others)):
+                state = state.holding(without_gpus(allocation))
             if request is not None and (given := placed(state, request, container, gpus, self._placement)) is not None:
                 return Instead(container, given, is_certain)
         return Instead(waiting[0].container, None, waiting[0].is_certain) if waiting else None
@@ -237,8 +238,7 @@ class ReservedCompanions:
     def named(self, resource: ResourceName, allocation: Allocation) -> dict[ResourceName, tuple[DeviceID, ...]]:
         """
         Resource of companions -> all that the container of this allocation has of it or is to have, under the ids by which
-        it is told, in the hardware's order. Each plugin's answer names all of them: of a variable that two answers have, the
-        kubelet passes on one.
+        it is told, in the hardware's order. All are in each plugin's answer: of a variable in two the kubelet passes on one.
         """
         state, found = self._state(), dict[ResourceName, list[DeviceID]]()
         for name, ids in self._companions(resource, allocation):
