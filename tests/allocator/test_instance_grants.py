@@ -1,5 +1,6 @@
 """Slots that become MIG instances, over the kubelet's protocol."""
 
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -15,15 +16,22 @@ from slot_node_support import Ask
 from topoalign.allocator.instances.book import AWAY_SECONDS
 from topoalign.allocator.instances.bus import InstancesNeedKubelet, check_no_instances
 from topoalign.allocator.instances.calls import SEEN_SECONDS
+from topoalign.allocator.instances.reports import report_fault
 from topoalign.allocator.instances.sweeps import PROBE_SECONDS, SWEEP_SECONDS, lost_note, sweep_instances
 from topoalign.allocator.ports import Poll
 from topoalign.cli.divisions import document, holder_text
+from topoalign.core import wire
 from topoalign.core.model.allocations import Displaced, Owner
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.errors import DeviceInUse, DriverFault
+from topoalign.core.model.events import DeviceHealth
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, PodName
+from topoalign.core.model.maintenance import DevicesRequest
+from topoalign.core.ports import Endpoint
 from topoalign.core.state.divisions import divisions
+from topoalign.runtime.answers import answering
+from topoalign.runtime.memory_bus import MemoryBus
 
 pytestmark = pytest.mark.anyio
 
@@ -293,6 +301,39 @@ async def test_a_gpu_whose_driver_fails_is_listed_as_unhealthy_until_it_works() 
         await it.clock.advance(PROBE_SECONDS + SWEEP_SECONDS)
         await it.kubelet.until(lambda kubelet: 4 * SLOTS == len({*kubelet.state().healthy(GPU)}))
         assert {} == it.allocations.faults
+
+
+async def test_a_gpu_whose_driver_fails_is_reported_to_discovery() -> None:
+    """Once for each fault, and again while it lasts; nobody has to answer."""
+    async with instance_node() as (it, tasks):
+        assert it.instances is not None
+        bus, told = MemoryBus(), list[DevicesRequest]()
+
+        async def hear(request: DevicesRequest) -> dict[DeviceID, DeviceHealth]:
+            told.append(request)
+            return {}
+
+        def fail(step: str) -> None:
+            if step in ("there", "gpu instance"):
+                raise DriverFault("no permission", "be root")
+
+        report, node = partial(report_fault, bus, it.ledger.node), it.ledger.node
+        tasks.start_soon(sweep_instances, it.instances, it.ledger, it.clock, lambda: it.allocations.polled, report)
+        it.played.before_step = fail
+        assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Refusal)
+        await it.clock.advance(PROBE_SECONDS + SWEEP_SECONDS)
+        endpoint = Endpoint(
+            name="report", subject=wire.devices_subject(node, "report"), answer=answering(DevicesRequest, hear)
+        )
+        async with bus.serve("discovery", [endpoint]):
+            await it.clock.advance(PROBE_SECONDS + SWEEP_SECONDS)
+            while not told:
+                await anyio.lowlevel.checkpoint()
+
+        (gpu,) = it.allocations.faults
+        assert [
+            DevicesRequest(node=node, devices=(gpu,), reason="its MIG instances cannot be changed: no permission")
+        ] == told
 
 
 async def test_what_is_reserved_keeps_its_place() -> None:

@@ -131,7 +131,7 @@ def subject(verb: str) -> str:
             return wire.announce_subject(NODE)
         case "alive":
             return wire.alive_subject(NODE)
-        case "cordon" | "uncordon" | "heal":
+        case "cordon" | "uncordon" | "heal" | "report":
             return wire.devices_subject(NODE, verb)
         case _:
             return wire.admission_subject(NODE, verb)

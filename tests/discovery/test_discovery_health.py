@@ -94,6 +94,18 @@ async def test_a_passing_xid_ends_with_the_quiet_time_and_a_lasting_one_does_not
         assert 1 == world.registry.get_sample_value("topoalign_discovery_devices", {"state": "unhealthy"})
 
 
+async def test_what_a_service_reports_is_out_of_use_until_it_has_been_quiet(world: World) -> None:
+    """As the allocator does of a GPU whose driver makes no MIG instances: it comes back as after an error."""
+    async with world.running():
+        told = await word(world, "report", str(A), reason="its MIG instances cannot be changed: no permission")
+        assert "no permission; out of use until" in told[A].reason
+        await world.clock.advance(HOLD_DOWN_SECONDS)
+        assert [A] == [device for device, health in (await world.health()).devices.items() if not health.usable]
+
+        await world.clock.advance(QUIET_SECONDS + READ_SECONDS)
+        assert (await world.health()).devices[A].usable
+
+
 async def test_an_xid_of_a_mig_instance_costs_that_instance_alone(tmp_path: Path) -> None:
     """An xid of a mig instance costs that instance and an unknown instance the card."""
     world = World(tmp_path, environment={"MIG_STRATEGY": "mixed"})

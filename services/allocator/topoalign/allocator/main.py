@@ -17,6 +17,7 @@ from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.instances.book import InstanceBook
 from topoalign.allocator.instances.instances import Instances
 from topoalign.allocator.instances.nvml import NvmlInstances
+from topoalign.allocator.instances.reports import report_fault
 from topoalign.allocator.instances.sweeps import lost_note, sweep_instances
 from topoalign.allocator.ledger.journal import FileJournal
 from topoalign.allocator.ledger.ledger import Ledger
@@ -33,7 +34,7 @@ from topoalign.allocator.takeover import Vacancy, hardware_known, open_in_turn, 
 from topoalign.allocator.use_series import UseSeries
 from topoalign.allocator.vcuda.on_demand import LimiterOnDemand
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.ports import Clock
+from topoalign.core.ports import Bus, Clock
 from topoalign.plugin_config.configuration import Configuration
 from topoalign.runtime.boot import boot_id
 from topoalign.runtime.context import Context
@@ -62,15 +63,16 @@ class KubeletSide(NamedTuple):
     shared_files: SharedFilesOnDemand
     instances: Instances
 
-    async def keep_up(self, ledger: Ledger, clock: Clock) -> None:
+    async def keep_up(self, ledger: Ledger, clock: Clock, bus: Bus) -> None:
         """
         Watches the kubelet's files, and keeps what the limiters of containers need on the disk and no MIG instance too many,
-        until cancelled.
+        until cancelled. `bus`: to discovery.
         """
+        report = partial(report_fault, bus, ledger.node)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.changes.run)
             tasks.start_soon(self.watch.run)
-            tasks.start_soon(sweep_instances, self.instances, ledger, clock, lambda: self.allocations.polled)
+            tasks.start_soon(sweep_instances, self.instances, ledger, clock, lambda: self.allocations.polled, report)
             tasks.start_soon(self.limiter.run, self.allocations, clock)
             tasks.start_soon(keep_directories, self.hami_root, self.allocations, clock)
             tasks.start_soon(
@@ -136,7 +138,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             tasks.start_soon(configuration.keep_up, context.clock, context.reload.wait)
             if kubelet is not None:
                 tasks.start_soon(containers.run, kubelet.allocations, context.clock)
-                tasks.start_soon(kubelet.keep_up, ledger, context.clock)
+                tasks.start_soon(kubelet.keep_up, ledger, context.clock, context.bus)
                 await tasks.start(kubelet.front.run)
             await tasks.start(serve_display, settings.display, context, ledger)
             task_status.started()

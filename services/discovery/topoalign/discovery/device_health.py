@@ -124,7 +124,7 @@ class HealthKeeper:
                 return Gravity.LOOK, "its MIG instances or its recovery action changed"
 
     def say(self, word: Word, devices: Sequence[DeviceID], reason: str) -> None:
-        """An operator's word on devices. Raises StateFault where it cannot be kept, and then it does not hold."""
+        """Of an operator, or a service that reports. Raises StateFault where it cannot be kept; then it does not hold."""
         self._look()
         match word:
             case "cordon":
@@ -135,7 +135,16 @@ class HealthKeeper:
                 for device in devices:
                     self._judge.heal(device)
                 self._remember()
+            case "report":
+                self._report(devices, clean(reason, LONGEST_REASON))
+                return
         log.info("an operator has spoken", word=word, devices=devices, reason=clean(reason, LONGEST_REASON))
+
+    def _report(self, devices: Sequence[DeviceID], reason: str) -> None:
+        """A service saw these devices fail: an error that passes, of which the log has the first."""
+        now = self._clock.monotonic()
+        if news := [device for device in devices if self._judge.sign(device, reason, now)]:
+            log.warning("a service of the node reports a failure", devices=news, what=reason)
 
     def _keep(self, devices: Sequence[DeviceID], cordons: Mapping[DeviceID, str]) -> None:
         """Of these devices these cordons, and no others. Whoever says so knows what is cordoned, so that ends a doubt."""

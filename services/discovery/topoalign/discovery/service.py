@@ -38,7 +38,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds between tries for as long as nothing could be read at all; doubled each time."""
 SOON_SECONDS = 1.0
 """After something happened, before a reading looks at it; what else happens meanwhile it sees, too."""
-WORDS: tuple[Word, ...] = ("cordon", "uncordon", "heal")
+WORDS: tuple[Word, ...] = ("cordon", "uncordon", "heal", "report")
 
 log = structlog.get_logger("topoalign.discovery")
 
@@ -163,7 +163,7 @@ class Discovery:
         }
 
     async def _told(self, word: Word, request: DevicesRequest) -> dict[DeviceID, DeviceHealth]:
-        """An operator's word. Returns how each device is from now on. Raises NotFound, StateFault and what _newest does."""
+        """Returns how each device is from now on. Raises NotFound, StateFault and what _newest does."""
         self._newest(request.node)
         devices = meant(self._hardware, request.devices, self._caretaker.cordons)
         self._caretaker.say(word, devices, request.reason)

@@ -1,4 +1,7 @@
-"""Commands of an operator to a node: to its discovery about devices, to its allocator about the record."""
+"""
+Commands of an operator to a node: to its discovery about devices, to its allocator about the record. And what a service of
+the node reports of devices.
+"""
 
 from typing import Literal
 
@@ -6,13 +9,16 @@ import msgspec
 
 from topoalign.core.model.ids import NodeName
 
-Word = Literal["cordon", "uncordon", "heal"]
-"""Not to be offered; to be offered again; to be trusted again, whatever it has done before."""
+Word = Literal["cordon", "uncordon", "heal", "report"]
+"""
+Not to be offered; to be offered again; to be trusted again, whatever it has done before; out of use until it has been quiet
+for a while, because a service of the node saw it fail.
+"""
 
 
 class DevicesRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """
-    Tells discovery to cordon, uncordon or heal devices; answered with the health of each as it is from now on.
+    Tells discovery to cordon, uncordon or heal devices, or that they fail; answered with the health of each from now on.
 
     A request for several devices holds for all of them or for none. Repeating it changes nothing.
     """
@@ -21,7 +27,7 @@ class DevicesRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     devices: tuple[str, ...]
     """Each by its id, its PCI address, `GPU3` or `NIC2`, or its index among the GPUs; a MIG instance by its uuid."""
     reason: str = ""
-    """Why devices are cordoned, for people who look at them later."""
+    """Why devices are cordoned or fail, for people who look at them later."""
 
 
 class TrustRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

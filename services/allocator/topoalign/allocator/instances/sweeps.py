@@ -2,11 +2,13 @@
 Destroys the MIG instances of allocations that have ended, soon after they have: whenever the record changes, and every few
 seconds what failed before.
 
+GPUs whose instances cannot be changed are reported then, and again as long as that lasts: their health is to say it.
+
 While the record is not confirmed, or not compared with what the kubelet says, nothing is destroyed: something may be held
 that is not in it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
@@ -31,14 +33,23 @@ MOST_NAMED = 3
 """Containers in a note."""
 
 
+async def nobody(gpu: DeviceID, why: str) -> None:
+    """Stands for the report of a fault where nobody is told."""
+
+
 async def sweep_instances(
-    instances: Instances, ledger: Ledger, clock: Clock, polled: Callable[[], Poll | None]
+    instances: Instances,
+    ledger: Ledger,
+    clock: Clock,
+    polled: Callable[[], Poll | None],
+    report: Callable[[DeviceID, str], Awaitable[None]] = nobody,
 ) -> None:
     """
     Sweeps after each change of the record, and every `SWEEP_SECONDS`, until cancelled. `polled`: what the kubelet said when
-    the record was last compared; None: it was not, and an old copy of the record may lack what was given since.
+    the record was last compared; None: it was not, and an old copy of the record may lack what was given since. `report` is
+    told why instances of a GPU cannot be changed.
     """
-    probed = clock.monotonic()
+    probed, reported = clock.monotonic(), dict[DeviceID, str]()
     while True:
         version = ledger.version
         if (
@@ -57,6 +68,10 @@ async def sweep_instances(
             with suppress(StateFault):  # a later start may leave alone what is ours
                 instances.stamp()
             await instances.probe()
+            reported = {}
+        for gpu, why in sorted(instances.failing.items() - reported.items()):
+            await report(gpu, why)
+            reported[gpu] = why
         await either(partial(ledger.wait_past, version), partial(clock.sleep, until_tick(clock, SWEEP_SECONDS)))
 
 
