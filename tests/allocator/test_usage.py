@@ -108,11 +108,6 @@ async def test_the_same_in_another_order_is_no_news() -> None:
 def test_what_podresources_says_of_a_container_is_read_whole() -> None:
     shown = v1.ContainerResources(
         name="main",
-        devices=[
-            v1.ContainerDevices(resource_name=GPU, device_ids=["GPU-1"]),
-            v1.ContainerDevices(resource_name=GPU, device_ids=["GPU-0"]),
-            v1.ContainerDevices(resource_name=GPU, device_ids=["GPU-0"]),
-        ],
         cpu_ids=[3, 1, 2],
         memory=[
             v1.ContainerMemory(
@@ -124,7 +119,9 @@ def test_what_podresources_says_of_a_container_is_read_whole() -> None:
     )
 
     expected = used("train", "1-3", block(7, 0, 1, taken=(7, 0)), gpu=("GPU-0", "GPU-1"))
-    assert expected == usage_of(v1.PodResources(name="train", namespace="default"), shown)
+    assert expected == usage_of(
+        v1.PodResources(name="train", namespace="default"), shown, {GPU: {DeviceID("GPU-1"), DeviceID("GPU-0")}}
+    )
 
 
 @pytest.mark.parametrize("wrong", [v1.NumaNode(id=-1), v1.NumaNode(id=1 << 40)])
@@ -135,7 +132,7 @@ def test_memory_of_a_numa_node_that_cannot_be_is_not_read(wrong: v1.NumaNode) ->
     )
 
     with pytest.raises(ValueError, match="range"):
-        usage_of(v1.PodResources(name="train", namespace="default"), shown)
+        usage_of(v1.PodResources(name="train", namespace="default"), shown, {})
 
 
 class LossyBus(MemoryBus):

@@ -13,10 +13,8 @@ from typing import Any
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.codec import QuickCodec
-from topoalign.kubelet.grpc.decoding import fields_of, text
-
-RESOURCE, DEVICE = 1, 2
-"""Fields of ContainerDevices."""
+from topoalign.kubelet.grpc.decoding import fields_of
+from topoalign.kubelet.grpc.listed_pods import read_devices
 
 
 class Encoded(QuickCodec):
@@ -35,8 +33,4 @@ def allocatable_devices(answer: bytes) -> Iterator[tuple[ResourceName, list[Devi
     for part in fields_of(answer, 0, len(answer), v1.AllocatableResourcesResponse):
         if part.number != 1:
             continue
-        found: dict[int, list[str]] = {RESOURCE: [""], DEVICE: []}
-        for each in fields_of(answer, part.content, part.end, v1.ContainerDevices):
-            if each.number in found:
-                found[each.number].append(text(v1.ContainerDevices, answer[each.content : each.end]))
-        yield ResourceName(found[RESOURCE][-1]), [DeviceID(device) for device in found[DEVICE]]
+        yield read_devices(answer, part.content, part.end)

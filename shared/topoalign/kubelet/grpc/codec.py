@@ -9,6 +9,7 @@ could run. So only messages of at most a millisecond's work are decoded at once.
 decoded in turns (`decoding`); a larger answer of the kubelet, which is requested one at a time, in a thread.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -46,6 +47,8 @@ class Undecoded(NamedTuple):
 
     data: bytes
     kind: Any
+    decode: Callable[[bytes, Any], Any]
+    """From data and kind."""
 
 
 class QuickCodec(ProtoCodec):
@@ -65,13 +68,16 @@ class QuickCodec(ProtoCodec):
             decoding = Decoding(data, message_type)
             message = decoding.step()
             return decoding if message is None else message
-        return CODEC.decode(data, message_type) if len(data) <= DECODED_AT_ONCE else Undecoded(data, message_type)
+        if len(data) > DECODED_AT_ONCE:
+            return Undecoded(data, message_type, CODEC.decode)
+        return CODEC.decode(data, message_type)
 
 
 async def decoded(event: RecvMessage) -> None:
     """Called by grpclib before an answer is handed to who asked."""
     if isinstance(event.message, Undecoded):
-        event.message = await anyio.to_thread.run_sync(CODEC.decode, *event.message)
+        data, kind, decode = event.message
+        event.message = await anyio.to_thread.run_sync(decode, data, kind)
 
 
 def sound(message: Message) -> bool:

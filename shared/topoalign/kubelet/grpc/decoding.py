@@ -180,6 +180,12 @@ def fields_of(data: bytes, at: int, end: int, kind: type[Message]) -> Iterator[F
 
 def field_at(data: bytes, at: int, end: int, kind: type[Message]) -> Field:
     """The field that begins there, in a message until `end`. Raises GRPCError where there is none."""
+    if (
+        data[at] & 0x87 == 2 and at + 1 < end and (length := data[at + 1]) < 0x80
+    ):  # a short text or message, as most are
+        if at + 2 + length > end:
+            raise broken(kind, "it ends early")
+        return Field(data[at] >> 3, 2, at, at + 2, at + 2 + length)
     try:
         key, content = varint_at(data, at)
         match key & 7:

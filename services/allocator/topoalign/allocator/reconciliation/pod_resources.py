@@ -28,6 +28,7 @@ from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.client import KubeletAway
 from topoalign.kubelet.grpc.kept_channel import KeptChannel
+from topoalign.kubelet.grpc.listed_pods import Devices, ListedPodsCodec
 from topoalign.kubelet.grpc.protobuf import field
 from topoalign.kubelet.grpc.unchanged import UNCHANGED, ComparingCodec, Fields
 from topoalign.runtime.clock import SystemClock
@@ -84,9 +85,11 @@ class PodResourcesClient:
         """
         kubelet = sockets.identity(self._socket)
         within = LIST_SECONDS if seconds is None else seconds
-        listed = await self.channel.ask(lambda channel: v1.PodResourcesListerStub(channel).list(LIST), within)
+        codec = ListedPodsCodec()
+        listed = await self.channel.ask(lambda channel: v1.PodResourcesListerStub(channel).list(LIST), within, codec)
+        shown = ((pod, container) for pod in listed.pod_resources for container in pod.containers)
         try:
-            usage = tuple(usage_of(pod, container) for pod in listed.pod_resources for container in pod.containers)
+            usage = tuple(usage_of(*each, devices) for each, devices in zip(shown, codec.devices, strict=True))
         except ValueError as error:
             raise KubeletAway(f"PodResources says what cannot be: {clean(str(error), 200)}") from error
         holdings = tuple(
@@ -224,13 +227,16 @@ def by_nodes(devices: Mapping[DeviceID, Collection[int]]) -> tuple[ListedDevices
     return tuple(ListedDevices(nodes=nodes or None, ids=tuple(ids[nodes])) for nodes in sorted(ids))
 
 
-def usage_of(pod: v1.PodResources, container: v1.ContainerResources) -> ContainerUsage:
-    """The CPUs, memory and devices that PodResources shows of a container. Raises ValueError for what cannot be."""
+def usage_of(pod: v1.PodResources, container: v1.ContainerResources, devices: Devices) -> ContainerUsage:
+    """
+    The CPUs, memory and `devices` that PodResources shows of a container; a device that is listed under several NUMA nodes
+    counts once. Raises ValueError for what cannot be.
+    """
     return ContainerUsage(
         owner=Owner(namespace=Namespace(pod.namespace), pod=PodName(pod.name), container=ContainerName(container.name)),
         cpus=format_cpuset(container.cpu_ids),
         memory=tuple(map(block, container.memory)),
-        devices=devices_by_resource(container),
+        devices={resource: tuple(sorted(ids)) for resource, ids in devices.items()},
     )
 
 
@@ -243,14 +249,6 @@ def block(memory: v1.ContainerMemory) -> MemoryBlock:
     nodes = tuple(sorted(parse_cpuset(format_cpuset(node.id for node in listed))))
     taken = (memory.size, *(0 for _ in nodes[1:])) if nodes else ()
     return MemoryBlock(resource=ResourceName(memory.memory_type), nodes=nodes, size=memory.size, taken=taken)
-
-
-def devices_by_resource(container: v1.ContainerResources) -> dict[ResourceName, tuple[DeviceID, ...]]:
-    """Resource -> the container's devices, sorted; a device that is listed under several NUMA nodes counts once."""
-    held: dict[ResourceName, set[DeviceID]] = {}
-    for part in container.devices:
-        held.setdefault(ResourceName(part.resource_name), set()).update(map(DeviceID, part.device_ids))
-    return {resource: tuple(sorted(devices)) for resource, devices in held.items()}
 
 
 def given_out(file: Path) -> Given | None:
