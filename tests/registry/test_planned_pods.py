@@ -187,6 +187,25 @@ async def test_a_planned_pod_keeps_its_place_whatever_ends_before(gangs: tuple[s
     assert ({NODE} if expected == "GangFirst" else set()) == filtered.keys()
 
 
+async def test_a_planned_pod_does_not_wait_until_others_have_ended() -> None:
+    """
+    The pod of `test_a_pod_waits_while_an_end_could_part_its_containers`. What is planned would end before the other pod, and
+    the same would be planned again. Beside a pod that is pending it waits for that one.
+    """
+    rules = msgspec.structs.replace(RULES, cpu_manager="static", reserved_cpus="0")
+    world = OneNode(rules, machine(nodes=2, gpus=(0, 0, 1), nics=(1,)))
+    world.tell(world.says.all())
+    world.tell(world.says.admit(pod(container("c0", cpus=5, gib=1), name="cpus"), "cpus"))
+    new = pod(container("a", gpus=1, cpus=4, gib=1), container("b", gpus=2, cpus=1, gib=1), name="new")
+    alone = await world.scheduler.fits_in_every_order(NODE, asked(new))
+    planned(world, [(new, "g")])
+    gang = await world.scheduler.fits_in_every_order(NODE, asked(new))
+    world.view.expect(NODE, asked(pod(container("main", nics=1), name="pending")))
+
+    assert ("PodsPending", "") == (alone, gang)
+    assert "PodsPending" == await world.scheduler.fits_in_every_order(NODE, asked(new))
+
+
 def test_pods_that_fit_as_counted_are_admitted_one_after_the_other() -> None:
     """By the decisions of a kubelet, on machines and under rules by chance; some fit and are not counted."""
     chance, shapes, found = Random(18), Shapes(), Counter[tuple[bool, bool]]()

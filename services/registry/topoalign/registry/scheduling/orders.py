@@ -71,6 +71,11 @@ class Comer(NamedTuple):
     """What it takes in amounts. None: that is not known."""
     decides: bool = False
     """Whether these amounts decide about it."""
+    may_wait: bool = True
+    """
+    Whether it can wait until no end of another pod may lead its kubelet to refuse it. Not a pod that is planned with its
+    gang, and beside which none is pending: what is reserved for it would end, and be planned again for the same place.
+    """
 
 
 def are_mistakable(topology: Topology, one: Comer, other: Comer) -> bool:
@@ -129,9 +134,10 @@ async def all_fit(state: NodeState, pods: Sequence[Comer], turns: Turns, later: 
         for place, pod in enumerate(pods):
             await turns.give()
             others = [each.demand for each in (*pods[:place], *pods[place + 1 :])]
-            if pod.must_fit and not finds_its_gpus(state, pod.demand, others):
+            is_judged = pod.must_fit and pod.may_wait
+            if is_judged and not finds_its_gpus(state, pod.demand, others):
                 return False
-            if pod.must_fit and not await finds_companions(state, pod.demand, pod.takes, turns):
+            if is_judged and not await finds_companions(state, pod.demand, pod.takes, turns):
                 return False
             led.append(counted_by_numbers(state.hardware, pod))
         if is_refused_for_memory(state, led):
@@ -267,7 +273,7 @@ async def fit_from(
                 after = after.holding(each)
         elif pod.must_fit:
             return False
-        if pod.must_fit and not keeps_containers_together(state, pod.demand, pod.takes):
+        if pod.must_fit and pod.may_wait and not keeps_containers_together(state, pod.demand, pod.takes):
             return False
         rest = (*pods[:place], *pods[place + 1 :])
         if steps is not None and (rest or later.guarded):

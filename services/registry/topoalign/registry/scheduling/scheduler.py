@@ -230,6 +230,7 @@ class Scheduler:
             self._planned.comer(str(place), self._verdicts.request(each), view, fixed.rules, must_fit=must_fit)
             for place, (each, must_fit) in enumerate(((pod, True), *waiting))
         ]
+        comers[0] = comers[0]._replace(may_wait=bool(waiting) or not is_planned)
         if any(are_mistakable(fixed.state.hardware, comers[0], other) for other in comers[1:]):
             return PODS_PENDING
         later = later_than(pod.uid, planned)
