@@ -27,6 +27,8 @@ CASES = [
     "list-17500",
     "preferred-share",
     "allocate-share",
+    "preferred-slot",
+    "allocate-slot",
     "list-10624",
     "start",
     "stop",
@@ -37,6 +39,7 @@ CASES = [
 MORE = {
     "allocate-4-after-1000": {"after_none_p50_ms"},
     "preferred-share": {"beside_16_p50_ms"},
+    "preferred-slot": {"beside_16_p50_ms"},
     "allocate-64-callers": {"per_second", "one_caller_per_second", "fsyncs", "grants"},
 }
 
@@ -46,7 +49,7 @@ def test_each_case_is_measured_under_its_name_with_the_memory_of_the_agent() -> 
     rows = list(device_plugin.cases(calls=5, changes=2, starts=2, idle_seconds=0.1))
 
     assert CASES == [row["case"] for row in rows]
-    assert [5, 5, 1, *[5] * 7, 10, 2, 2, 5, 10, *[2] * 4] == [row["n"] for row in rows if "left_out" not in row]
+    assert [5, 5, 1, *[5] * 7, 10, 2, 2, 5, 10, 5, 5, *[2] * 4] == [row["n"] for row in rows if "left_out" not in row]
     idle = rows.pop(CASES.index("idle"))
     for row in rows:
         if "left_out" not in row:

@@ -24,6 +24,9 @@ kubelet of `kubelet.py` in this process.
   in units have (100, and 320 blocks of memory, each); and where 16 containers have the other half (`beside_16_p50_ms`), whom
   the agent then asks PodResources for.
 - `allocate-share`: there each of the two Allocate calls for 20 hundredths and 60 blocks of one GPU, while nothing is held.
+- `preferred-slot`: GetPreferredAllocation for a slot of eight GPUs in ten slots each, while one of each is reserved with 20
+  cores and 15 GiB; and where 16 containers have equal parts (`beside_16_p50_ms`), whom it then asks PodResources for.
+- `allocate-slot`: there the Allocate call for a reserved slot, while nothing is held.
 - `list-10624`: as `list-1000`, to the end of both lists of 16 GPUs in units of computing time and memory.
 - `start`: from the start of the process to a list with every GPU healthy; `cpu_s` is the CPU time of the agent until then.
   Like all agents here it runs from byte code, as an installed package does.

@@ -1,6 +1,6 @@
-"""Machines whose GPUs are shared in time or in units, and agents on them."""
+"""Machines whose GPUs are shared in time, in units or in slots, and agents on them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -21,6 +21,7 @@ SHARING = "version: v1\nsharing: {timeSlicing: {resources: [{name: %s, replicas:
 
 
 IN_UNITS = "version: v1\nsharing: {units: {}}\n"
+IN_SLOTS = "version: v1\nsharing: {slots: {replicas: %d}}\n"
 CORES, MEMORY = ResourceName(Units().cores), ResourceName(Units().memory)
 """Computing time and memory of GPUs."""
 
@@ -43,27 +44,44 @@ def with_blocks(gpus: int, blocks: int, name: str = MACHINE) -> Topology:
 
 
 @contextmanager
+def described_node(
+    name: str,
+    settings: Settings,
+    topology: Topology,
+    config: str,
+    healthy: int,
+    resources: Sequence[ResourceName] = (GPU,),
+) -> Iterator[tuple[Kubelet, Agent]]:
+    """An agent on this machine with this configuration file, and its kubelet, once so many devices are listed as healthy."""
+    with scratch() as folder:
+        machine, file = folder / "machine.json", folder / "config.yaml"
+        machine.write_bytes(encode(Machine(name=name, topology=topology)))
+        file.write_text(config)
+        told = settings | {"MACHINE": str(machine), "CONFIG": str(file)}
+        with node(name, told, healthy=healthy, resources=resources) as (kubelet, agent):
+            yield kubelet, agent
+
+
+@contextmanager
 def node_in_units(name: str, settings: Settings, blocks: int) -> Iterator[tuple[Kubelet, Agent, Topology]]:
     """An agent with eight GPUs in units, each with so many blocks of memory, its kubelet, and the machine."""
-    with scratch() as folder:
-        machine, config = folder / "machine.json", folder / "config.yaml"
-        topology = with_blocks(len(GPUS), blocks)
-        machine.write_bytes(encode(Machine(name=name, topology=topology)))
-        config.write_text(IN_UNITS)
-        told = settings | {"MACHINE": str(machine), "CONFIG": str(config)}
-        with node(name, told, healthy=len(GPUS) * (100 + blocks), resources=(CORES, MEMORY)) as (kubelet, agent):
-            yield kubelet, agent, topology
+    topology, healthy = with_blocks(len(GPUS), blocks), len(GPUS) * (100 + blocks)
+    with described_node(name, settings, topology, IN_UNITS, healthy, (CORES, MEMORY)) as (kubelet, agent):
+        yield kubelet, agent, topology
+
+
+@contextmanager
+def node_in_slots(name: str, settings: Settings, slots: int) -> Iterator[tuple[Kubelet, Agent, Topology]]:
+    """An agent with eight GPUs of 80 GiB in so many slots each, its kubelet, and the machine."""
+    topology = with_blocks(len(GPUS), 320)
+    with described_node(name, settings, topology, IN_SLOTS % slots, len(GPUS) * slots) as (kubelet, agent):
+        yield kubelet, agent, topology
 
 
 @contextmanager
 def shared_node(name: str, settings: Settings, replicas: int) -> Iterator[tuple[Kubelet, Agent, list[DeviceID]]]:
     """An agent with eight GPUs, each shared so many ways, its kubelet, and the shares."""
-    with scratch() as folder:
-        machine, config = folder / "machine.json", folder / "config.yaml"
-        topology = with_uuids(len(GPUS))
-        machine.write_bytes(encode(Machine(name=name, topology=topology)))
-        config.write_text(SHARING % (GPU, replicas))
-        shares = [share for gpu in topology.gpus for share in handed_out(gpu.id, replicas)]
-        told = settings | {"MACHINE": str(machine), "CONFIG": str(config)}
-        with node(name, told, healthy=len(shares)) as (kubelet, agent):
-            yield kubelet, agent, shares
+    topology = with_uuids(len(GPUS))
+    shares = [share for gpu in topology.gpus for share in handed_out(gpu.id, replicas)]
+    with described_node(name, settings, topology, SHARING % (GPU, replicas), len(shares)) as (kubelet, agent):
+        yield kubelet, agent, shares

@@ -16,7 +16,7 @@ from topoalign.kubelet.files.documents import read
 from topoalign.plugin_config.file import loaded
 from topoalign.plugin_config.offers import offers
 from topoalign.runtime.nats_server import local_nats
-from topoalign.tools.bench.device_plugin import nvml, pods, shares, units
+from topoalign.tools.bench.device_plugin import nvml, pods, shares, slots, units
 from topoalign.tools.bench.device_plugin.agent import Agent
 from topoalign.tools.bench.device_plugin.announced import Announced
 from topoalign.tools.bench.device_plugin.kubelet import NOTHING, Kubelet, preferred_allocation_request
@@ -62,6 +62,7 @@ def measure(calls: int, changes: int, starts: int, idle_seconds: float) -> Itera
         for case, (gpus, replicas) in SHARES.items():
             yield listed(case, settings, shared(gpus, replicas), portal, changes)
         yield from units.measure(settings, calls)
+        yield from slots.measure(settings, portal, calls)
         yield listed("list-10624", settings, in_units(16, 564), portal, changes, (CORES, MEMORY))
         yield from start(settings, starts)
         yield reregister(settings, starts)
