@@ -212,6 +212,34 @@ def test_what_is_reserved_is_held_and_cannot_be_moved() -> None:
     assert (0, ()) == (found.fit, found.changes)
 
 
+def test_what_is_planned_for_a_gang_comes_first() -> None:
+    """A pod with one GPU would have room on NUMA node 1, and its kubelet would take one of the three of node 0."""
+    planned = ReservedContainer(
+        container=ContainerName("main"),
+        devices={GPU: tuple(DeviceID(f"GPU-{i}") for i in range(3))},
+        cpus="1,2",
+    )
+    reservation = Reservation(
+        pod_uid="u",
+        namespace=Namespace("ml"),
+        pod=PodName("next"),
+        containers=(planned,),
+        seconds_left=5.0,
+        gang="ml/g",
+    )
+    bare = node_with("a", topology=machine(gpus=(0, 0, 0, 1, 1)))
+    both = [
+        answer(cluster(msgspec.structs.replace(bare, reserved=(each,))), container(gpus=1))
+        for each in (reservation, msgspec.structs.replace(reservation, planned=True))
+    ]
+    reason = both[1].reason
+
+    assert [1, 0] == [each.fit for each in both]
+    assert reason is not None
+    assert ("GangFirst", Outlook.IN_USE, 1) == (reason.code, reason.outlook, reason.nodes)
+    assert "wait until they run" in reason.remedy
+
+
 def test_a_pod_that_cannot_be_meant_is_refused() -> None:
     with pytest.raises(InvalidField, match=r"pod.containers"):
         diagnose(Nodes(cluster(used("a"))), PodRequest(name=PodName("p"), containers=()), SCORER)

@@ -8,6 +8,7 @@ from random import Random
 import msgspec
 import pytest
 from api_server_support import shown_pod
+from cluster_support import TIME
 from decision_support import container, machine, pod
 from registry_support import World
 from view_support import NODE, RULES, OneNode, Says, asked, some_request, some_says
@@ -16,9 +17,13 @@ from topoalign.core.admission.admit import decide
 from topoalign.core.admission.free_amounts import free_of
 from topoalign.core.admission.realignment import fit_as_counted
 from topoalign.core.demand.pod_demand import pod_demand, read_pod
+from topoalign.core.diagnosis.diagnosis import diagnose
+from topoalign.core.diagnosis.nodes import Nodes
+from topoalign.core.diagnosis.records import ClusterRecord, record_of
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import MEMORY, Namespace
 from topoalign.core.model.requests import GANG, GANG_SIZE, PodRequest, Policy
+from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import reservation_of
@@ -107,8 +112,8 @@ async def test_pods_of_a_gang_are_bound_in_an_order_in_which_all_of_them_fit() -
         assert [3, 1] == [len(each.device_ids) for each in world.says.state.allocations.values()]
 
 
-def planned(world: OneNode, pods: Sequence[tuple[PodRequest, str]]) -> None:
-    """Each pod is planned after the ones before, as a gang is."""
+def planned(world: OneNode, pods: Sequence[tuple[PodRequest, str]]) -> tuple[Reservation, ...]:
+    """Each pod is planned after the ones before, as a gang is. Returns what is reserved for them."""
     state, holds = world.view.basis_of(world.view.facts(NODE)).state, list[Hold]()
     for request, gang in pods:
         decision = decide(state, read_pod(request, world.says.rules))
@@ -120,6 +125,14 @@ def planned(world: OneNode, pods: Sequence[tuple[PodRequest, str]]) -> None:
     world.view.hold(NODE, holds)
     requests = {request.name: request for request, _ in pods}
     world.scheduler.requested = lambda reserved: requests.get(reserved.pod)
+    return tuple(each.reserved for each in holds)
+
+
+def code_of_why(world: OneNode, reserved: tuple[Reservation, ...], request: PodRequest) -> str:
+    """What `why` says of the node; empty where the pod fits."""
+    record = msgspec.structs.replace(record_of(world.view.facts(NODE)), reserved=reserved)
+    answer = diagnose(Nodes(ClusterRecord(time=TIME, nodes=(record,))), request, world.view.scorer)
+    return answer.reason.code if answer.reason is not None else ""
 
 
 def fit_naively(state: NodeState, pods: Sequence[PodRequest], world: OneNode) -> bool:
@@ -135,7 +148,9 @@ def fit_naively(state: NodeState, pods: Sequence[PodRequest], world: OneNode) ->
 
 @pytest.mark.parametrize("seed", range(30))
 async def test_whoever_is_let_through_leaves_room_for_all_that_are_planned(seed: int) -> None:
-    """On an empty node, where nothing can end. Filter and bind agree, and one of the planned pods is always let through."""
+    """
+    On an empty node, where nothing can end. Filter, bind and `why` agree, and one of the planned pods is always let through.
+    """
     chance = Random(seed)
     rules = msgspec.structs.replace(
         RULES, policy=chance.choice([Policy.NONE, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])
@@ -147,13 +162,14 @@ async def test_whoever_is_let_through_leaves_room_for_all_that_are_planned(seed:
         more = pod(container(gpus=chance.randint(1, 3)), name=f"p{number}")
         if fit_naively(state, [*gang, more], world):
             gang.append(more)
-    planned(world, [(each, chance.choice("gh")) for each in gang])
+    reserved = planned(world, [(each, chance.choice("gh")) for each in gang])
     single = pod(container(gpus=chance.randint(1, 3)), name="single")
     filtered = world.scheduler.filter(asked(single), (NODE,)).refused
     bound = await world.scheduler.fits_in_every_order(NODE, asked(single))
     own = [await world.scheduler.fits_in_every_order(NODE, asked(each)) for each in gang]
 
     assert bound == (filtered[NODE].code if filtered else "")
+    assert bound == code_of_why(world, reserved, single)
     assert not (bound == "" and not fit_naively(state, [single, *gang], world))
     assert not (bound == "GangFirst" and fit_naively(state, [single, *gang], world))
     for each, code in zip(gang, own, strict=True):

@@ -15,6 +15,7 @@ from topoalign.core.diagnosis.changes import cheapest_changes
 from topoalign.core.diagnosis.foreign import REASONS
 from topoalign.core.diagnosis.gangs import placed
 from topoalign.core.diagnosis.nodes import NO_CHANGES, Changes, Node, Nodes, Question
+from topoalign.core.diagnosis.planned import GangFirst
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest
@@ -84,7 +85,8 @@ def reasons_of_refusals(question: Question, refusing: list[Node], codes: Mapping
     for (prospect, code), nodes in groups.items():
         missing = question.of(nodes[0].kind).missing
         refusal = missing if missing is not None else question.decide(nodes[0])
-        assert not isinstance(refusal, Admission), "the node has refused"
+        if isinstance(refusal, Admission):  # its kubelet would admit the pod, and the registry does not bind it
+            refusal = GangFirst()
         yield Reason(
             code=code,
             outlook=prospect,

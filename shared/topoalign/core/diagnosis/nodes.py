@@ -2,9 +2,10 @@
 What the kubelet of each node of a cluster would say to a pod, as a code: empty where it would admit it.
 
 Amounts decide where they can (`feasibility`), in microseconds a node; else the whole decision is made. What is reserved for
-other pods counts as held. A node of which the hardware, the health, the allocations or its kubelet's rules are not known
-admits nothing, nor does one whose allocator does not answer, or whose GPUs others give out. A resource that this node does
-not list and another one does is missing here; what no node lists is passed over, as the kubelet does.
+other pods counts as held, and what is planned for gangs has to fit after the pod (`planned`). A node of which the hardware,
+the health, the allocations or its kubelet's rules are not known admits nothing, nor does one whose allocator does not
+answer, or whose GPUs others give out. A resource that this node does not list and another one does is missing here; what no
+node lists is passed over, as the kubelet does.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -24,6 +25,7 @@ from topoalign.core.demand.rules import check_rules
 from topoalign.core.demand.slots import amount_resources
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.diagnosis.foreign import REASONS, ForeignNode
+from topoalign.core.diagnosis.planned import GangFirst, leaves_room
 from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord, state_of
 from topoalign.core.hints.preconditions import UnknownResource
 from topoalign.core.model.allocations import Allocation
@@ -31,6 +33,7 @@ from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.errors import InvalidField, NoFit, TopoalignError, clean
 from topoalign.core.model.ids import GPU, NIC, AllocationID, NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest, overridden
+from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.cpuset import LARGEST_ID
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.views import made_once
@@ -90,6 +93,8 @@ class Node:
     """What is free there, under the rules of the kind."""
     reserved: frozenset[AllocationID] = frozenset()
     """What of the state is reserved, for pods that the node has not shown."""
+    planned: tuple[Reservation, ...] = ()
+    """Those of the reservations that are planned with a gang, for pods that nobody is about to bind."""
 
     def holding(self, allocations: Iterable[Allocation]) -> "Node":
         """The node on which these are held, too."""
@@ -109,7 +114,7 @@ class Node:
 
     def emptied(self) -> "Node":
         """The node as if nobody had anything."""
-        return self.changed(msgspec.structs.replace(self.state, allocations={}, memory={}))
+        return replace(self.changed(msgspec.structs.replace(self.state, allocations={}, memory={})), planned=())
 
     def changed(self, state: NodeState) -> "Node":
         """The same node in another state."""
@@ -163,7 +168,8 @@ class Nodes:
         reserved = [each for reservation in record.reserved for each in allocations_of(reservation)]
         names = frozenset(each.id for each in reserved)
         free = free_of(basis.state, basis.rules)
-        return Node(record.node, record.topology.topology, basis.state, kind, free, names).holding(reserved)
+        planned = tuple(each for each in record.reserved if each.planned)
+        return Node(record.node, record.topology.topology, basis.state, kind, free, names, planned).holding(reserved)
 
 
 @made_once
@@ -224,10 +230,17 @@ class Question:
         if asked.missing is not None:
             return asked.missing.code
         code = verdict(asked.need, node.free) if asked.need is not None else None
-        if code is not None:
+        if code is None:
+            decision = self.decide(node)
+            code = "" if isinstance(decision, Admission) else decision.code
+        if code or not node.planned or leaves_room(node.state, asked.demand, self._others(node.planned)):
             return code
-        decision = self.decide(node)
-        return "" if isinstance(decision, Admission) else decision.code
+        return GangFirst.code
+
+    def _others(self, planned: Collection[Reservation]) -> tuple[Reservation, ...]:
+        """What is planned for other pods than this one."""
+        own = self.pod.namespace, self.pod.name
+        return tuple(each for each in planned if (each.namespace, each.pod) != own)
 
     def decide(self, node: Node) -> Decision:
         """What the node would decide, in full."""
