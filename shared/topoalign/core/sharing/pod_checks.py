@@ -21,9 +21,11 @@ from topoalign.core.demand import hami_names as names
 from topoalign.core.demand.card_annotations import card_rules, said_of_cards, weights_meant
 from topoalign.core.demand.field_paths import in_manifest
 from topoalign.core.demand.gangs import gang_of, path
-from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.demand.slots import SlotResources, check_amounts
 from topoalign.core.demand.units import InvalidShare, Share, UnitResources, check_share
+from topoalign.core.demand.validate import validate_pod
+from topoalign.core.deviceshare.demand import check_keys, is_joint
 from topoalign.core.model.errors import InvalidField, NoFit
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest
@@ -51,8 +53,12 @@ def check_pod(
     """
     try:
         gang_of(pod)
-        for mode in Mode:
-            read_pod(pod, AdmissionRules(mode=mode, compat=compat))
+        valid = validate_pod(pod)
+        if is_joint(pod.annotations):
+            for mode in Mode:
+                pod_demand(valid, AdmissionRules(mode=mode, compat=compat))
+        else:  # then no mode refuses anything else of a valid pod
+            check_keys(pod.annotations)
     except InvalidField as error:
         raise in_manifest(error) from error
     units = sorted(offered, key=lambda each: (-each.most, each))

@@ -1,0 +1,59 @@
+"""A pod cannot be meant in a cluster if one of the modes does not take it."""
+
+from collections import Counter
+from random import Random
+
+import msgspec
+from decision_support import machine
+from faults_support import THOROUGH
+from feasibility_support import some_pod
+
+from topoalign.core.demand.field_paths import in_manifest
+from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION
+from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
+from topoalign.core.sharing.pod_checks import check_pod
+
+SAID = (
+    (JOINT_ANNOTATION, '{"deviceTypes": ["gpu", "rdma"]}'),
+    (JOINT_ANNOTATION, '{"deviceTypes": ["gpu", "fan"]}'),
+    (JOINT_ANNOTATION, "{"),
+    (HINT_ANNOTATION, '{"rdma": {"vfSelector": {}}}'),
+    ("scheduling.koordinator.sh/device-joint-alocate", "{}"),
+    ("topoalign.io/other", ""),
+    ("example.com/purpose", "training"),
+    ("no key", ""),
+)
+HARDWARE = machine()
+
+
+def some_request(chance: Random) -> PodRequest:
+    """Mostly one that can be meant."""
+    found = msgspec.structs.replace(
+        some_pod(chance, HARDWARE), annotations=dict(chance.sample(SAID, chance.choice([0, 1, 1, 2])))
+    )
+    twice = (*found.containers, found.containers[0]) if chance.random() < 0.05 else found.containers
+    return msgspec.structs.replace(found, containers=twice)
+
+
+def test_a_pod_is_refused_as_by_the_first_mode_that_refuses_it() -> None:
+    """Against all modes, one after the other, each with a look at the whole pod."""
+    seen = Counter[str]()
+    for seed in range(20_000 if THOROUGH else 600):
+        asked, expected, found = some_request(Random(seed)), "", ""
+        try:
+            for mode in Mode:
+                read_pod(asked, AdmissionRules(mode=mode))
+        except InvalidField as error:
+            expected = str(in_manifest(error))
+        try:
+            check_pod(asked)
+        except InvalidField as error:
+            found = str(error)
+        seen[expected[:40]] += 1
+
+        assert expected == found, seed
+
+    assert 100 < seen[""] < seen.total() - 100
+    assert len(seen) > 4
