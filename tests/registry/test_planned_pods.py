@@ -135,6 +135,32 @@ def code_of_why(world: OneNode, reserved: tuple[Reservation, ...], request: PodR
     return answer.reason.code if answer.reason is not None else ""
 
 
+def test_what_is_planned_is_read_once_for_all_requests() -> None:
+    """A gang is planned to hundreds of nodes, and each of hundreds of other requests is asked about on all of them."""
+    world, read = OneNode(RULES, machine(gpus=(0, 0, 0, 0))), list[str]()
+    world.tell(world.says.all())
+    planned(world, [(pod(container(gpus=1), name="a"), "g")])
+    known = world.scheduler.requested
+
+    def requested(reserved: Reservation) -> PodRequest | None:
+        read.append(reserved.pod)
+        return known(reserved)
+
+    world.scheduler.requested = requested
+
+    def codes() -> list[str]:
+        pods = [asked(pod(container(gpus=gpus), name=f"n{gpus}")) for gpus in (1, 2, 3)]
+        refused = [world.scheduler.filter(each, (NODE,)).refused for each in pods]
+        return [each[NODE].code if NODE in each else "" for each in refused]
+
+    before = codes(), len(read)
+    world.view.hold(NODE, ())
+    planned(world, [(pod(container(gpus=1), name="a"), "g"), (pod(container(gpus=1), name="b"), "g")])
+
+    assert (["", "", ""], 1) == before
+    assert ["", "", "NotAligned"] == codes()
+
+
 def fit_naively(state: NodeState, pods: Sequence[PodRequest], world: OneNode) -> bool:
     """Whether a kubelet admits the pods one after the other."""
     for request in pods:

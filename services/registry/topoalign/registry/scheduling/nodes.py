@@ -13,7 +13,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.registry.scheduling.standing import UNKNOWN_NODE
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class NodeView:
     """One node as the scheduler sees it."""
 

@@ -12,18 +12,21 @@ the order of their reservations, from what the kubelet would have then. In this 
 themselves the first one is always let through, and whichever else leaves room for the others.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import msgspec
 
+from topoalign.core.admission.free_amounts import Free, free_of
+from topoalign.core.admission.realignment import Waiting, fit_as_counted, left_elsewhere
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.model.ids import PodName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.registry.scheduling.holds import Requested, unknown_request
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.nodes import NodeView
-from topoalign.registry.scheduling.orders import Comer, Later, leaves_room
+from topoalign.registry.scheduling.orders import Comer, Later, in_amounts, leaves_room
 from topoalign.registry.scheduling.verdicts import Request
 from topoalign.registry.scheduling.victims import without_pods
 from topoalign.registry.scheduling.view import ClusterView
@@ -40,6 +43,16 @@ class Planned(NamedTuple):
     comer: Comer
 
 
+class Crowd(NamedTuple):
+    """What is planned to a node, kept for all that is asked until the node changes."""
+
+    version: int
+    """Of the node."""
+    pods: Sequence[Waiting]
+    free: Free
+    """Without what is reserved for these pods."""
+
+
 class PlannedPods:
     """What is planned to the nodes of a view."""
 
@@ -48,6 +61,7 @@ class PlannedPods:
         self.requested: Requested = unknown_request
         """What the pod of a reservation asks for, where that is known. One of which it is not known counts as held."""
         self._view, self._request = view, request
+        self._crowds = WeakKeyDictionary[NodeView, Crowd]()
 
     def on(self, node: NodeView | None) -> list[Planned]:
         """The pods that are planned to a node, in the order of their reservations."""
@@ -78,6 +92,10 @@ class PlannedPods:
         `gone`: UIDs of pods that count as gone.
         """
         if not self._view.holds(node.name).planned:  # as most nodes, of which thousands are asked about
+            if self._crowds:
+                self._crowds.pop(node, None)
+            return ""
+        if not gone and self._has_ample(request, node):
             return ""
         planned = [each for each in self.on(node) if each.uid not in gone]
         if not planned or node.kind is None:
@@ -86,6 +104,21 @@ class PlannedPods:
         state = self._view.basis_of(facts, gone | {each.uid for each in planned}).state
         fits = leaves_room(state, self.comer("new", request, node, node.kind.rules), later_than("", planned))
         return "" if fits else GANG_FIRST
+
+    def _has_ample(self, request: Request, node: NodeView) -> bool:
+        """Whether amounts tell that a pod leaves room, and is not led elsewhere by any end: so it is on most nodes."""
+        if node.kind is None:
+            return False
+        crowd = self._crowds.get(node)
+        if crowd is None or crowd.version != node.version:
+            planned = self.on(node)
+            facts, uids = self._view.facts(node.name), frozenset(each.uid for each in planned)
+            pods = tuple(in_amounts(each.comer) for each in planned)
+            free = free_of(self._view.basis_of(facts, uids).state, node.kind.rules)
+            crowd = self._crowds[node] = Crowd(node.version, pods, free)
+        asked = request.of(node.kind, self._view)
+        new = Waiting(request.key, True, asked.takes, asked.need is not None and asked.need.complete)
+        return fit_as_counted(crowd.free, (new, *crowd.pods)) and next(left_elsewhere(new, crowd.free), None) is None
 
 
 def later_than(uid: str, planned: list[Planned]) -> Later:
