@@ -332,3 +332,23 @@ async def test_a_record_that_has_ended_lets_no_container_have_other_gpus() -> No
         assert () == await it.allocations.prefer(GPU, offered, (), 1)
         with pytest.raises(ShareSplit, match="accepts 'GPU-2'"):
             await it.allocations.allocate(GPU, [offered[:1]])
+
+
+async def test_a_displaced_container_holds_its_amounts_again() -> None:
+    """The kubelet has lost its checkpoint and gives the slot to another container, which ends."""
+    async with slot_node() as (it, _):
+        pod = it.asking("a", Ask(memory=9_000, cores=60))
+        it.reserve_beside(pod)
+        assert isinstance(await it.admit_pod(pod), Admission)
+        await it.check(["a"])
+        it.reserved, held = NodeReservations(), it.held("a")
+        await it.lose_checkpoint()
+        it.forced = {GPU: [*it.records("a")[0].device_ids]}
+        assert isinstance(await it.admit_pod(it.asking("b", Ask(1))), Admission)
+        await it.allocations.reconcile()
+        assert [] == it.records("a") and ["a"] == [each.owner.pod for each in it.records("b")[0].displaced]
+        it.forced = {}
+
+        await it.remove("b")
+
+        assert held == it.held("a")

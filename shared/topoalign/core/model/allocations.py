@@ -71,6 +71,10 @@ class Displaced(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     """UID of its pod; empty: not known."""
     devices: dict[ResourceName, tuple[DeviceID, ...]]
     """Those that both containers have, by resource."""
+    slots: dict[DeviceID, Amount] = {}
+    """Slot of a GPU among them -> what this container holds of that GPU by it; one that is not here: an equal part."""
+    instances: dict[DeviceID, DeviceID] = {}
+    """Slot of a GPU among them -> uuid of the MIG instance that was made for this container."""
 
 
 class Given(msgspec.Struct, frozen=True):

@@ -196,19 +196,20 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def digest(self) -> str:
         """16 hex digits, equal for equal allocations whatever way they came about: compares two folds."""
-        # without what earlier versions do not know: their folds have the same digest
-        known = (
-            msgspec.structs.replace(each, companions=(), slots={}, instances={})
-            if each.companions or each.slots or each.instances
-            else each
-            for each in self.allocations.values()
-        )
-        live = sorted(known, key=lambda allocation: allocation.id)
+        live = sorted(map(known_to_all, self.allocations.values()), key=lambda allocation: allocation.id)
         body = msgspec.json.encode([live, sorted(self.memory.items())], order="sorted")
         return hashlib.sha256(body).hexdigest()[:16]
 
 
 NOTHING = Topology()
+
+
+def known_to_all(allocation: Allocation) -> Allocation:
+    """The allocation without what earlier versions do not know: their folds have the same digest."""
+    if not (allocation.companions or allocation.slots or allocation.instances or allocation.displaced):
+        return allocation
+    displaced = tuple(msgspec.structs.replace(each, slots={}, instances={}) for each in allocation.displaced)
+    return msgspec.structs.replace(allocation, companions=(), slots={}, instances={}, displaced=displaced)
 
 
 def announced(node: NodeName, hardware: Topology, health: Mapping[DeviceID, DeviceHealth], source: str) -> NodeState:

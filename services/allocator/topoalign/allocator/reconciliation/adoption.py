@@ -84,6 +84,7 @@ def returned(
             if (free := tuple(device for device in ids if not state.ownership.is_held(device)))
         }
         if devices:
+            back = {device for ids in devices.values() for device in ids}
             found.append(
                 Allocation(
                     id=ledger.next_id(len(granted) + len(found)),
@@ -91,8 +92,10 @@ def returned(
                     devices=devices,
                     boot=ledger.boot,
                     machine=ledger.machine,
-                    cards=state.ownership.cards_of(device for ids in devices.values() for device in ids),
+                    cards=state.ownership.cards_of(back),
                     pod_uid=former.pod_uid,
+                    slots={slot: amount for slot, amount in former.slots.items() if slot in back},
+                    instances={slot: uuid for slot, uuid in former.instances.items() if slot in back},
                 )
             )
             state = state.holding(found[-1])

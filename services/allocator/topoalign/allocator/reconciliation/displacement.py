@@ -49,8 +49,17 @@ def displaced_by(
     found: list[Displaced] = []
     for record in records:
         if listing is not None and record.owner is not None and liveness.is_displaced(record, listing):
-            both = by_resource(touching(ledger.state.ownership, record, asked))
-            found.append(Displaced(allocation=record.id, owner=record.owner, pod_uid=record.pod_uid, devices=both))
+            both = touching(ledger.state.ownership, record, asked)
+            found.append(
+                Displaced(
+                    allocation=record.id,
+                    owner=record.owner,
+                    pod_uid=record.pod_uid,
+                    devices=by_resource(both),
+                    slots={device: record.slots[device] for _, device in both if device in record.slots},
+                    instances={device: record.instances[device] for _, device in both if device in record.instances},
+                )
+            )
         if not is_before(record, ledger.boot):
             found += still_displaced(of_devices(ledger.state, record.displaced, asked), listing)
     return tuple(found)
