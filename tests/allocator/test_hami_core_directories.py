@@ -124,6 +124,25 @@ async def test_a_directory_that_is_gone_is_made_again() -> None:
         assert (it.root / "vgpulock").is_dir()
 
 
+async def test_the_directory_of_an_init_container_is_made_again() -> None:
+    """Its slot is the app container's beside another one now, and a pod whose sandbox was lost runs it once more."""
+    async with hami_core_node() as (it, _):
+        await it.run_pod("a", Ask(2, memory=1_000), init=(Ask(1, memory=1_000),))
+        both = {it.named("a", "c0"), it.named("a", "c1")}
+        for name in both:
+            limiter_files.remove(it.root, name)
+        limiter_files.remove_leftovers(it.root)
+        assert set() == it.directories()
+
+        it.sweep()
+        assert both == it.directories() and it.cache("a", "c0").is_dir()
+        it.sweep()
+        assert both == it.directories()
+        await it.remove("a")
+        it.sweep()
+        assert set() == it.directories()
+
+
 async def test_a_pod_that_takes_over_slots_finds_nothing_of_the_former() -> None:
     async with hami_core_node() as (it, _):
         await it.run_pod("old", Ask(memory=1_000))

@@ -18,13 +18,14 @@ from structlog.testing import capture_logs
 
 from topoalign.allocator.hami_core import region, shared_files
 from topoalign.allocator.hami_core.on_demand import SharedFilesOnDemand
-from topoalign.allocator.hami_core.shared_files import SharedFiles
+from topoalign.allocator.hami_core.shared_files import Limited, SharedFiles
 from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.library_use import LibraryReading, LibraryUse
 from topoalign.core.model.requests import UseRequest
+from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 
 pytestmark = pytest.mark.anyio
@@ -236,6 +237,36 @@ async def test_a_disk_that_does_not_answer_is_told_and_asked_by_one_thread(monke
         assert [True, True] == ["does not answer" in each.finding for each in readings]
         assert begun.is_set()
         assert 1 == len(calls)
+
+
+async def test_a_reading_ends_in_time_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each container has a file that takes long; none is left out for ever, and each is logged once."""
+    async with hami_core_node() as (it, _):
+        for name in "abc":
+            await it.run_pod(name, Ask(memory=1_000))
+        passed = [0.0]
+
+        class Clock(ManualClock):
+            def monotonic(self) -> float:
+                return passed[0]
+
+        def slow(_: object, limited: Limited) -> LibraryUse:
+            passed[0] += shared_files.WORK_SECONDS * 0.6
+            return LibraryUse(allocation=limited.allocation, failure="large")
+
+        monkeypatch.setattr(shared_files, "read_use", slow)
+        files = SharedFiles(lambda: str(it.root), lambda: it.ledger.state, Clock())
+        with capture_logs() as logs:
+            readings = []
+            for _ in range(3):
+                readings.append(await files.read())
+                passed[0] += shared_files.FRESH_SECONDS
+
+        names = [*it.ledger.state.allocations]
+        expected = [[names[0], names[1]], [names[2], names[0]], [names[1], names[2]]]
+        assert expected == [[use.allocation for use in each.containers] for each in readings]
+        assert [1, 1, 1] == [each.left_out for each in readings]
+        assert 3 == len(logs)
 
 
 async def test_what_files_say_is_told_over_the_bus() -> None:

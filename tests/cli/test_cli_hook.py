@@ -35,6 +35,7 @@ def test_library_and_list_are_put_into_place_and_stay(tmp_path: Path, capsys: py
     assert WHOLE == (to / LIBRARY).read_bytes()
     assert "/usr/local/vgpu/libvgpu.so\n" == (to / PRELOAD).read_text()
     assert [0o755, 0o644] == [stat.S_IMODE((to / name).stat().st_mode) for name in (LIBRARY, PRELOAD)]
+    assert 0o700 == stat.S_IMODE(to.stat().st_mode)
     before = {each.name: each.stat().st_ino for each in to.iterdir()}
     assert 0 == run(LIBRARY_FILE, to, "--json")
     assert [False, False] == [each["changed"] for each in json.loads(capsys.readouterr().out)["files"]]

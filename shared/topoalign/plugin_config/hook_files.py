@@ -83,13 +83,14 @@ def check_library(content: bytes, machine: str) -> None:
 
 def install(library: bytes, to: Path) -> tuple[Put, ...]:
     """
-    Has the library and the list in this directory, which is made. Each file is replaced as a whole and is on the disk then:
-    whoever is killed in between leaves the former one or the new one. Containers that run keep what they have mounted.
+    Has the library and the list in this directory, which is made for this user alone. Each file is replaced as a whole and
+    is on the disk then: whoever is killed in between leaves the former one or the new one. Containers that run keep what
+    they have mounted.
 
     Raises StateFault where the directory cannot be used, or another call is at work in it.
     """
     try:
-        to.mkdir(mode=0o755, parents=True, exist_ok=True)
+        to.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory = os.open(to, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,11 +5,13 @@ A container writes its file, and may replace, cut off or exchange it at any time
 all, its size is checked by the descriptor, and it is read in parts of a bounded size and never mapped. What is wrong with a
 file costs its container's part of the answer, is logged once, and counted.
 
-Reading is done in a thread, at most once a second; where a disk does not answer, the next reading says so and begins none.
+Reading is done in a thread, at most once a second and for a second or so: the next reading goes on with the containers that
+had no turn. Where a disk does not answer, the next reading says so and begins none.
 """
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -37,6 +39,8 @@ MOST_ENTRIES = 64
 MOST_CONTAINERS = 1_000
 """Of one reading."""
 FRESH_SECONDS, READ_SECONDS = 1.0, 2.0
+WORK_SECONDS = 1.0
+"""After which no other file is begun: a large one takes milliseconds, and containers may make theirs so."""
 
 log = structlog.get_logger("topoalign.allocator.hami_core")
 
@@ -60,6 +64,8 @@ class SharedFiles:
         """With the monotonic seconds at which it was complete."""
         self._is_reading = False
         """Whether a thread is at it still."""
+        self._first = 0
+        """The place of the container with which the next reading begins."""
         self._failing: dict[AllocationID, str] = {}
         self.refused = 0
         """Files that could not be used, in all readings."""
@@ -77,26 +83,36 @@ class SharedFiles:
         limited = [*all_limited(state)] if root else []
         if not limited:
             return LibraryReading(node=state.node)
-        found: list[LibraryUse] | None = None
+        found: tuple[list[LibraryUse], int] | None = None
         if not self._is_reading:
             with move_on_after(READ_SECONDS):
-                work = partial(self._read_all, Path(root), limited[:MOST_CONTAINERS])
+                work = partial(self._read_all, Path(root), limited)
                 found = await to_thread.run_sync(work, abandon_on_cancel=True)
         if found is None:
             return LibraryReading(node=state.node, finding="the disk with the files of HAMi-core does not answer")
-        self._note(found)
-        return LibraryReading(node=state.node, containers=tuple(found), left_out=max(0, len(limited) - MOST_CONTAINERS))
+        uses, left_out = found
+        self._note(uses, {each.allocation for each in limited})
+        return LibraryReading(node=state.node, containers=tuple(uses), left_out=left_out)
 
-    def _read_all(self, root: Path, limited: Sequence[Limited]) -> list[LibraryUse]:
-        """In the thread."""
+    def _read_all(self, root: Path, limited: Sequence[Limited]) -> tuple[list[LibraryUse], int]:
+        """In the thread: what could be read in time, from where the reading before ended, and how many could not."""
         self._is_reading = True
         try:
-            return [found for each in limited if (found := read_use(root, each)) is not None]
+            began, first, found = self._clock.monotonic(), self._first % len(limited), list[LibraryUse]()
+            turns = [*limited[first:], *limited[:first]][:MOST_CONTAINERS]
+            for done, each in enumerate(turns):
+                if done and self._clock.monotonic() - began >= WORK_SECONDS:
+                    turns = turns[:done]
+                    break
+                if (use := read_use(root, each)) is not None:
+                    found.append(use)
+            self._first = first + len(turns) if len(turns) < len(limited) else 0
+            return found, len(limited) - len(turns)
         finally:
             self._is_reading = False
 
-    def _note(self, found: Sequence[LibraryUse]) -> None:
-        """Counts what could not be used, and logs each once."""
+    def _note(self, found: Sequence[LibraryUse], present: AbstractSet[AllocationID]) -> None:
+        """Counts what could not be used, and logs each once. `present`: all, also those that were not read this time."""
         failing = {each.allocation: each.failure for each in found if each.failure}
         self.refused += len(failing)
         for allocation in failing.keys() - self._failing.keys():
@@ -105,7 +121,8 @@ class SharedFiles:
                 allocation=allocation,
                 reason=failing[allocation],
             )
-        self._failing = failing
+        kept = present - {each.allocation for each in found}
+        self._failing = {name: why for name, why in self._failing.items() if name in kept} | failing
 
 
 def all_limited(state: NodeState) -> Iterator[Limited]:

@@ -2,9 +2,9 @@
 Keeps the directories of containers that are limited by HAMi-core, every few seconds and when the agent has started.
 
 A directory whose slots are in the record or in the kubelet's checkpoint, or whose pod is there, stays; one that is missing
-for slots in the record is made again. Any other is taken away, and removed some entries at a time, in a thread: to give a
-large file's blocks back may take a file system seconds. Without an answer of the kubelet, or where its checkpoint cannot be
-read, nothing is removed.
+for slots in the record or the checkpoint is made again. Any other is taken away, and removed some entries at a time, in a
+thread: to give a large file's blocks back may take a file system seconds. Without an answer of the kubelet, or where its
+checkpoint cannot be read, nothing is removed.
 """
 
 import errno
@@ -22,12 +22,14 @@ from topoalign.allocator.ports import Poll
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import clean
 from topoalign.core.model.holdings import base_of, unit_kind
-from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.runtime.clock import until_tick
 
 SWEEP_SECONDS = 5.0
+NOBODY = Owner(AllocationID(""))
+"""Of a directory of slots that the checkpoint has and the record has not: an init container's, which may run once more."""
 
 log = structlog.get_logger("topoalign.allocator.hami_core")
 Held = tuple[ResourceName, frozenset[DeviceID]]
@@ -80,6 +82,8 @@ class Sweeps:
         root, failure = Path(configured), None
         held = self._held(state)
         shown = self._shown(poll)
+        limited = [name for (resource, _), name in self._names.items() if is_limited(state, resource)]
+        limited += [name for name, resource in shown.items() if is_limited(state, resource)]
         present = directories.listed(root)
         self._owners = {name: self._owners.get(name) or directories.owner_of(root, name) for name in present}
         for name in present:
@@ -94,8 +98,8 @@ class Sweeps:
             except OSError as error:
                 failure = error
         try:
-            for name in {*self._limited(state)} - self._owners.keys():
-                if (owner := held[name]) is not None:
+            for name in {*limited} - self._owners.keys():
+                if (owner := held.get(name, NOBODY)) is not None:
                     directories.make_locks(root)
                     directories.prepare(root, name, owner)
         except OSError as error:
@@ -118,20 +122,13 @@ class Sweeps:
         self._names = {pair: self._name(pair) for pair in pairs}
         return {self._names[pair]: owner for pair, owner in pairs.items()}
 
-    def _limited(self, state: NodeState) -> Iterator[str]:
-        """The directories of slots that are held of resources which are limited now."""
-        offers = state.hardware.offers_of
-        for (resource, _), name in self._names.items():
-            if any(each.limiter == "hami-core" for each in offers.get(resource, ())):
-                yield name
-
-    def _shown(self, poll: Poll | None) -> set[str]:
-        """The directories of slots in the kubelet's checkpoint, without entries of pods that are gone."""
+    def _shown(self, poll: Poll | None) -> dict[str, ResourceName]:
+        """The directories of slots in the kubelet's checkpoint -> the resource, without entries of pods that are gone."""
         if poll is None:
-            return set()
+            return {}
         pods = poll.listing.directories
         return {
-            self._name((each.resource, each.devices))
+            self._name((each.resource, each.devices)): each.resource
             for each in poll.listing.parts
             if are_slots(each.devices) and (pods is None or not pods.is_gone(each.pod_uid))
         }
@@ -139,6 +136,11 @@ class Sweeps:
     def _name(self, pair: Held) -> str:
         """`name_of`, remembered for slots in the record."""
         return self._names.get(pair) or directories.name_of(*pair)
+
+
+def is_limited(state: NodeState, resource: ResourceName) -> bool:
+    """Whether slots of this resource are limited by HAMi-core now."""
+    return any(each.limiter == "hami-core" for each in state.hardware.offers_of.get(resource, ()))
 
 
 def held_slots(state: NodeState) -> Iterator[tuple[Allocation | None, Held]]:
