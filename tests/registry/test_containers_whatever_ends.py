@@ -17,6 +17,8 @@ from realignment_support import Holders, held_by, with_pod
 from view_support import NODE, OneNode, asked
 
 from topoalign.core.admission.feasibility import need_of
+from topoalign.core.admission.free_amounts import free_of
+from topoalign.core.admission.realignment import Steps, containers_fit
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.deviceshare.names import JOINT_ANNOTATION
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
@@ -53,6 +55,22 @@ async def test_a_pod_waits_while_an_end_could_part_its_containers() -> None:
 )
 async def test_no_pod_waits_for_ends_where_no_alignment_refuses_it(rules: AdmissionRules) -> None:
     assert "" == await world(rules).scheduler.fits_in_every_order(NODE, NEW)
+
+
+def test_pods_of_many_containers_are_given_up_on_before_they_take_long() -> None:
+    """Each of 16 containers may be aligned to three NUMA nodes before that where there are CPUs now."""
+    hardware = machine(nodes=4, cores=16, gpus=[place for place in range(4) for _ in range(16)])
+    new = read_pod(pod(*(container(f"c{at}", gpus=1, cpus=1, gib=1) for at in range(16)), name="new"), RULES)
+    fillers = [read_pod(pod(container(cpus=32 - (at == 0), gib=1), name=f"q{at}"), RULES) for at in range(3)]
+    state, need = node(hardware), need_of(hardware, new)
+    for each in fillers:
+        state, _ = with_pod(state, each) or (state, [])
+    emptied, steps = node(hardware), Steps(500)
+
+    assert with_pod(state, new) is not None
+    assert need is not None
+    assert not containers_fit(need, free_of(state, RULES), free_of(emptied, RULES), steps)
+    assert steps.left < 0
 
 
 def refused_after_some_end(state: NodeState, new: PodDemand, holders: Holders) -> bool:

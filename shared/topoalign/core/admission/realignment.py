@@ -32,6 +32,9 @@ from topoalign.core.state.fold import NodeState
 MOST_STEPS = 300
 """Alignments that are tried for some pods. Three pods of one container take 20 to 80 on eight NUMA nodes, four up to 600."""
 
+MOST_CONTAINER_STEPS = 2_000
+"""Alignments that are tried for the containers of one pod. Eight of them take 250 on two NUMA nodes, four 600 on eight."""
+
 
 class Waiting(NamedTuple):
     """A pod that a kubelet will admit or refuse, in amounts."""
@@ -69,7 +72,7 @@ def fit_whatever_ends(free: Free, pods: Sequence[Waiting], steps: Steps, later: 
         steps.left -= 1
         if steps.left < 0:
             return False
-        if pod.must_fit and not (pod.takes is not None and pod.decides and fits_wherever(pod.takes, free)):
+        if pod.must_fit and not (pod.takes is not None and pod.decides and fits_wherever(pod.takes, free, steps)):
             return False
         rest = (*pods[:place], *pods[place + 1 :])
         if (rest or later) and not all(fit_whatever_ends(left, rest, steps, later) for left in left_by(pod, free)):
@@ -77,37 +80,38 @@ def fit_whatever_ends(free: Free, pods: Sequence[Waiting], steps: Steps, later: 
     return True
 
 
-def fits_wherever(need: Need, free: Free) -> bool:
+def fits_wherever(need: Need, free: Free, steps: Steps) -> bool:
     """
     Whether a pod is admitted where at least this is free, wherever its containers are aligned one after the other. False
-    also where amounts do not tell.
+    also where amounts do not tell, or it takes more steps than are left.
     """
-    if verdict(need, free) != "":
+    rest = need.rest
+    steps.left -= rest is not None
+    if steps.left < 0 or verdict(need, free) != "":
         return False
-    first, rest = msgspec.structs.replace(need, rest=None), need.rest
-    return rest is None or all(fits_wherever(rest, left) for left in left_after(first, free))
+    first = msgspec.structs.replace(need, rest=None)
+    return rest is None or all(fits_wherever(rest, left, steps) for left in left_after(first, free))
 
 
-def containers_fit(need: Need, free: Free, most: Free) -> bool:
+def containers_fit(need: Need, free: Free, most: Free, steps: Steps | None = None) -> bool:
     """
     Whether a pod that is admitted where this is free is admitted whatever ends, as far as amounts tell: once more is free,
     its first containers may be aligned to where they take what the others were to get. `most`: what is free when all has
-    ended. Example under restricted, for a pod with 1 GPU and 4 CPUs in one container and 2 GPUs in the next:
+    ended. False also where it takes more than `MOST_CONTAINER_STEPS`. Example under restricted, for a pod with 1 GPU and
+    4 CPUs in one container and 2 GPUs in the next:
 
         free: 2 GPUs and 2 CPUs on NUMA node 0, 1 GPU and 8 CPUs on node 1; a pod with CPUs of node 0 ends: the first
         container is aligned to node 0, and neither node has two GPUs for the second
     """
     if need.rest is None:
         return True
-    first, room = (
-        msgspec.structs.replace(need, rest=None),
-        first_with_room(need.preferred, need.near, need.memory, free),
-    )
+    steps, first = steps or Steps(MOST_CONTAINER_STEPS), msgspec.structs.replace(need, rest=None)
+    room = first_with_room(need.preferred, need.near, need.memory, free)
     for number in need.preferred:
         left = left_where_taken(first, free, number)
         if number == room:
-            return containers_fit(need.rest, left, most)
-        if first_with_room((number,), need.near, need.memory, most) and not fits_wherever(need.rest, left):
+            return containers_fit(need.rest, left, most, steps)
+        if first_with_room((number,), need.near, need.memory, most) and not fits_wherever(need.rest, left, steps):
             return False
     return True
 
