@@ -103,7 +103,7 @@ class DeviceAllocations:
         self._grants = Grants(
             ledger, clock, pod_resources, self._reconciliation, self._preferences, self._companions, reserved, expect
         )
-        self._making = InstanceCalls(ledger, clock, instances, reserved)
+        self._making = InstanceCalls(ledger, clock, instances, reserved, self._is_displaced)
         self._commits, self._polling = GroupCommit(self._grants.record), anyio.Lock()
         self._begun = self._ended = 0
         """Polls of PodResources: how many began, and which was the last to come to an end."""
@@ -229,6 +229,11 @@ class DeviceAllocations:
         if self._ledger.unconfirmed is not None:
             confirm_record(self._ledger, self._reconciliation, poll)
         call.poll, call.grant = poll, grant
+
+    async def _is_displaced(self, record: Allocation) -> bool:
+        """As `Liveness.is_displaced`, by what the kubelet says now. Raises Unavailable."""
+        poll = await poll_for_grant(self._poll, self._clock, self._clock.monotonic())
+        return self._reconciliation.liveness.is_displaced(record, poll.listing)
 
     def remember(self, pod: PodRequest) -> None:
         """A registry is about to reserve something for this pod, and asked what it would get."""

@@ -2,24 +2,29 @@
 What an Allocate of slots that become MIG instances needs before it is recorded: an instance for each slot, which discovery
 has seen, so that its device nodes, its CDI name and its health are known like those of every other.
 
-A slot of which a live record has an instance keeps it, as long as that is ours: the kubelet repeats itself, or a container
-takes the slot over from an init container of its pod. What other live records have is made for nobody else, also where it is
-gone, as after a reboot: their containers were told its uuid.
+A slot of which a live record has an instance keeps it, as long as that is ours: the kubelet repeats itself, a container
+takes the slot over from an init container of its pod, or the one that had it has ended. Not where a kubelet that has lost
+its checkpoint gives the slot of a container that may run on to another one, which gets an instance of its own. What other
+live records have is made for nobody else, also where it is gone, as after a reboot: their containers were told its uuid.
+
+One call at a time has a slot: a kubelet that has started anew may repeat what an earlier one asked for while that call is
+still under way.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
+import anyio
 import msgspec
 
 from topoalign.allocator.instances.instances import Instances
 from topoalign.allocator.instances.made import Made
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core.model.allocations import Allocation
-from topoalign.core.model.errors import DriverFault, Unavailable
+from topoalign.core.model.errors import DeviceInUse, DriverFault, Unavailable
 from topoalign.core.model.holdings import Amount, base_of
-from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.ids import AllocationID, DeviceID
 from topoalign.core.model.topology.mig import MigPlacement
 from topoalign.core.ports import Clock
 from topoalign.core.sharing.reserved_units import with_reserved_shares
@@ -54,10 +59,17 @@ class InstanceCalls:
         ledger: Ledger,
         clock: Clock,
         instances: Instances | None,
-        reserved: Callable[[], NodeReservations] = NodeReservations,
+        reserved: Callable[[], NodeReservations],
+        is_displaced: Callable[[Allocation], Awaitable[bool]],
     ) -> None:
-        """`instances`: None where none are made. `reserved`: what is reserved on the node now."""
+        """
+        `instances`: None where none are made. `reserved`: what is reserved on the node now. `is_displaced`: whether the
+        container of a bound allocation may run on, whose devices the kubelet gives to another one; raises Unavailable.
+        """
         self._ledger, self._clock, self._instances, self._reserved = ledger, clock, instances, reserved
+        self._is_displaced = is_displaced
+        self._turns: dict[DeviceID, anyio.Lock] = {}
+        """Of the calls for a slot."""
         if instances is not None:
             instances.when_changed = lambda: ledger.move(ledger.state)
 
@@ -74,7 +86,8 @@ class InstanceCalls:
     ) -> AsyncIterator[Mapping[DeviceID, Made]]:
         """
         Slot -> its instance, which is made and kept in this block, for the slots of containers that become one. `amounts`:
-        what is to be held by slots at least. Raises NoPlace, DriverFault, StateFault and Unavailable; then none is kept.
+        what is to be held by slots at least. Raises DeviceInUse, NoPlace, DriverFault, StateFault and Unavailable; then none
+        is kept.
         """
         by_instances = gpus_by_instances(self._ledger.state.hardware)
         slots = [slot for each in containers for slot in each if base_of(slot) in by_instances] if by_instances else []
@@ -84,19 +97,23 @@ class InstanceCalls:
         if self._instances is None:
             remedy = "give discovery and allocator the same configuration, and start the allocator anew"
             raise Unavailable("this allocator makes no MIG instances", remedy)
-        made: dict[DeviceID, Made] = {}
-        try:
-            wanted = {slot: amount for each in containers for slot, amount in amounts(each).items()}
-            for slot in slots:
-                known = self._known(self._instances, slot, wanted[slot])
-                if known is not None:
-                    self._instances.keep(known.uuid)
-                made[slot] = known or await self._made(self._instances, slot, wanted[slot])
-            await self._until_seen([each.uuid for each in made.values()])
-            yield made
-        finally:
-            for each in made.values():
-                self._instances.release(each.uuid)
+        async with AsyncExitStack() as turns:
+            for slot in sorted({*slots}):
+                await turns.enter_async_context(self._turns.setdefault(slot, anyio.Lock()))
+            made: dict[DeviceID, Made] = {}
+            try:
+                wanted = {slot: amount for each in containers for slot, amount in amounts(each).items()}
+                displaced = await self._displaced_from(slots)
+                for slot in slots:
+                    known = self._known(self._instances, slot, wanted[slot], displaced)
+                    if known is not None:
+                        self._instances.keep(known.uuid)
+                    made[slot] = known or await self._made(self._instances, slot, wanted[slot])
+                await self._until_seen([each.uuid for each in made.values()])
+                yield made
+            finally:
+                for each in made.values():
+                    self._instances.release(each.uuid)
 
     async def _made(self, instances: Instances, slot: DeviceID, amount: Amount) -> Made:
         gpu = gpus_by_instances(self._ledger.state.hardware)[base_of(slot)]
@@ -115,15 +132,31 @@ class InstanceCalls:
         taken = taken_by(state.hardware.gpu_by_id[gpu], held, instances_of(kept))
         return taken if taken is not None else frozenset()
 
-    def _known(self, instances: Instances, slot: DeviceID, wanted: Amount) -> Made | None:
-        """The instance that a live record has for this slot, if it is ours, there and large enough."""
+    async def _displaced_from(self, slots: Collection[DeviceID]) -> frozenset[AllocationID]:
+        """The allocations with instances for these slots whose containers may run beside another one. Raises Unavailable."""
+        live = self._ledger.state.allocations.values()
+        bound = [each for each in live if each.owner is not None and not each.instances.keys().isdisjoint(slots)]
+        return frozenset([each.id for each in bound if await self._is_displaced(each)])
+
+    def _known(
+        self, instances: Instances, slot: DeviceID, wanted: Amount, displaced: Collection[AllocationID]
+    ) -> Made | None:
+        """
+        The instance that a live record has for this slot, but for those of `displaced`, if it is ours, there and large
+        enough. Raises DeviceInUse where it is too small and may be that of an init container of the same pod, which begins
+        when all containers have theirs.
+        """
         state = self._ledger.state
         for each in state.allocations.values():
             uuid = each.instances.get(slot)
             if uuid is None or uuid not in state.hardware.cards or not instances.has(slot, uuid):
                 continue
-            if slot in each.slots and each.slots[slot].memory >= wanted.memory:
+            if slot not in each.slots:
+                continue
+            if each.slots[slot].memory >= wanted.memory and each.id not in displaced:
                 return Made(uuid, each.slots[slot])
+            if each.owner is None:
+                raise DeviceInUse([slot], each.id)
         return None
 
     async def _until_seen(self, uuids: Sequence[DeviceID]) -> None:

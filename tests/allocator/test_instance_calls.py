@@ -1,0 +1,65 @@
+"""Calls for slots that become MIG instances which come at the same time, or one after another."""
+
+import anyio
+import pytest
+from instance_node_support import instance_node
+from slot_node_support import Ask
+
+from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.errors import DeviceInUse
+from topoalign.core.model.ids import GPU, DeviceID
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_two_calls_for_one_slot_at_a_time_get_one_instance() -> None:
+    """A kubelet that has started anew repeats what the former one asked for."""
+    async with instance_node() as (it, _):
+        slot, found = DeviceID(f"{it.machine.gpus[0].id}::0"), list[Allocation]()
+
+        async def allocate() -> None:
+            found.extend(await it.allocations.allocate(GPU, [[slot]]))
+
+        async with anyio.create_task_group() as calls:
+            calls.start_soon(allocate)
+            calls.start_soon(allocate)
+
+        assert [it.there()] * 2 == [{*each.instances.values()} for each in found]
+        assert 1 == len(it.there())
+
+
+async def test_the_instance_of_a_container_that_is_about_to_begin_stays() -> None:
+    """
+    An app container takes over the slot of its init container, which is reserved for another pod with more memory: the init
+    container begins after both calls.
+    """
+    async with instance_node() as (it, _):
+        (decision,) = it.reserve_beside(it.asking("other", Ask(1, memory=6_000)))
+        assert isinstance(decision, Admission)
+        (slot,) = decision.allocations[0].devices[GPU]
+        beside = next(each.id for each in it.machine.gpus if not slot.startswith(each.id))
+        (before,) = await it.allocations.allocate(GPU, [[slot, DeviceID(f"{beside}::0")]])
+
+        with pytest.raises(DeviceInUse):
+            await it.allocations.allocate(GPU, [[slot]])
+
+        await it.sweep()
+        assert {*before.instances.values()} == it.there()
+
+
+async def test_a_container_that_displaces_another_has_an_instance_of_its_own() -> None:
+    """The kubelet has lost its checkpoint and gives the slot of a container that runs to another one."""
+    async with instance_node() as (it, _):
+        assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Admission)
+        await it.allocations.reconcile()
+        ((_, former),) = it.ledger.state.allocations.items()
+        (slot,), running = former.devices[GPU], it.there()
+        await it.lose_checkpoint()
+
+        (other,) = await it.allocations.allocate(GPU, [[slot]])
+
+        assert {former.id} == {each.allocation for each in other.displaced}
+        assert running.isdisjoint(other.instances.values())
+        await it.sweep()
+        assert running | {*other.instances.values()} == it.there()
