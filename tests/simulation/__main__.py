@@ -1,14 +1,15 @@
 """
 Runs seeds of the simulation: `make simulate SEED=123` replays one and prints what happened, `make simulate SEEDS=0:100000`
-runs many and prints the violations.
+runs many and prints the violations; WORLDS=instances only those of one kind.
 """
 
 import argparse
 import sys
-from collections.abc import Callable
+from typing import get_args
 
-from simulation.campaign import campaign, one
+from simulation.campaign import campaign, of_kind, one
 from simulation.plants import PLANTS
+from simulation.world import Kind
 
 EVERYTHING = 1_000_000
 
@@ -17,6 +18,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="simulation", description="Runs seeds of the simulated node.")
     parser.add_argument("seeds", type=seeds_of, help="one seed, or FIRST:END")
     parser.add_argument("--plant", choices=sorted(PLANTS), help="with this defect planted (for one seed)")
+    parser.add_argument("--worlds", choices=get_args(Kind), help="of FIRST:END only the seeds with worlds of this kind")
     parser.add_argument("--processes", type=int, help="default: one a core")
     arguments = parser.parse_args()
     seeds, broken = arguments.seeds, 0
@@ -25,10 +27,19 @@ def main() -> int:
         print(outcome.report(EVERYTHING, arguments.plant))
         print(f"digest {outcome.digest}")
         return int(outcome.violation is not None)
-    for _, report in campaign(seeds, arguments.processes, progress(len(seeds))):
+    chosen, steps = of_kind(seeds, arguments.worlds), 0
+
+    def told(done: int, so_far: int) -> None:
+        nonlocal steps
+        steps = so_far
+        if sys.stderr.isatty():
+            end = "" if done < len(chosen) else "\n"
+            print(f"\r{done} of {len(chosen)} seeds", end=end, file=sys.stderr, flush=True)
+
+    for _, report in campaign(chosen, arguments.processes, told):
         broken += 1
         print(report, flush=True)
-    print(f"{len(seeds)} seeds, {broken} with a violation")
+    print(f"{len(chosen)} seeds, {steps} steps, {broken} with a violation")
     return int(broken > 0)
 
 
@@ -36,14 +47,6 @@ def seeds_of(text: str) -> int | range:
     """Raises ValueError, of which argparse makes a sentence."""
     first, _, end = text.partition(":")
     return range(int(first), int(end)) if end else int(first)
-
-
-def progress(total: int) -> Callable[[int], None]:
-    def told(done: int) -> None:
-        if sys.stderr.isatty():
-            print(f"\r{done} of {total} seeds", end="" if done < total else "\n", file=sys.stderr, flush=True)
-
-    return told
 
 
 if __name__ == "__main__":

@@ -145,7 +145,8 @@ class Amounts:
         cards = {card(device) for _, devices in used for device in devices if way(device) in ("unit", "share", "whole")}
         for key, devices in used:
             answer = self._kubelet.answers.get(key)
-            if answer is not None and VARIABLE in answer.variables and not any(way(d) == "mig" for d in devices):
+            by_cards = self._world.driver is None and not any(way(d) == "mig" for d in devices)
+            if answer is not None and VARIABLE in answer.variables and by_cards:
                 told = answer.variables[VARIABLE]
                 if told != ",".join(sorted(cards)):
                     self._violate(f"{title} has {sorted(cards)} and is told of {told}")

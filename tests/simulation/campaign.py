@@ -5,45 +5,63 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from typing import NamedTuple
 
 from simulation.outcome import Outcome
 from simulation.plants import PLANTS
 from simulation.scenario import run
+from simulation.world import Kind, kind_of
 
 CHUNK = 50
 
 
-def violations(seeds: Sequence[int], plant: str | None = None) -> list[tuple[int, str]]:
-    """The seeds among these that break an invariant, and what is to be said of each."""
-    found: list[tuple[int, str]] = []
+class Found(NamedTuple):
+    """What came of some seeds."""
+
+    steps: int
+    """That they took."""
+    violations: list[tuple[int, str]]
+    """The seeds that break an invariant, and what is to be said of each."""
+
+
+def violations(seeds: Sequence[int], plant: str | None = None) -> Found:
+    """Runs these seeds."""
+    found, steps = list[tuple[int, str]](), 0
     gc.disable()  # much of what a run leaves behind are cycles, and they are cheaper to clear together
     gc.collect()
     gc.freeze()  # what was there before stays, and need not be looked through each time
     try:
-        for seed in seeds:
+        for number, seed in enumerate(seeds):
             outcome = one(seed, plant)
+            steps += outcome.step
             if outcome.violation is not None:
                 found.append((seed, outcome.report(plant=plant)))
-            if seed % 10 == 0:
+            if number % 10 == 0:
                 gc.collect()
     finally:
         gc.unfreeze()
         gc.enable()
-    return found
+    return Found(steps, found)
 
 
 def one(seed: int, plant: str | None = None) -> Outcome:
     return run(seed, PLANTS[plant].parts() if plant is not None else None)
 
 
+def of_kind(seeds: range, kind: Kind | None) -> Sequence[int]:
+    """The seeds among these whose worlds are of this kind; None: all."""
+    return seeds if kind is None else [seed for seed in seeds if kind_of(seed) == kind]
+
+
 def campaign(
-    seeds: range, processes: int | None = None, done: Callable[[int], None] = lambda so_many: None
+    seeds: Sequence[int], processes: int | None = None, done: Callable[[int, int], None] = lambda seeds, steps: None
 ) -> Iterator[tuple[int, str]]:
-    """All violations, as they are found. `done` is told how many seeds have been run."""
+    """All violations, as they are found. `done` is told how many seeds have been run, and how many steps these took."""
     chunks = [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]
     with ProcessPoolExecutor(processes or os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        finished = 0
+        finished = steps = 0
         for chunk, found in zip(chunks, pool.map(violations, chunks), strict=True):
             finished += len(chunk)
-            done(finished)
-            yield from found
+            steps += found.steps
+            done(finished, steps)
+            yield from found.violations

@@ -10,6 +10,7 @@ from itertools import chain
 import msgspec
 from simulation.amounts import Amounts, spelled_way
 from simulation.divisions import ALL_CORES, ALL_MEMORY, Much, card, much, way
+from simulation.instance_checks import InstanceChecks
 from simulation.kubelet import Kubelet
 from simulation.liar_deeds import FORGED
 from simulation.limit_checks import LimitChecks
@@ -25,6 +26,7 @@ from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.events import AllocationReleased, AllocationsSnapshot, LedgerEvent, LedgerFact, Owner
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
 
 UNHELD_SECONDS = 15.0
@@ -43,6 +45,9 @@ class Checks:
         world.facts += [self.no_running_container_is_released, self.record.hear, self.patience.hear]
         self.amounts = Amounts(world, kubelet)
         self.limits = LimitChecks(world, kubelet, self.amounts)
+        self.instances: InstanceChecks | None = None
+        if world.driver is not None and kubelet is not None:
+            self.instances = InstanceChecks(world, world.driver, kubelet, self.running)
         self.unheld: dict[tuple[ResourceName, DeviceID], float] = {}
         self.init_in_doubt = False
         """
@@ -142,7 +147,9 @@ class Checks:
                     if {uid, other} & self.kubelet.lost:
                         both = [device for device in both if not self.is_told(agent, DeviceID(device), {uid, other})]
                     self.expect("I1", not both, f"{uid} and {other} use {', '.join(both)}")
-        if self.world.has_shares:
+        if self.instances is not None:
+            self.instances.after_step()
+        elif self.world.has_shares:
             self.amounts.after_step()
             self.limits.after_step()
         if self.world.violations:
@@ -163,7 +170,7 @@ class Checks:
             free = set(state.ownership.free(resource))
             allocated = {device for kind, device in places if kind == resource and device in devices}
             unavailable = {device for device in devices if not state.health_of(device).usable}
-            spent = self.spent(devices) if self.world.has_shares else set()
+            spent = self.spent(devices, state.hardware) if self.world.has_shares else set()
             everything = free | allocated | unavailable | spent
             self.expect("I3", everything == devices.keys(), f"some {resource} are in no set")
             self.expect("I3", not free & (allocated | unavailable), f"free and not free: {sorted(free)}")
@@ -245,17 +252,37 @@ class Checks:
             return "the registry has an old health"
         if view.hardware != self.world.machine:
             return "the registry has an old topology"
-        usable, spent = self.usable(), self.spent(chain.from_iterable(self.world.machine.devices.values()))
+        usable, spent = (
+            self.usable(),
+            self.spent(chain.from_iterable(self.world.machine.devices.values()), self.world.machine),
+        )
         listed = {d for resource in self.world.machine.devices for d in ledger.state.healthy(resource)}
         if listed - spent != usable - spent:
             return f"offered are {sorted(listed)}, sound are {sorted(usable)}, and {sorted(spent)} may be"
         missing = self.owners(ledger.state) if self.kubelet is not None else None
+        if self.instances is not None and agent.instances is not None:
+            missing = missing or self.instances.converged(ledger.state, agent.instances)
         return missing or self.limits.converged(ledger.state)
+
+    def rebooted(self) -> None:
+        """All MIG instances are gone."""
+        if self.instances is not None:
+            self.instances.rebooted()
+
+    def contest(self, slots: Iterable[DeviceID]) -> None:
+        """Somebody asks for these beside the kubelet, so that it may look as if they were another's."""
+        if self.instances is not None:
+            self.instances.contested |= {*slots}
+
+    def agent_was_away(self) -> None:
+        """No agent has run for long."""
+        if self.instances is not None:
+            self.instances.was_away()
 
     def usable(self) -> set[DeviceID]:
         """What should be offered as sound: of a sound card, and no container's under the former division."""
         former = {(card(device), spelled_way(device, amount)) for device, amount in self.amounts.recorded()}
-        slots = self.world.division == "slots"
+        slots = self.world.division in ("slots", "dynamic")
         return {
             device
             for devices in self.world.machine.devices.values()
@@ -266,15 +293,18 @@ class Checks:
             )
         }
 
-    def spent(self, devices: Iterable[DeviceID]) -> set[DeviceID]:
+    def spent(self, devices: Iterable[DeviceID], hardware: Topology) -> set[DeviceID]:
         """Those of the devices that need not be offered, as nothing is left of their card: units and slots of nobody."""
+        own = {device for device, _ in self.amounts.recorded()}
+        if self.instances is not None:
+            full = self.instances.full(hardware)
+            return {device for device in devices if card(device) in full and way(device) == "share"} - own
         held: dict[DeviceID, Much] = {}
         for device, amount in self.amounts.recorded():
             cores, memory = held.get(card(device), Much(0, 0))
             more = amount or much(device)
             held[card(device)] = Much(cores + more.cores, memory + more.memory)
         full = {each for each, m in held.items() if m.cores >= ALL_CORES or m.memory >= ALL_MEMORY}
-        own = {device for device, _ in self.amounts.recorded()}
         return {
             device
             for device in devices

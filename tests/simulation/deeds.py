@@ -5,7 +5,15 @@ What can happen to a node: a table of deeds with weights. Each begins at once an
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from simulation import bus_deeds, fault_deeds, kubelet_deeds, liar_deeds, share_deeds, stale_deeds
+from simulation import (
+    bus_deeds,
+    fault_deeds,
+    instance_deeds,
+    kubelet_deeds,
+    liar_deeds,
+    share_deeds,
+    stale_deeds,
+)
 
 if TYPE_CHECKING:
     from simulation.scenario import Scenario
@@ -15,8 +23,11 @@ class Deed(NamedTuple):
     name: str
     weight: float
     do: "Callable[[Scenario], None]"
-    needs: Literal["kubelet", "bus", "shares", "limits"] | None = None
-    """Which way in the node must have for it, or that it has shares by amounts, or directories that limit them."""
+    needs: Literal["kubelet", "bus", "shares", "limits", "instances"] | None = None
+    """
+    Which way in the node must have for it, or that it has shares by amounts, directories that limit them, or slots that
+    become MIG instances.
+    """
 
 
 DEEDS = (
@@ -41,6 +52,15 @@ DEEDS = (
     Deed("a limiter's directory is spoilt", 1.5, share_deeds.directory_spoilt, "limits"),
     Deed("no room for limits", 1, share_deeds.no_room_for_limits, "limits"),
     Deed("the agent dies writing limits", 1, share_deeds.dies_writing_limits, "limits"),
+    Deed("the driver fails", 3, instance_deeds.driver_fails, "instances"),
+    Deed("the driver hangs", 3, instance_deeds.driver_hangs, "instances"),
+    Deed("the agent dies in the driver", 4, instance_deeds.agent_dies_in_driver, "instances"),
+    Deed("the agent dies noting instances", 3, instance_deeds.agent_dies_noting, "instances"),
+    Deed("instances cannot be noted", 2, instance_deeds.book_cannot_be_written, "instances"),
+    Deed("no agent for long", 0.5, instance_deeds.agent_is_away, "instances"),
+    Deed("an instance is made by hand", 3, instance_deeds.made_by_hand, "instances"),
+    Deed("an instance is destroyed by hand", 1, instance_deeds.destroyed_by_hand, "instances"),
+    Deed("a monitor looks at instances", 2, instance_deeds.monitor_looks, "instances"),
     Deed("somebody asks", 5, bus_deeds.asks, "bus"),
     Deed("two ask at once", 2, bus_deeds.two_ask, "bus"),
     Deed("somebody asks again", 1, bus_deeds.asks_again, "bus"),

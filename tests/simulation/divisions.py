@@ -1,6 +1,6 @@
 """
-The machine of a simulated node, and the ways in which its GPUs are offered: whole, in time slices, in units, in slots, or in
-MIG instances.
+The machine of a simulated node, and the ways in which its GPUs are offered: whole, in time slices, in units, in slots, in
+MIG instances that are there, or in slots that become MIG instances.
 
 What an id is a part of, and how much of its card it stands for, is read here from the id alone, as a reader of it would: no
 function of the product is asked.
@@ -20,8 +20,11 @@ BLOCK, BLOCKS = 256 * 1024 * 1024, 8
 ALL_CORES, ALL_MEMORY = 100, BLOCKS * BLOCK
 SLICES, SLOTS, INSTANCES = 2, 4, 2
 """Of a GPU that is offered in so many."""
-Division = Literal["whole", "slices", "units", "slots", "mig"]
+SLICES_OF_MEMORY = 8
+"""Of a GPU in MIG mode."""
+Division = Literal["whole", "slices", "units", "slots", "mig", "dynamic"]
 DIVISIONS: tuple[Division, ...] = ("whole", "slices", "units", "slots", "mig")
+"""Between which a run may change."""
 Limiter = Literal["none", "vcuda", "hami-core"]
 Way = Literal["whole", "share", "unit", "mig", "nic"]
 """How a card is held, as far as an id tells: slots and time slices are spelled alike."""
@@ -39,7 +42,7 @@ class Much(NamedTuple):
 def machine(division: Division = "whole", first: int = 0, limiter: Limiter = "none") -> Topology:
     """
     Four GPUs and two NICs on two NUMA nodes. `first`: which of the GPUs the driver has numbered 0. In units the last one is
-    whole, in MIG instances the last two are.
+    whole, in MIG instances the last two are. Of slots that become instances the driver tells the rest.
     """
     gpus, nics = tuple(DeviceID(f"GPU-{i}") for i in range(4)), tuple(DeviceID(f"mlx5_{i}") for i in range(2))
     instances = {gpu: instances_of(gpu) for gpu in gpus[:2]} if division == "mig" else {}
@@ -76,6 +79,8 @@ def offers(division: Division, gpus: tuple[DeviceID, ...], limiter: Limiter) -> 
         case "slots":
             library = limiter if limiter == "hami-core" else "none"
             return (Offer(resource=GPU, devices=gpus, replicas=SLOTS, slots=Slots(), limiter=library),)
+        case "dynamic":
+            return (Offer(resource=GPU, devices=gpus, replicas=SLOTS, slots=Slots(instances=True)),)
         case "mig":
             held = tuple(each.uuid for gpu in gpus[:2] for each in instances_of(gpu))
             return (Offer(resource=INSTANCE, devices=held), Offer(resource=GPU, devices=gpus[2:]))

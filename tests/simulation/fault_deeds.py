@@ -104,6 +104,10 @@ def reboots(run: "Scenario") -> None:
         world.kill(run.discovery_process)
         run.later(world.chance.choice((0.2, 3.0)), run.start_discovery)
     world.kill(run.agent.process)
+    if world.driver is not None:
+        world.driver.reboot()
+        world.book.reboot()
+        run.checks.rebooted()
 
 
 def journal_damaged(run: "Scenario") -> None:
@@ -118,16 +122,20 @@ def journal_damaged(run: "Scenario") -> None:
         run.kubelet.unheard |= run.kubelet.directories.now().untold
     run.checks.record.begin_with(left, disk.journal.published())
     run.checks.amounts.begin_with(left)
+    if run.checks.instances is not None:
+        run.checks.instances.begin_with(left)
     world.note("damaged", len(left))
 
 
 def division_changes(run: "Scenario") -> None:
     """
     Whole GPUs are divided in time from now on, or divided ones are whole again; where there are shares by amounts, they may
-    be divided in any other way.
+    be divided in any other way; those in MIG mode stay so.
     """
     assert run.kubelet is not None
     world = run.world
+    if world.driver is not None:
+        return
     if world.has_shares:
         world.divide(world.chance.choice([each for each in DIVISIONS if each != world.division]), world.first)
     elif run.kubelet.serial:

@@ -132,7 +132,10 @@ async def clash(run: "Scenario", key: tuple[str, ContainerName, ResourceName]) -
         await agent.allocate(key[2], asked)
     except TopoalignError as error:
         sound(run, error)
+        if isinstance(error, Unavailable):  # nobody knows what it did
+            run.checks.contest(asked)
         return
+    run.checks.contest(asked)
     if key[0] in kubelet.admitted and key[0] not in kubelet.hidden and starts == kubelet.starts:
         run.world.violate(Violation("I1", f"{asked} were given although {key} holds {mine}"))
 
@@ -156,6 +159,7 @@ def race(run: "Scenario") -> None:
     if len(free) > 1:
         one, other = run.world.chance.sample(free, 2)
         run.checks.init_in_doubt = True
+        run.checks.contest([one, other])
         run.world.note("race", one, other)
         for asked in ([one, other], [one]):
             run.soon(hurry, run, resource, asked)
@@ -177,6 +181,7 @@ def crowd(run: "Scenario") -> None:
         chance = run.world.chance
         asked = [chance.sample(free, chance.choice((1, 1, 2))) for _ in range(chance.choice((2, 3, 4)))]
         run.checks.init_in_doubt = True
+        run.checks.contest(device for devices in asked for device in devices)
         run.world.note("crowd", asked)
         run.soon(press, run, resource, [(devices, chance.choice((0, 1, 2, 9, 9, 9))) for devices in asked])
 

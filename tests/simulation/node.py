@@ -13,12 +13,16 @@ import anyio
 from prometheus_client import CollectorRegistry
 from simulation.bus import FaultyBus
 from simulation.discovery import Discovery
+from simulation.divisions import card
 from simulation.door import Door
 from simulation.front import Front
+from simulation.instance_book import FaultyBook
 from simulation.journal import FaultyJournal
 from simulation.kubelet import Kubelet
 from simulation.limiters import SocketlessLimiter
 from simulation.loop import Process
+from simulation.mig_calls import SimulatedMaker
+from simulation.mig_driver import Driver
 from simulation.starts import Answer
 from simulation.world import NODE, Violation, World
 
@@ -26,6 +30,8 @@ from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.device_plugin.front import resources
 from topoalign.allocator.hami_core.sweeps import Sweeps
 from topoalign.allocator.hardware_watch import HardwareWatch
+from topoalign.allocator.instances.instances import Instances
+from topoalign.allocator.instances.sweeps import sweep_instances
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing
 from topoalign.allocator.requests.admissions import Admissions
@@ -93,6 +99,8 @@ class Agent:
         self.allocator: Allocator | None = None
         self.front = Front(world.limits, parts) if world.has_shares else None
         """None: GPUs are given out whole or in time slices only, and nobody looks at what containers are told."""
+        self.instances: Instances | None = None
+        """The MIG instances that are ours; None: no slots become any."""
 
     async def run(self) -> None:
         """Until it is killed, or cannot start; a supervisor starts the next one."""
@@ -134,6 +142,8 @@ class Agent:
                 tasks.start_soon(self._offer, self.kubelet)
             if self.front is not None:
                 tasks.start_soon(self.front.run, clock)
+            if self.instances is not None and (made := self.device_allocations) is not None:
+                tasks.start_soon(sweep_instances, self.instances, ledger, clock, lambda: made.polled)
 
     def allocations_for(
         self, kubelet: Kubelet, ledger: Ledger, hardware_watch: HardwareWatch, reservations: Reservations | None
@@ -146,6 +156,8 @@ class Agent:
                 "until_reserved": reservations.until_read,
                 "starting": self.front.starting,
             }
+        if self.world.driver is not None:
+            more["instances"] = self.instances = self.own_instances(self.world.driver)
         made = self.parts.device_allocations(
             ledger,
             self.world.clock,
@@ -159,6 +171,13 @@ class Agent:
         if self.front is not None:
             self.front.serve(made)
         return made
+
+    def own_instances(self, driver: Driver) -> Instances:
+        """As `own_instances` of the allocator's `main.py` makes them."""
+        world = self.world
+        boot, now = f"boot-{world.boot}", world.clock.monotonic
+        book = FaultyBook(world.book, boot, now, world.faults, self.process, world.kill)
+        return self.parts.instances(book, SimulatedMaker(world, driver, self.process))
 
     def _marks(self, epoch: int, seq: int) -> None:
         self.marked = (epoch, seq)
@@ -196,7 +215,11 @@ class Agent:
                 self.door.hang_up()
             state = self.device_allocations.state
             served = sorted(resources(state)) if self.front is not None else state.hardware.devices
-            self.kubelet.lists(self, {resource: tuple(state.healthy(resource)) for resource in served})
+            faults = self.device_allocations.faults
+            healthy = {resource: tuple(state.healthy(resource)) for resource in served}
+            if faults:
+                healthy = {name: tuple(d for d in ids if card(d) not in faults) for name, ids in healthy.items()}
+            self.kubelet.lists(self, healthy)
 
     async def prefer(
         self, resource: ResourceName, available: list[DeviceID], must_include: list[DeviceID], size: int
@@ -241,6 +264,7 @@ class Parts:
     bus: type[FaultyBus] = FaultyBus
     limiter: type[SocketlessLimiter] = SocketlessLimiter
     sweeps: type[Sweeps] = Sweeps
+    instances: type[Instances] = Instances
 
 
 class WatchedCluster(Cluster):

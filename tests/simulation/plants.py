@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import anyio
 import msgspec
 from simulation.bus import FaultyBus
+from simulation.instance_plants import HastyInstances, LeakingInstances, TidyingInstances
 from simulation.limiters import SocketlessLimiter
 from simulation.node import Parts
 from simulation.share_plants import (
@@ -31,6 +32,7 @@ from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.grants import Grants
 from topoalign.allocator.group_commit import AllocateCall, GroupCommit
 from topoalign.allocator.hami_core.sweeps import Sweeps
+from topoalign.allocator.instances.instances import Instances
 from topoalign.allocator.ledger.drafts import Draft
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing
@@ -329,13 +331,13 @@ class BelievingDeviceAllocations(DeviceAllocations):
 class Plant(NamedTuple):
     breaks: str
     """The invariant."""
-    part: type[Ledger | DeviceAllocations | Admissions | FaultyBus | SocketlessLimiter | Sweeps]
+    part: type[Ledger | DeviceAllocations | Admissions | FaultyBus | SocketlessLimiter | Sweeps | Instances]
     first: int = 0
     """The seed from which on it is looked for: what takes a rare chain of events is found sooner from here."""
 
     def parts(self) -> Parts:
         parts = Parts()
-        for name in ("ledger", "device_allocations", "admissions", "bus", "limiter", "sweeps"):
+        for name in ("ledger", "device_allocations", "admissions", "bus", "limiter", "sweeps", "instances"):
             if issubclass(self.part, getattr(parts, name)):
                 setattr(parts, name, self.part)
         return parts
@@ -371,4 +373,7 @@ PLANTS: dict[str, Plant] = {
     "exaggerates-limits": Plant("F30", ExaggeratingDeviceAllocations),
     "mistakes-directories": Plant("F30", MistakingSweeps),
     "sweeps-nothing": Plant("I10", IdleSweeps, first=40),
+    "leaks-instances": Plant("I10", LeakingInstances, first=18),
+    "destroys-anothers-instance": Plant("F33", TidyingInstances, first=45),
+    "destroys-what-is-granted": Plant("F33", HastyInstances, first=300),
 }

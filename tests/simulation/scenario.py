@@ -8,7 +8,7 @@ overlap: a step begins something and does not wait for it.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from random import Random
 from typing import Any
 
@@ -66,13 +66,19 @@ class Scenario:
         self.client_bus = FaultyBus(self.world.broker, self.world.faults)
         self.leaving: set[str] = set()
         """Pods whose release was asked for."""
+        self.away_seconds: float | None = None
+        """For so long the next agent lets wait for it; None: as chance has it."""
+        self.back_at = 0.0
+        """The virtual second at which it comes."""
+        if self.world.driver is not None:
+            self.world.driver.later = self.later
         self.tasks: TaskGroup
         loop.set_exception_handler(self._unhandled)
 
     async def run(self, deeds: tuple[Deed, ...]) -> None:
         """Raises Violation, in a group."""
         try:
-            with self.world.limits.in_place():
+            with self.world.limits.in_place(), self.world.book.in_place() if self.world.driver else nullcontext():
                 await self.live(deeds)
         finally:
             self.over = True
@@ -106,7 +112,8 @@ class Scenario:
         """What deeds may need, as far as this node has it."""
         world = self.world
         found = {None, "kubelet" if self.kubelet else "bus", "shares" if world.has_shares else None}
-        return found | {"limits" if world.limiter != "none" else None}
+        found |= {"limits" if world.limiter != "none" else None}
+        return found | {"instances" if world.driver is not None else None}
 
     async def pass_time(self, seconds: float) -> None:
         if seconds:
@@ -124,6 +131,10 @@ class Scenario:
         self.agent.journal.refusals = self.agent.journal.kills = 0.0
         if world.limiter != "none":
             world.limits.put_right()
+        if world.driver is not None:
+            world.driver.put_right()
+            world.book.put_right()
+            await anyio.sleep(max(0.0, self.back_at - self.loop.time()))
         for process in (self.agent.process, self.hub.process, self.kubelet_process):
             self.loop.carry_on(process)
         if self.kubelet is not None:
@@ -165,8 +176,19 @@ class Scenario:
         self.start(self.agent.process, self.agent.run)
 
     def revive_agent(self) -> None:
-        if not self.over:
+        if self.over:
+            return
+        seconds, self.away_seconds = self.away_seconds, None
+        if seconds is None:
             self.later(self.world.chance.choice(BACK_SECONDS), self.start_agent)
+            return
+
+        def come_back() -> None:
+            self.checks.agent_was_away()
+            self.start_agent()
+
+        self.back_at = self.loop.time() + seconds
+        self.later(seconds, come_back)
 
     def start_hub(self) -> None:
         self.hub = Hub(self.world, self.checks.subscriber_hears)

@@ -63,7 +63,7 @@ def asked(division: Division, chance: Random, size: int | None) -> tuple[Asked, 
             else:
                 cores, blocks = chance.choice((0, 5, 30, 60)), chance.randint(1, BLOCKS // 2)
             return {name: amount for name, amount in ((CORES, cores), (MEMORY, blocks)) if amount}, {}
-        case "slots":
+        case "slots" | "dynamic":
             slots = Slots()
             amounts = {slots.cores: chance.choice((5, 30, 60, 100)), slots.percentage: chance.choice((10, 25, 60))}
             return {GPU: size or chance.choice((1, 1, 1, 2, 3))}, {} if chance.random() < 0.1 else amounts

@@ -27,7 +27,7 @@ TESTS = Path(__file__).parents[1]
 def test_no_seed_breaks_an_invariant(capsys: pytest.CaptureFixture[str]) -> None:
     """I1 to I9, I12 to I14 after every step, I10 in the end; steps are faults and what is ordinary, all at once."""
 
-    def told(done: int) -> None:
+    def told(done: int, steps: int) -> None:
         if THOROUGH and sys.stderr.isatty():
             with capsys.disabled():
                 print(f"\r{done} of {len(SEEDS)} seeds", end="", file=sys.stderr, flush=True)

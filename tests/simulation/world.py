@@ -5,14 +5,16 @@ What a simulated run stands on: the seed's chance, virtual time, the disk, the b
 from collections.abc import Callable, Sequence
 from functools import cache
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 from simulation.bus import Broker
 from simulation.divisions import MACHINES, Division, Limiter, machine
+from simulation.instance_book import BookDisk
 from simulation.journal import Disk
 from simulation.limiters import LimiterFiles
 from simulation.loop import Process, SimulatedLoop
+from simulation.mig_driver import Driver
 
 from topoalign.core.model.events import DeviceHealth, HealthState, LedgerEvent
 from topoalign.core.model.ids import DeviceID, NodeName
@@ -29,6 +31,9 @@ SLOW_SECONDS = (0.0, 0.001, 0.02, 0.4)
 WHOLE = MACHINES["whole"]
 SHARE_WORLDS = 0.25
 """How many of the worlds begin with GPUs in units or in slots."""
+INSTANCE_WORLDS = 0.1
+"""How many of the worlds have slots that become MIG instances."""
+Kind = Literal["whole", "shares", "instances"]
 BEGINNINGS: tuple[tuple[Division, Limiter], ...] = (("units", "vcuda"), ("slots", "hami-core"))
 
 
@@ -61,7 +66,7 @@ class World:
     """Everything that outlives a process."""
 
     def __init__(self, seed: int, loop: SimulatedLoop, *, shares: bool = False) -> None:
-        """`shares`: some seeds have GPUs in units or in slots."""
+        """`shares`: some seeds have GPUs in units or in slots, or in slots that become MIG instances."""
         self.loop, self.seed = loop, seed
         self.chance = Random(f"scenario-{seed}")
         """For what happens; `faults` for how it goes wrong."""
@@ -70,13 +75,21 @@ class World:
         self.disk, self.broker = Disk(), Broker()
         self.disk_refusals = self.disk_kills = 0.0
         sharing = Random(f"by-amounts-{seed}")
-        self.has_shares = shares and sharing.random() < SHARE_WORLDS
+        self.has_instances = shares and kind_of(seed) == "instances"
+        self.has_shares = shares and kind_of(seed) != "whole"
+        sharing.random()  # which `kind_of` has looked at
         self.division: Division = "whole"
         """How the GPUs are offered now."""
         self.first = 0
         """Which of them the driver has numbered 0."""
         self.limiter: Limiter = "none"
-        if self.has_shares:
+        self.driver: Driver | None = None
+        """Of the MIG instances; None: no GPU is in MIG mode, or its instances stay as they are."""
+        self.book = BookDisk()
+        if self.has_instances:
+            self.division = "dynamic"
+            self.driver = Driver(self.faults, self.change_hardware)
+        elif self.has_shares:
             self.division, limiter = sharing.choice(BEGINNINGS)
             self.limiter = sharing.choice(("none", limiter))
         self.limits = LimiterFiles(self.limiter)
@@ -111,7 +124,8 @@ class World:
     @property
     def machine(self) -> Topology:
         """The hardware as discovery offers it now."""
-        return offered(self.division, self.first, self.limiter)
+        found = offered(self.division, self.first, self.limiter)
+        return self.driver.shown(found) if self.driver is not None else found
 
     def divide(self, division: Division, first: int) -> None:
         """Offers the GPUs in another way, or with another one numbered 0."""
@@ -154,7 +168,15 @@ class World:
         changed.set()
 
 
+def kind_of(seed: int) -> Kind:
+    """Which kind of world a seed has, where shares are possible."""
+    if Random(f"by-instances-{seed}").random() < INSTANCE_WORLDS:
+        return "instances"
+    return "shares" if Random(f"by-amounts-{seed}").random() < SHARE_WORLDS else "whole"
+
+
 @cache
 def offered(division: Division, first: int, limiter: Limiter) -> Topology:
     """Each machine is one object."""
-    return MACHINES[division] if not first and limiter == "none" else machine(division, first, limiter)
+    is_first = not first and limiter == "none" and division in MACHINES
+    return MACHINES[division] if is_first else machine(division, first, limiter)
