@@ -56,6 +56,18 @@ def test_a_pod_is_aligned_anew_where_something_became_free() -> None:
         assert (1, 0, 0) == (found["realigned"], found["deviated"], found["undisturbed"])
 
 
+def test_a_pod_of_whose_devices_a_realigned_one_took_some_is_realigned() -> None:
+    """Only b was reserved its devices long after something became free, of which a took advantage."""
+    node, early = record(a=("g0",), b=("g4", "g5")), 10.0 - UNKNOWN_SECONDS
+    node.reserved["a"] = node.reserved["a"]._replace(at=early - 1)
+
+    found = differences(node, [given("a", "g4"), given("b", "g0", "g1")], [early - 0.5]).counts
+    alone = differences(node, [given("b", "g0", "g1")], [early - 0.5]).counts
+
+    assert (2, 0, 0) == (found["realigned"], found["deviated"], found["undisturbed"])
+    assert (0, 1, 1) == (alone["realigned"], alone["deviated"], alone["undisturbed"])
+
+
 def test_a_case_tells_what_was_reserved_preferred_given_and_free() -> None:
     """Pod c came too late for the reservation of b, which was over, and a's was written after it."""
     node = record(a=("g0",), b=("g1",), c=("g2",))

@@ -4,7 +4,10 @@ Whether pods got the devices that registries had reserved for them.
 A kubelet does not say for which pod it asks, so of two pods that wait for their node and ask for as many devices, each may
 get what was reserved for the other: they are swapped, and both have what was chosen. A kubelet also aligns a pod anew when
 it admits it: where something of the node became free that was not known to be free when the reservation was made, it may
-take other NUMA nodes than were predicted, which no device plugin can change. Any other difference is a deviation.
+take other NUMA nodes than were predicted, which no device plugin can change. It then may have what was reserved for a pod
+that comes after it, and has to be aligned anew as well. Any other difference is a deviation.
+
+    a is reserved g0, a pod with g4 ends, b is reserved g4 and g5; a is aligned to g4, and b takes g0 and g1: both realigned
 """
 
 from bisect import bisect_left
@@ -84,16 +87,19 @@ class Reservations:
 def differences(record: NodeRecord, given: Sequence[Given], freed: Sequence[float]) -> Differences:
     """
     Of the pods that a node admitted, in that order: how many were `swapped` or `realigned`; how many came while nothing
-    became free (`undisturbed`), and how many of these `deviated`. Those for which nothing was reserved do not count.
+    became free and no realigned pod took from theirs (`undisturbed`), and how many of these `deviated`. Those for which
+    nothing was reserved do not count.
     `freed`: when pods of the node ended.
     """
     left, counts, ends = dict(record.reserved), Counter[str](), sorted((*freed, *record.freed))
     deviated: list[Given] = []
+    moved: list[Given] = []  # those that were realigned
     for place, each in enumerate(given):
         expected = left.pop(each.taken.uid, None)
         if expected is None:
             continue
-        undisturbed = bisect_left(ends, expected.at - UNKNOWN_SECONDS) == bisect_left(ends, each.taken.at)
+        freed_nothing = bisect_left(ends, expected.at - UNKNOWN_SECONDS) == bisect_left(ends, each.taken.at)
+        undisturbed = freed_nothing and not any(has_taken_from(expected, other) for other in moved)
         counts["undisturbed"] += undisturbed
         if expected.devices == each.devices:
             continue
@@ -107,4 +113,10 @@ def differences(record: NodeRecord, given: Sequence[Given], freed: Sequence[floa
             deviated.append(each)
         else:
             counts["realigned"] += 1
+            moved.append(each)
     return Differences(counts, deviated)
+
+
+def has_taken_from(expected: Reserved, other: Given) -> bool:
+    """Whether another pod was given some of these devices since they were reserved."""
+    return other.taken.at >= expected.at and not other.devices.isdisjoint(expected.devices)
