@@ -26,8 +26,8 @@ from topoalign.core.model.ids import is_native
 from topoalign.core.model.requests import AdmissionRules, PodRequest, Qos
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import allocations_of, holding_reserved, not_given, reservation_of
-from topoalign.core.state.reserved_parts import Given, Part, PodNames, is_something, rest_of, shown_by
+from topoalign.core.state.reservations import allocations_of, holding_reserved, reservation_of
+from topoalign.core.state.reserved_parts import Given, Part, PodNames, ids_held, is_something, rest_of, shown_by
 from topoalign.registry.scheduling.model import PodToSchedule
 
 Requested = Callable[[Reservation], PodRequest | None]
@@ -136,7 +136,8 @@ class NodeHolds:
     def waiting(self, state: NodeState, requested: Requested = unknown_request) -> list[tuple[PodToSchedule, bool]]:
         """
         The pods that the kubelet may admit in any order, as `settle` found last: those of which the node, in this state
-        without holds, has not shown a part, nor given away all that they will get of a resource. With each whether it is
+        without holds, has not shown a part, nor given to a container that is not known yet all that they will get of a
+        resource. Of a pod whose devices or CPUs another one has got, the kubelet will take others. With each whether it is
         predicted to be admitted. A reserved pod of which it is not known what it asks for keeps its place in every order.
         So does one that is planned with its gang: its kubelet does not hear of it yet.
         """
@@ -150,7 +151,8 @@ class NodeHolds:
             for uid, each in self._bound.items()
             if each.waiting is not None and uid not in self._reserved
         ]
-        return [(pod, hold is not None) for pod, hold in found if hold is None or self._is_untouched(hold, state)]
+        unknown = given_to_unknown(state)
+        return [(pod, hold is not None) for pod, hold in found if hold is None or self._is_untouched(hold, unknown)]
 
     def _is_planned(self, uid: str) -> bool:
         """Whether the pod is reserved with its gang, and nobody is about to bind it."""
@@ -205,14 +207,25 @@ class NodeHolds:
         rest = (rest_of(each, hold.reserved.pod_uid, ended) for each in hold.reserved.containers)
         return msgspec.structs.replace(hold.reserved, containers=tuple(filter(is_something, rest)))
 
-    def _is_untouched(self, hold: Hold, state: NodeState) -> bool:
+    def _is_untouched(self, hold: Hold, unknown: Collection[str]) -> bool:
+        """
+        Whether the node has shown nothing of a pod. `unknown`: devices of containers that are not known yet: where they are
+        all that is reserved for a container of a resource, it is taken for one of them.
+        """
         if self._shown.get(hold.reserved.pod_uid):
             return False
-        return all(
-            had.from_kubelet.keys() == left.from_kubelet.keys() and bool(had.cpus) == bool(left.cpus)
-            for had in allocations_of(hold.reserved)
-            for left in [not_given(had, state)]
+        return not any(
+            all(part in unknown for device in ids for part in held.virtual_functions.get(device, (device,)))
+            for held in allocations_of(hold.reserved)
+            for ids in held.from_kubelet.values()
+            if ids
         )
+
+
+def given_to_unknown(state: NodeState) -> frozenset[str]:
+    """What containers hold that are not known yet: devices, of a NIC in parts its virtual functions."""
+    unknown = (each for each in state.allocations.values() if each.owner is None)
+    return frozenset[str]().union(*map(ids_held, unknown))
 
 
 def without_time(hold: Hold) -> Hold:
