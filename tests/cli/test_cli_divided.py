@@ -24,6 +24,8 @@ from topoalign.cli.explain import show_cards
 from topoalign.cli.formatting import brief, show_allocation
 from topoalign.cli.link import Link, Standing
 from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import Slots
 from topoalign.core.state.divisions import divisions
 from topoalign.core.state.fold import NodeState
 from topoalign.plugin_config.configuration import Limiter
@@ -72,11 +74,25 @@ def test_the_list_has_a_row_for_each_holder_and_what_is_left(run: Any) -> None:
     assert ["whole", "-", "whole"] == rows[12][4:7]
 
 
-@pytest.mark.parametrize(("limiter", "expected"), [("none", True), ("vcuda", False), ("hami-core", False)])
-def test_the_list_warns_of_units_that_nothing_limits(
-    limiter: Limiter, expected: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("topology", "limiter", "expected"),
+    [
+        (in_units(DGX), "none", True),
+        (in_units(DGX), "vcuda", False),
+        (in_slots(DGX), "none", True),
+        (in_slots(DGX), "hami-core", False),
+        (in_slots(DGX, scaling=Slots(instances=True)), "none", False),
+        (DGX, "none", False),
+    ],
+)
+def test_the_list_warns_of_amounts_that_nothing_limits(
+    topology: Topology,
+    limiter: Limiter,
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    topology = in_units(DGX)
+    """What becomes MIG instances the hardware limits."""
     offers = tuple(msgspec.structs.replace(each, limiter=limiter) for each in topology.offered)
     found = standing(node(msgspec.structs.replace(topology, offers=offers)))
     monkeypatch.setattr(link, "discovered_or_read", lambda *_: found)

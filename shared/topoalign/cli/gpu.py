@@ -15,6 +15,7 @@ from topoalign.core.model.events import DeviceHealth
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.maintenance import Word
 from topoalign.core.model.topology.model import Gpu
+from topoalign.core.model.topology.offers import Offer
 from topoalign.core.state.divisions import Division, divisions
 
 NOT_ENFORCED = (
@@ -88,8 +89,14 @@ def list_devices(link: Link) -> None:
                 for row in rows_of(standing, device, health, divided.get(device))
             ],
         )
-    if any((offer.unit or offer.slots) and offer.limiter == "none" for offer in standing.topology.offered):
+    if any(map(is_enforced_by_nobody, standing.topology.offered)):
         output.note(NOT_ENFORCED)
+
+
+def is_enforced_by_nobody(offer: Offer) -> bool:
+    """Whether amounts are counted alone: no library limits containers to them, and slots do not become MIG instances."""
+    becomes_instances = offer.slots is not None and offer.slots.instances
+    return offer.by_amounts and offer.limiter == "none" and not becomes_instances
 
 
 def rows_of(
