@@ -137,7 +137,10 @@ BAD_IN_SLOTS: dict[str, tuple[dict[str, Any], str]] = {
     "memory above a card": (pod({GPUS: "1", MIB: "40961"}, {}), f"{SECOND}[{MIB}]: 40961 is above 40960"),
     "percentage 150": (pod({GPUS: "1", PERCENT: "150"}, {}), f"{SECOND}[{PERCENT}]: 150 is above 100"),
     "101 cores": (pod({GPUS: "1", COMPUTE: "101"}, {}), f"{SECOND}[{COMPUTE}]: 101 is above 100"),
+    "150 cores": (pod({GPUS: "1", COMPUTE: "150"}, {}), f"{SECOND}[{COMPUTE}]: 150 is above 100"),
     "-1 cores": (pod({GPUS: "1", COMPUTE: "-1"}, {}), f"{SECOND}[{COMPUTE}]: '-1' is no amount"),
+    "0 GPUs": (pod({GPUS: "0", MIB: "9"}, {}), f"{SECOND}[{MIB}]: 9 of no GPU, as {GPUS} is missing"),
+    "both kinds": (pod({GPUS: "1", MIB: "9", **GOOD}, {}), f"{SECOND}[{GPUS}]: GPUs in two ways, for {CORES} and"),
     "weights": (pod({GPUS: "1", COMPUTE: "5"}, {WEIGHTS: "slot=-1"}), f"metadata.annotations[{WEIGHTS}]: not weights"),
     "two ways": (
         pod({GPUS: "1", COMPUTE: "5"}, {UUIDS: "GPU-1", "nvidia.com/nouse-gpuuuid": "GPU-1, GPU-2"}),
@@ -250,6 +253,7 @@ async def test_amounts_of_slots_are_refused_in_the_same_words(tmp_path: Path) ->
             assert text.startswith(begin) and "; " in text, name
             assert {text} == await filtered(http, given), name
             assert text == what_if(node, given, tmp_path), name
+    assert f"{SECOND}[{GPUS}]: GPUs in two ways" in what_if(node, pod({GPUS: "1", **GOOD}, {}), tmp_path)
 
 
 @pytest.mark.parametrize("hardware", [in_units(DGX), in_slots(DGX)], ids=["units", "slots"])

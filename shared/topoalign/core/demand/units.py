@@ -24,6 +24,8 @@ from topoalign.core.model.topology.offers import CORES
 from topoalign.core.model.topology.views import made_once
 from topoalign.core.state.unit_amounts import UnitsLeft
 
+USUAL_NAMES = (ResourceName("tencent.com/vcuda-core"), ResourceName("tencent.com/vcuda-memory"))
+"""What units are called where the configuration does not say."""
 Left = Mapping[DeviceID, UnitsLeft]
 """GPU -> what is left of it."""
 

@@ -9,8 +9,9 @@ way in which some node offers these refuses it. The field is named as the pod's 
 
 Refused are, in units: amounts of 0, parts of several GPUs, computing time without memory, more memory than a GPU has, units
 beside GPUs that are asked for in another way, and all annotations of HAMi and Gaia about cards, which have no effect there.
-With slots: amounts that no GPU has, amounts without a number of GPUs, annotations that cannot be meant, those that have no
-effect, and those that have one where no amount is named: nodes that offer whole GPUs under the same name look at none.
+With slots: amounts that no GPU has, amounts without a number of GPUs, units in the same container, annotations that cannot
+be meant, those that have no effect, and those that have one where no amount is named: nodes that offer whole GPUs under the
+same name look at none.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -23,7 +24,7 @@ from topoalign.core.demand.field_paths import in_manifest
 from topoalign.core.demand.gangs import gang_of, path
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.demand.slots import SlotResources, check_amounts
-from topoalign.core.demand.units import InvalidShare, Share, UnitResources, check_share
+from topoalign.core.demand.units import USUAL_NAMES, InvalidShare, Share, UnitResources, check_share
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.demand import check_keys, is_joint
 from topoalign.core.model.errors import InvalidField, NoFit
@@ -91,7 +92,10 @@ def check_asked(pod: PodRequest, offered: UnitResources) -> None:
 
 
 def check_slots_asked(pod: PodRequest, offered: SlotResources) -> None:
-    """Raises InvalidShare and MemoryAboveCard for amounts of GPUs that are offered in slots so. `pod`: valid."""
+    """Raises InvalidShare for what is asked for of GPUs that are offered in slots so. `pod`: valid."""
+    for where, container in containers_of(pod):
+        units = [name for name in USUAL_NAMES if container.limits.get(name)]
+        check_one_way(where, container.limits, units, (offered.resource,))
     if names_amounts(pod, offered):
         for where, container in containers_of(pod):
             check_amounts(where, container.limits, offered)
@@ -139,17 +143,27 @@ def check_container(where: str, limits: Mapping[ResourceName, int], offered: Uni
         if not limits[name]:
             raise InvalidShare(f"{where}.resources.limits[{name}]: 0 units", "leave it out, or ask for 1 or more")
         amounts[unit] += limits[name]
-    for name in offered.others:
-        if limits.get(name):
-            raise InvalidShare(
-                f"{where}.resources.limits[{name}]: GPUs in two ways, for {' and '.join(units)} are asked for as well",
-                "ask for a share of a GPU or for whole devices, each in a container of its own",
-            )
+    check_one_way(where, limits, units, offered.others)
     share, fields = Share(amounts["cores"], amounts["memory"]), offered.fields(where)
     check_share(share, fields)
     of_each = -(-share.blocks // share.gpus)
     if of_each > offered.most:
         raise MemoryAboveCard(ShareFields(memory=fields.memory), of_each, offered.most, "blocks of memory")
+
+
+def check_one_way(
+    where: str,
+    limits: Mapping[ResourceName, int],
+    units: Collection[ResourceName],
+    others: Iterable[ResourceName],
+) -> None:
+    """Raises InvalidShare for a container that asks for these units and for GPUs in one of the other ways."""
+    for name in others if units else ():
+        if limits.get(name):
+            raise InvalidShare(
+                f"{where}.resources.limits[{name}]: GPUs in two ways, for {' and '.join(units)} are asked for as well",
+                "ask for a share of a GPU or for whole devices, each in a container of its own",
+            )
 
 
 def check_annotations(annotations: Mapping[str, str], what: Literal["units", "slots"]) -> None:
