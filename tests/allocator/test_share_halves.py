@@ -116,6 +116,26 @@ async def test_the_halves_of_a_reservation_are_tied() -> None:
         await it.check(["a", "b"])
 
 
+async def test_units_of_a_pod_that_has_others_are_followed() -> None:
+    """Two pods ask for the same: the first has what is reserved for the second, which is given what was for the first."""
+    async with share_node() as (it, _):
+        it.forced = it.units(0, 50, 4)
+        assert isinstance(await it.admit("x", (50, 4)), Admission)
+        both = it.units(1, 60, 8)
+        first = {CORES: both[CORES][:30], MEMORY: both[MEMORY][:4]}
+        second = {CORES: both[CORES][30:], MEMORY: both[MEMORY][4:]}
+        it.keep(a=second, b=first)
+        it.forced = first
+        assert isinstance(await it.admit("a", (30, 4)), Admission)
+        await it.allocations.reconcile()
+        it.forced = {}
+
+        await it.allocations.allocate(MEMORY, [second[MEMORY]])
+
+        free = it.units(0, 100)[CORES][50:] + it.units(1, 100)[CORES][30:]
+        assert {"GPU-1"} == gpus(await it.allocations.prefer(CORES, free, (), 30))
+
+
 async def test_computing_time_is_put_where_least_is_left() -> None:
     async with share_node() as (it, _):
         it.forced = it.units(2, 50, 4)

@@ -350,3 +350,15 @@ def test_a_plan_that_an_earlier_registry_repeats_is_about_to_be_bound() -> None:
 
     assert (False, True) == (repeated.planned, of_gang("b").planned)
     assert (bound, repeated, single) == in_order_of_binds((of_gang("a"), repeated), [bound, single])
+
+
+def test_what_was_held_by_nobody_known_is_swapped_once_that_is_known() -> None:
+    """On the node itself: the kubelet comes for b first, which gets what is reserved for a, and tells of b later."""
+    both = reservation("a", container("GPU-0")), reservation("b", container("GPU-1"))
+    unbound = msgspec.structs.replace(allocated("GPU-0", pod="b"), owner=None, pod_uid="")
+    state = after(*both).observe(holding(unbound), own=True)
+
+    assert [(container("GPU-1"),)] == rest(state)
+    known = holding(allocated("GPU-0", pod="b"))
+    assert [(container("GPU-1"),)] == rest(state.observe(known, own=True))
+    assert {"uid-a"} == {each.pod_uid for each in state.observe(known, own=True).held(100.0)}

@@ -37,6 +37,7 @@ from topoalign.core.sharing.reserved_units import (
     OpenHalf,
     ShareQuestion,
     given_half,
+    has_others,
     has_whole,
     is_all_of,
     needs_memory,
@@ -105,7 +106,7 @@ class Shares:
         """
         The newest grant, where units of this kind may be its other half: a kubelet admits one container after the other.
         None if it has such units, is in the kubelet's checkpoint (as of `poll`), which is written when a container has
-        all that it asks for, is older than `OPEN_SECONDS`, or is all that is reserved for a container.
+        all that it asks for, is older than `OPEN_SECONDS`, or is all that is reserved for a container, which has no other.
         """
         if self._newest is None or self._clock.monotonic() - self._newest.at > OPEN_SECONDS:
             return None
@@ -117,7 +118,11 @@ class Shares:
             return None
         reserved, now = self._reserved(), self._clock.monotonic()
         for resource, units in newest.from_kubelet.items():
-            own = [*reservations_of(reserved, now, resource, units)]
+            own = [
+                (of, container)
+                for of, container in reservations_of(reserved, now, resource, units)
+                if not has_others(state, of.pod_uid, container, resource, units)
+            ]
             lacking = [each for each in own if any(is_of_kind(ids, kind) for ids in each[1].devices.values())]
             if own and all(given_half(state, of.pod_uid, container, resource) for of, container in lacking):
                 return None

@@ -98,6 +98,20 @@ def given_half(state: NodeState, uid: str, container: ReservedContainer, resourc
     return None
 
 
+def has_others(
+    state: NodeState, uid: str, container: ReservedContainer, resource: ResourceName, units: Collection[DeviceID]
+) -> bool:
+    """Whether this container has other units of a resource than these, which are somebody else's then."""
+    return any(
+        each.pod_uid == uid
+        and each.owner is not None
+        and each.owner.container == container.container
+        and resource in each.devices
+        and {*each.devices[resource]} != {*units}
+        for each in state.allocations.values()
+    )
+
+
 def is_share(container: ReservedContainer, units: Collection[DeviceID]) -> bool:
     """Whether units that are reserved for a container are of one GPU, or it has whole ones."""
     return len(amounts_of(units)) == 1 or has_whole(container)

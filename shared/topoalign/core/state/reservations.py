@@ -53,6 +53,8 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
     """All that the newest message has, also those that have ended since, after the swaps."""
     shown: frozenset[Part] = frozenset()
     """What the node has shown of the reservations."""
+    unsaid: frozenset[Part] = frozenset()
+    """What of that is held by an allocation of which the node has not said yet whose it is: it may be another pod's."""
     swaps: tuple[Swap, ...] = ()
     """What pods have got of what was reserved for others."""
     former: Mapping[str, frozenset[AllocationID]] = {}
@@ -77,6 +79,7 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
             until=until,
             reservations=swapped(event.reservations, swaps, shown),
             shown=shown,
+            unsaid=self.unsaid & shown,
             swaps=swaps,
             former=dict.fromkeys(until, frozenset(live)) | kept if live else kept,
         )
@@ -99,12 +102,17 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
         if not self.reservations:
             return self
         found = frozenset(shown_by(state, self.reservations, self.former, own=own)) - self.shown
-        shown = self.shown | found
-        swaps = tuple(swaps_of(state, self.reservations, shown, self.swaps)) if shown else ()
-        if not found and not swaps:
+        shown, unsaid = self.shown | found, self.unsaid
+        if own and (found or unsaid):
+            unsaid = (unsaid | found).difference(shown_by(state, self.reservations, self.former))
+        swaps = tuple(swaps_of(state, self.reservations, shown, self.swaps, unsaid)) if shown else ()
+        if not found and not swaps and unsaid == self.unsaid:
             return self
+        taken = {(each.pod_uid, each.resource, each.taken) for each in swaps}
+        shown -= {part for part in unsaid if (part.pod_uid, part.resource, part.device) in taken}
         reservations = swapped(self.reservations, swaps, shown)
-        return msgspec.structs.replace(self, shown=shown, swaps=(*self.swaps, *swaps), reservations=reservations)
+        swaps = (*self.swaps, *swaps)
+        return msgspec.structs.replace(self, shown=shown, unsaid=unsaid & shown, swaps=swaps, reservations=reservations)
 
     def held(self, now: float) -> tuple[Reservation, ...]:
         """What is to be held at monotonic second `now`: reservations that last, with those parts that are not shown."""

@@ -182,11 +182,16 @@ def untold_of(used: ContainerUsage, kubelet: KubeletObserved | None) -> Containe
 
 
 def swaps_of(
-    state: NodeState, reservations: Sequence[Reservation], shown: Collection[Part], known: Sequence[Swap]
+    state: NodeState,
+    reservations: Sequence[Reservation],
+    shown: Collection[Part],
+    known: Sequence[Swap],
+    unsaid: Collection[Part] = (),
 ) -> Iterator[Swap]:
     """
     What the pods to which the `shown` parts belong have got of what is reserved for others, and what is left for these. The
-    others may have been heard of later. `known`: the swaps that were found before.
+    others may have been heard of later. `known`: the swaps that were found before; `unsaid`: what of `shown` was shown
+    before it was known by whom it is held.
     """
     given, pods = Given(state), {each.pod_uid: each for each in reservations}
     used = {(each.resource, each.instead) for each in known}
@@ -197,8 +202,8 @@ def swaps_of(
         left = [device for device in sorted(own) if device not in got and (resource, device) not in used]
         for other in reservations:
             for part in (part for reserved in other.containers for part in parts(reserved, other.pod_uid)):
-                is_taken = part.resource == resource and part.device in taken and part not in shown
-                if is_taken and other.pod_uid != uid and left:
+                is_taken = part.resource == resource and part.device in taken
+                if is_taken and (part not in shown or part in unsaid) and other.pod_uid != uid and left:
                     yield Swap(other.pod_uid, resource, part.device, left.pop(0))
 
 
