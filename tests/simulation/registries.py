@@ -7,32 +7,36 @@ nodes that lags; kubelets (`registry_nodes`); and a scheduler that asks any of t
 and tries again. Pods end, or are deleted before they begin. Some ask by annotations for NICs beside their GPUs.
 """
 
+from collections.abc import Mapping, Sequence
 from random import Random
+from typing import NamedTuple
 
 import anyio
 from binding_support import Site
-from decision_support import machine
 from simulation.bus import Broker, FaultyBus, happens
 from simulation.loop import Process, SimulatedLoop
-from simulation.registry_nodes import Node, companions_of, gpus_of
+from simulation.registry_nodes import Node, companions_of, devices_of
+from simulation.registry_shares import ShareNode, check_enough, division_of, hardware_of, limits_of
 from simulation.world import SimulatedClock, Violation
 
 from topoalign.core import wire
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.gang_plan import key_of
+from topoalign.core.admission.gang_plan import Candidate, key_of
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.deviceshare.names import JOINT_ANNOTATION
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.events import ReservationsChanged
-from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
+from topoalign.core.model.ids import NodeName, ResourceName
+from topoalign.core.model.requests import GANG, GANG_SIZE, AdmissionRules, Mode, PodRequest, Policy
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import with_reserved
 from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.ports import ApiUnavailable, SeenPod
 from topoalign.registry.scheduling.binding import PODS_PENDING, Binder
+from topoalign.registry.scheduling.gang_reservations import Gangs
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.orders import Comer, are_mistakable
 from topoalign.registry.scheduling.reservations import Reservations
@@ -43,10 +47,16 @@ PODS, CALM_SECONDS = 24, 700.0
 """Pods of a run; and seconds after the faults, longer than any reservation lasts."""
 LAG_SECONDS = (0.1, 0.5, 2.0, 8.0)
 """Between two looks of a registry at the nodes: some take longer than the next bind."""
+GANGS = 0.15
+"""How likely a pod with a part of GPUs is the first of a gang."""
 JOINT = 0.3
 """How likely a pod asks for NICs beside its GPUs."""
 SAME_PCIE = {JOINT_ANNOTATION: '{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}'}
 RULES = AdmissionRules(mode=Mode.KUBELET)
+UNALIGNED = AdmissionRules(mode=Mode.KUBELET, policy=Policy.NONE)
+"""Of nodes whose GPUs are in slots or in units."""
+BACK_OFF_SECONDS = (3.0, 8.0)
+"""Until a pod is tried again whose gang is not complete."""
 GIVES_UP_SECONDS = 5.0
 """After which the scheduler waits for a bind no longer."""
 
@@ -95,7 +105,8 @@ class Replica:
         self.reservations = Reservations(bus, world.clock, f"{self._name}-{self._lives}", self.seen.__getitem__)
         api = FaultyApi(world, process)
         self._shown = ShownPods()
-        self.binder = Binder(bus, world.clock, api, self.reservations, self._fits, shown=self._shown)
+        self._gangs = Gangs(self.reservations, world.clock, self._passing, self._hardware, self._candidate)
+        self.binder = Binder(bus, world.clock, api, self.reservations, self._fits, self._gangs.plan, self._shown)
         world.loop.start(process, self.reservations.run)
         world.loop.create_in(process, self._look)
 
@@ -112,28 +123,42 @@ class Replica:
                     self._shown.bind(uid, NodeName(node))
                 else:
                     self._shown.wait(await self._world.seen(pod["metadata"]["name"]))
+                if GANG in pod["metadata"]["annotations"]:
+                    self._gangs.see(await self._world.seen(pod["metadata"]["name"]))
             for uid in [*self._world.gone]:
                 self._shown.end(uid)
+                self._gangs.lose(uid)
                 if self.reservations.of_pod(uid):
                     await self.reservations.cancel(uid)
+
+    async def _passing(self, pod: PodToSchedule, chosen: NodeName | None = None) -> Sequence[NodeName]:
+        return [name for name in self.admitting(pod) if chosen in (None, name)]
+
+    def _hardware(self, name: NodeName) -> Topology:
+        return self.seen[name].hardware
+
+    def _candidate(self, name: NodeName) -> Candidate:
+        state = self.seen[name]
+        return Candidate(with_reserved(state, state, self.reservations.held(name)), self._world.rules)
 
     def admitting(self, pod: PodToSchedule) -> list[NodeName]:
         """Which nodes would admit the pod, as this registry sees them; what is reserved for itself does not count."""
         found = []
         for name, state in self.seen.items():
             others = [each for each in self.reservations.held(name) if each.pod_uid != pod.uid]
-            if state.topology and isinstance(admit(with_reserved(state, state, others), pod.request, RULES), Admission):
+            beside, rules = with_reserved(state, state, others), self._world.rules
+            if state.topology and isinstance(admit(beside, pod.request, rules), Admission):
                 found.append(name)
         return found
 
     async def _fits(self, node: NodeName, pod: PodToSchedule) -> str:
         """The rule of `Scheduler.fits_in_every_order` for pods that a kubelet may mistake for one another."""
-        own = Comer(key_of(pod.request), read_pod(pod.request, RULES), must_fit=True)
+        own = Comer(key_of(pod.request), read_pod(pod.request, self._world.rules), must_fit=True)
         for each in self.reservations.held(node):
             if each.pod_uid == pod.uid or each.planned or not self._shown.has(each.pod_uid):
                 continue
             request = self._world.requests[each.pod_uid]
-            other = Comer(key_of(request), read_pod(request, RULES), must_fit=True)
+            other = Comer(key_of(request), read_pod(request, self._world.rules), must_fit=True)
             if are_mistakable(self.seen[node].hardware, own, other):
                 return PODS_PENDING
         return ""
@@ -157,21 +182,38 @@ class Replica:
         return None
 
 
+class Asked(NamedTuple):
+    """What a pod asks for."""
+
+    gpus: int = 1
+    limits: Mapping[ResourceName, int] = {}
+    """Instead of GPUs."""
+    annotations: Mapping[str, str] = {}
+
+
 class Cluster:
     """All of a run."""
 
     def __init__(self, loop: SimulatedLoop, seed: int) -> None:
         self.loop, self.chance, self.clock = loop, Random(f"registries-{seed}"), SimulatedClock(loop)
         self.broker, self.faults = Broker(), self.chance.choice((0.0, 0.1, 0.3))
-        self.site = Site(NODES, self.clock, machine(nics=(0, 0, 1)))
+        self.division = division_of(seed)
+        """How the GPUs of all nodes are offered."""
+        self.rules = RULES if self.division == "whole" else UNALIGNED
+        self.site = Site(NODES, self.clock, hardware_of(self.division))
         self.requests: dict[str, PodRequest] = {}
         """By UID, of all pods that there ever were."""
         self.uids: dict[str, str] = {}
         """By name; none is used twice."""
         self.gone: list[str] = []
         """UIDs of pods that were deleted, in their order: that of a set is not the seed's."""
+        self.done: set[str] = set()
+        """UIDs of pods that were admitted or refused, or are gone."""
         self.answers: list[str | None] = []
-        self.nodes = {name: Node(self, name) for name in self.site.ledgers}
+        self._members: list[Asked] = []
+        """Of a gang, that are to come next."""
+        kind = Node if self.division == "whole" else ShareNode
+        self.nodes = {name: kind(self, name) for name in self.site.ledgers}
         self.replicas = [Replica(self, name) for name in ("r1", "r2")]
 
     async def run(self) -> None:
@@ -180,13 +222,13 @@ class Cluster:
         weather.late, weather.timeout, weather.lose = self.faults, self.faults / 2, self.faults / 2
         weather.repeat = self.faults
         confirmed = {name: node.remember for name, node in self.nodes.items()}
-        async with self.site.serving(self.broker.bus, RULES, confirmed), anyio.create_task_group() as tasks:
+        async with self.site.serving(self.broker.bus, self.rules, confirmed), anyio.create_task_group() as tasks:
             tasks.start_soon(self._check)
             for node in self.nodes.values():
                 tasks.start_soon(node.run)
             async with anyio.create_task_group() as pods:
                 for number in range(PODS):
-                    pods.start_soon(self._live, f"p{number}", self.chance.randint(1, 4))
+                    pods.start_soon(self._live, f"p{number}", self._asked())
                     await anyio.sleep(self.chance.choice((0.0, 0.2, 3.0)))
                     if happens(self.faults / 3, self.chance):
                         self._restart(self.chance.choice(self.replicas))
@@ -206,10 +248,25 @@ class Cluster:
         self.loop.kill(replica.process)
         replica.start()
 
-    async def _live(self, name: str, gpus: int) -> None:
+    def _asked(self) -> Asked:
+        """What the next pod asks for: the same as the one before it, as long as members of its gang are missing."""
+        if self._members:
+            return self._members.pop()
+        if self.division == "whole":
+            return Asked(self.chance.randint(1, 4))
+        limits = limits_of(self.division, self.chance)
+        if not happens(GANGS, self.chance):
+            return Asked(limits=limits)
+        size = self.chance.choice((2, 3))
+        gang = {GANG: f"g{len(self.uids)}", GANG_SIZE: str(size)}
+        self._members = [Asked(limits=limits, annotations=gang)] * (size - 1)
+        return Asked(limits=limits, annotations=gang)
+
+    async def _live(self, name: str, asked: Asked) -> None:
         """A pod is created, scheduled, runs for a while, and ends; or it is deleted at any time."""
-        asked = SAME_PCIE if happens(JOINT, self.chance) else {}
-        uid = self.uids[name] = self.site.add(name, gpus=gpus, annotations=asked)
+        joint = SAME_PCIE if self.division == "whole" and happens(JOINT, self.chance) else {}
+        annotations = {**asked.annotations, **joint}
+        uid = self.uids[name] = self.site.add(name, asked.gpus, annotations, asked.limits)
         pod = (await self.seen(name)).to_schedule()
         self.requests[uid] = pod.request
         with anyio.move_on_after(self.chance.choice((2.0, 60.0, 400.0))):
@@ -217,6 +274,7 @@ class Cluster:
             await anyio.sleep(self.chance.choice((1.0, 30.0)))
         self.site.cluster.delete_pod("ml", name, grace=0)
         self.gone.append(uid)
+        self.done.add(uid)
         for ledger in self.site.ledgers.values():
             held = [each.id for each in ledger.state.allocations.values() if each.pod_uid == uid]
             if held:
@@ -230,6 +288,8 @@ class Cluster:
                 node = self.chance.choice(nodes)
                 answer = await replica.bind(name, pod.uid, node)
                 self.answers.append(answer)
+                if answer == "GangWaits":
+                    await anyio.sleep(self.chance.choice(BACK_OFF_SECONDS))
                 if answer == "" and self.site.node_of(name) != node:
                     raise Violation(
                         "bind", f"{name} is said to be bound to {node} and is on {self.site.node_of(name)!r}"
@@ -242,9 +302,12 @@ class Cluster:
             async for received in messages:
                 said = wire.decode(received.message)
                 assert isinstance(said, ReservationsChanged)
-                devices = [each for pod in said.reservations for each in (*gpus_of(pod), *companions_of(pod))]
+                devices = [each for pod in said.reservations for each in (*devices_of(pod), *companions_of(pod))]
                 if len(devices) != len({*devices}):
                     raise Violation("I14", f"a device of {said.node} is reserved twice: {said}")
+                if self.division != "whole":
+                    live = self.site.ledgers[said.node].state.allocations.values()
+                    check_enough(live, said.reservations, self.done)
 
     async def _settle(self) -> None:
         """What is reserved in the end, after all pods have ended: nothing; and no kubelet has refused a pod."""

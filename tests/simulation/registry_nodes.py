@@ -83,11 +83,15 @@ class Node:
                 await anyio.sleep(self.chance.choice((0.2, 1.0, 5.0)))
                 if happens(self._world.faults / 10, self.chance):
                     self.start()
-                for pod in [*self._world.site.cluster.pods]:
+                for pod in self._in_turn([*self._world.site.cluster.pods]):
                     uid = pod["metadata"]["uid"]
                     if pod["spec"].get("nodeName") == self.name and uid not in known:
                         known.add(uid)
                         await self._admit(pod, uid)
+
+    def _in_turn(self, pods: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The pods in the order in which the kubelet hears of them."""
+        return pods
 
     async def reserved(self) -> tuple[Reservation, ...]:
         """What is reserved on the node, as the newest message says."""
@@ -165,8 +169,9 @@ class Record:
         await anyio.lowlevel.checkpoint()
         live = [each for each in self._node.ledger.state.allocations.values() if each.owner is not None]
         shown = [
-            ShownDevices(owner=each.owner, resource=GPU, devices=frozenset(each.devices[GPU]))
+            ShownDevices(owner=each.owner, resource=resource, devices=frozenset(devices))
             for each in live
+            for resource, devices in each.from_kubelet.items()
             if each.owner is not None
         ]
         return Listing(
@@ -174,9 +179,14 @@ class Record:
             since=0.0,
             pods=len(live) + 1,
             holdings=tuple(shown),
-            checkpoint=frozenset((GPU, device) for each in shown for device in each.devices),
-            parts=tuple(Part(GPU, each.devices) for each in shown),
+            checkpoint=frozenset((each.resource, device) for each in shown for device in each.devices),
+            parts=tuple(Part(each.resource, each.devices) for each in shown),
         )
+
+
+def devices_of(reservation: Reservation) -> list[DeviceID]:
+    """All that a kubelet is to give a pod."""
+    return [device for each in reservation.containers for ids in each.devices.values() for device in ids]
 
 
 def gpus_of(reservation: Reservation) -> tuple[DeviceID, ...]:

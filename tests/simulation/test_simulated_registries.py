@@ -5,6 +5,7 @@ from collections import Counter
 import msgspec
 import pytest
 from faults_support import THOROUGH
+from simulation import registries
 from simulation.bus import FaultyBus
 from simulation.loop import SimulatedLoop, simulate
 from simulation.registries import Cluster
@@ -16,6 +17,9 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Message
 from topoalign.registry.ports import SeenPod
 from topoalign.registry.scheduling.binding import Binder
+
+MISTAKEN = range(28, 60)
+"""Seeds of a cluster with units of GPUs whose kubelets hear of such pods in another order."""
 
 
 def run(seed: int) -> Cluster:
@@ -40,20 +44,21 @@ def first_of(error: BaseException) -> BaseException:
 
 def test_no_seed_reserves_a_device_twice() -> None:
     """
-    I14. Every ok is true, no kubelet refuses a pod that need not be, pods that ask for NICs beside their GPUs have them, and
-    nothing stays reserved when all is over.
+    I14. Every ok is true, no kubelet refuses a pod that need not be, pods that ask for NICs beside their GPUs have them, of
+    no GPU more is held and reserved than it has, and nothing stays reserved when all is over.
     """
     answers: Counter[str | None] = Counter()
-    conflicts = joint = 0
+    given: Counter[str] = Counter()
+    conflicts = 0
     for seed in range(2_000 if THOROUGH else 30):
         cluster = run(seed)
         answers.update(cluster.answers)
         conflicts += sum(each.reservations.counts["conflicts"] for each in cluster.replicas)
-        joint += sum(len(node.given) for node in cluster.nodes.values())
+        given[cluster.division] += sum(len(node.given) for node in cluster.nodes.values())
 
     assert answers[""] > 200
     assert answers["BindUnknown"] > 0 < answers["BusUnavailable"]
-    assert conflicts > 0 < joint
+    assert conflicts > 0 < min(given[each] for each in ("whole", "slots", "units"))
 
 
 def test_a_write_without_a_condition_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,6 +71,14 @@ def test_a_write_without_a_condition_is_found(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(FaultyBus, "publish", blind)
     with pytest.raises(Violation, match="refused"):
         for seed in range(30):
+            run(seed)
+
+
+def test_shares_that_a_kubelet_may_mistake_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry binds pods beside one another that ask for as much of one kind and for something else of the other."""
+    monkeypatch.setattr(registries, "are_mistakable", lambda topology, one, other: False)
+    with pytest.raises(Violation, match="ShareSplit"):
+        for seed in MISTAKEN:
             run(seed)
 
 

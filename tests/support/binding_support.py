@@ -15,7 +15,7 @@ from topoalign.core.admission.admit import admit
 from topoalign.core.admission.gang_plan import Candidate
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import NotFound
-from topoalign.core.model.ids import NodeName
+from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Clock
@@ -52,9 +52,18 @@ class Site:
             raise NotFound("node", name, "")
         return self.ledgers[name].state
 
-    def add(self, name: str, gpus: int = 1, annotations: Mapping[str, str] = {}) -> str:
-        """A pod that waits; its UID."""
+    def add(
+        self,
+        name: str,
+        gpus: int = 1,
+        annotations: Mapping[str, str] = {},
+        limits: Mapping[ResourceName, int] = {},
+    ) -> str:
+        """A pod that waits; its UID. `limits`: what it asks for instead of GPUs."""
         shown = shown_pod(name, gpus=gpus)
+        if limits:
+            asked = {resource: str(amount) for resource, amount in limits.items()}
+            shown["spec"]["containers"][0]["resources"] = {"limits": asked, "requests": asked}
         shown["metadata"]["annotations"] |= annotations
         return str(self.cluster.add_pod(shown)["metadata"]["uid"])
 
