@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 import pytest
+from device_allocations_support import GPUS, Node
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from kubelet_support import MemoryAllocator, recorded, two_nodes
@@ -192,3 +193,26 @@ async def test_hardly_more_functions_are_called_for_thousands_of_shares() -> Non
 
     assert few[0] <= many[0] <= few[0] + math.log2(2_500 / 20) + 1
     assert few[1] == many[1]
+
+
+async def calls_beside(holders: int) -> int:
+    """How many functions are called for a preference beside so many containers that the kubelet shows, with a share each."""
+    it = Node()
+    it.topology = msgspec.structs.replace(it.topology, offers=(Offer(resource=GPU, devices=GPUS, replicas=10),))
+    it.hear_topology(it.ledger, 2)
+    shares = [*it.ledger.state.hardware.devices[GPU]]
+    for number, share in enumerate(shares[:holders]):
+        it.kubelet.show(f"pod-{number}", share)
+        await it.device_allocations.allocate(GPU, [[share]])
+    await it.device_allocations.reconcile()
+    await it.device_allocations.prefer(GPU, shares, [], 1)
+    with Calls() as preferring:
+        await it.device_allocations.prefer(GPU, shares, [], 1)
+    return preferring.number
+
+
+async def test_a_holder_adds_little_to_the_work_for_a_preference() -> None:
+    """Ten functions: none is compared with all that is shown, as 25,000 devices of 240 containers with 105 units each."""
+    few, many = await calls_beside(16), await calls_beside(64)
+
+    assert many - few <= 10 * (64 - 16)

@@ -13,12 +13,12 @@ from topoalign.allocator.companions import ReservedCompanions
 from topoalign.allocator.group_commit import AllocateCall
 from topoalign.allocator.instances.made import Made
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import PodResources, Poll
+from topoalign.allocator.ports import Place, PodResources, Poll
 from topoalign.allocator.preferences import Preferences
 from topoalign.allocator.reconciliation.adoption import returned
 from topoalign.allocator.reconciliation.device_order import in_order
 from topoalign.allocator.reconciliation.displacement import displaced_by, remainders, tell_displaced, touching
-from topoalign.allocator.reconciliation.liveness import Place, places, shown_of
+from topoalign.allocator.reconciliation.liveness import places, shown_of
 from topoalign.allocator.reconciliation.memory import Grant, Rest
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
 from topoalign.allocator.share_exclusion import ShareExclusion
@@ -213,7 +213,7 @@ class Grants:
         for record in records:
             assert poll is not None, "a record is known to the poll"
             asks = touching(owned, record, asked)
-            if in_use := [d for _, d in shown_of(poll.listing).intersection(asks)]:
+            if in_use := [d for _, d in shown_of(poll.listing) & {*asks}]:
                 raise DeviceInUse(sorted(in_use), record.id)
             if asks or has_ended(record, poll.listing, poll.at):
                 yield record.id, record

@@ -1,6 +1,7 @@
 """What the kubelet front needs of the allocator, what the allocator needs of the kubelet's record, and defaults for both."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -63,6 +64,10 @@ class AllocatorPort(Protocol):
         """
 
 
+Place = tuple[ResourceName, DeviceID]
+"""A device, and the resource of which the kubelet gives it."""
+
+
 class ShownDevices(msgspec.Struct, frozen=True, kw_only=True):
     """The devices of one resource that a container holds, as PodResources lists them."""
 
@@ -83,7 +88,7 @@ class Part(NamedTuple):
     container: str = ""
 
 
-class Listing(msgspec.Struct, frozen=True, kw_only=True):
+class Listing(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """What the kubelet answers at one moment: PodResources, and its checkpoint and pod directories read with it."""
 
     kubelet: tuple[int, ...]
@@ -94,7 +99,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """How many pods it listed, with devices or without."""
     holdings: tuple[ShownDevices, ...]
     """Of app containers and sidecars: PodResources does not show plain init containers."""
-    checkpoint: frozenset[tuple[ResourceName, DeviceID]] | None
+    checkpoint: frozenset[Place] | None
     """Devices that its checkpoint has given to any container, init containers included. None: it cannot be read."""
     parts: tuple[Part, ...] = ()
     """The same, apart by container and resource. Entries of pods that are gone stay until the next write."""
@@ -106,6 +111,25 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """Which pods are gone. None: not known, because their directories cannot be read."""
     usage: tuple[ContainerUsage, ...] = ()
     """All that it shows of each container: CPUs, memory and the devices of every plugin, by owner."""
+
+    @cached_property
+    def shown(self) -> Mapping[Place, ShownDevices]:
+        """What PodResources shows with a container -> the container. Made once: every live allocation is looked up in it."""
+        return {(holding.resource, device): holding for holding in self.holdings for device in holding.devices}
+
+    def shows(self, allocation: Allocation) -> bool:
+        """Whether PodResources shows something that the kubelet gave an allocation with a container."""
+        given = allocation.from_kubelet.items()
+        return any((resource, device) in self.shown for resource, ids in given for device in ids)
+
+    @cached_property
+    def parts_by_place(self) -> Mapping[Place, Sequence[Part]]:
+        """What the checkpoint has given out -> the entries that have it: two where one of them is of a pod that is gone."""
+        found: dict[Place, list[Part]] = {}
+        for part in self.parts:
+            for device in part.devices:
+                found.setdefault((part.resource, device), []).append(part)
+        return found
 
 
 class Poll(NamedTuple):

@@ -25,7 +25,7 @@ RESOURCE, DEVICE, TOPOLOGY = 1, 2, 3
 """Fields of ContainerDevices."""
 MESSAGE = 2
 """The wire type of messages and texts."""
-DEVICE_KEY, TOPOLOGY_KEY = DEVICE << 3 | MESSAGE, TOPOLOGY << 3 | MESSAGE
+DEVICES_KEY, DEVICE_KEY, TOPOLOGY_KEY = (number << 3 | MESSAGE for number in (DEVICES, DEVICE, TOPOLOGY))
 
 
 class ListedPodsCodec(QuickCodec):
@@ -62,32 +62,43 @@ class ListedPodsCodec(QuickCodec):
 
     def _container(self, data: bytes, at: int, end: int) -> bytes:
         """The container that stands there, without its devices."""
-        found, rest, begins, ids = Devices(), list[bytes](), b"\0", set[DeviceID]()
-        while at < end:
+        found, rest, begins, ids = Devices(), list[bytes](), b"", set[DeviceID]()
+        while (at := add_alike(data, at, end, begins, ids)) < end:
             each = field_at(data, at, end, v1.ContainerResources)
             at = each.end
             if (each.number, each.wire) != (DEVICES, MESSAGE):
                 rest.append(data[each.start : at])
                 continue
-            if data.startswith(begins, each.content) and (id_of := only_id(data, each.content + len(begins), at)):
-                ids.add(id_of)
-                continue
             resource, some = read_devices(data, each.content, at)
             ids = found.setdefault(resource, set())
             ids.update(some)
-            begins = field(RESOURCE, resource.encode())
+            begins = field(RESOURCE, resource.encode()) + bytes((DEVICE_KEY,))
         self.devices.append(found)
         return b"".join(rest)
 
 
-def only_id(data: bytes, at: int, end: int) -> DeviceID | None:
-    """The device that stands there, if a short id and NUMA nodes are all, as a kubelet has it; else None."""
-    if data[at : at + 1] != bytes((DEVICE_KEY,)) or at + 1 >= end or data[at + 1] >= 0x80:
-        return None
-    start, at = at + 2, at + 2 + data[at + 1]
-    if at != end and not (at + 1 < end and data[at] == TOPOLOGY_KEY and at + 2 + data[at + 1] == end):
-        return None
-    return DeviceID(text(v1.ContainerDevices, data[start:at]))
+def add_alike(data: bytes, at: int, end: int, begins: bytes, ids: set[DeviceID]) -> int:
+    """
+    Adds the ids of the devices that stand there, as a kubelet lists them: in messages of one resource, each with a short id
+    and NUMA nodes. `begins`: how their content begins, with the key of the id; empty: not known. Returns where the next
+    field of another kind is. Raises GRPCError for an id that is not UTF-8.
+    """
+    size = 3 + len(begins)
+    try:
+        while begins and at < end and data[at] == DEVICES_KEY and data.startswith(begins, at + 2):
+            start, after = at + size, at + 2 + data[at + 1]
+            if data[at + 1] >= 0x80 or not start <= after <= end:
+                break
+            stop = start + data[start - 1]
+            if stop != after and not (
+                stop + 1 < after and data[stop] == TOPOLOGY_KEY and stop + 2 + data[stop + 1] == after
+            ):
+                break
+            ids.add(DeviceID(data[start:stop].decode()))
+            at = after
+    except UnicodeDecodeError as error:
+        raise broken(v1.ContainerDevices, "a text that is not UTF-8") from error
+    return at
 
 
 def read_devices(data: bytes, at: int, end: int) -> tuple[ResourceName, list[DeviceID]]:

@@ -10,11 +10,10 @@ import structlog
 
 from topoalign.allocator.ledger.endings import titled
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import Listing
+from topoalign.allocator.ports import Listing, Place
 from topoalign.allocator.reconciliation.adoption import of_devices
 from topoalign.allocator.reconciliation.liveness import (
     Liveness,
-    Place,
     has_other_devices,
     is_before,
     places,

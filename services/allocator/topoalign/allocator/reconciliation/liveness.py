@@ -11,14 +11,13 @@ is over from its memory before it asks for the next devices, and from the file o
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
-from topoalign.allocator.ports import Listing, Part, ShownDevices
+from topoalign.allocator.ports import Listing, Part, Place, ShownDevices
 from topoalign.allocator.reconciliation.memory import Evidence, Grant, Kubelet, Rest
 from topoalign.core.model.events import Allocation, Displaced, Owner
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 
-Place = tuple[ResourceName, DeviceID]
 NEVER: tuple[int, ...] = ()
 """The version of a checkpoint that is not there."""
 UNWRITTEN_SECONDS = 5.0
@@ -99,12 +98,14 @@ class Liveness:
         directories, checkpoint = listing.directories, listing.checkpoint
         if checkpoint is None or not self.is_written_since(allocation, listing):
             return False
-        held = entries_of(places(allocation), listing)
-        gone = [part for part in held if directories is not None and directories.is_gone(part.pod_uid)]
-        kept = checkpoint - {(part.resource, device) for part in gone for device in part.devices}
-        kept |= {(part.resource, device) for part in held if part not in gone for device in part.devices}
+
+        def is_given_out(place: Place) -> bool:
+            entries = listing.parts_by_place.get(place, ())
+            gone = [directories is not None and directories.is_gone(part.pod_uid) for part in entries]
+            return not all(gone) if gone else place in checkpoint
+
         return any(
-            0 < sum((resource, device) in kept for device in devices) < len(devices)
+            0 < sum(is_given_out((resource, device)) for device in devices) < len(devices)
             for resource, devices in allocation.from_kubelet.items()
         )
 
@@ -126,7 +127,7 @@ class Liveness:
         shown it before, its pod is gone, or the checkpoint has given it to nobody and was written since the grant, or was
         not for `UNWRITTEN_SECONDS`: then another resource of the container was refused.
         """
-        if not shown_of(listing).isdisjoint(places(allocation)):
+        if listing.shows(allocation):
             return False
         evidence = self._evidence[allocation.id]
         if evidence.shown_by == listing.kubelet or self.is_gone(allocation, listing):
@@ -283,9 +284,9 @@ def still_displaced(
 
 
 def entries_of(held: Collection[Place], listing: Listing) -> list[Part]:
-    """The entries of the checkpoint that have any of these devices."""
-    wanted = frozenset(held)
-    return [part for part in listing.parts if any((part.resource, device) in wanted for device in part.devices)]
+    """The entries of the checkpoint that have any of these devices, each once."""
+    entries = listing.parts_by_place
+    return [*dict.fromkeys(part for place in held for part in entries.get(place, ()))]
 
 
 def places(allocation: Allocation) -> list[Place]:
@@ -293,7 +294,6 @@ def places(allocation: Allocation) -> list[Place]:
     return [(resource, device) for resource, ids in allocation.from_kubelet.items() for device in ids]
 
 
-def shown_of(listing: Listing | None) -> frozenset[Place]:
+def shown_of(listing: Listing | None) -> Set[Place]:
     """Resource and device of everything that PodResources shows with a container."""
-    holdings = listing.holdings if listing is not None else ()
-    return frozenset((holding.resource, device) for holding in holdings for device in holding.devices)
+    return listing.shown.keys() if listing is not None else frozenset()

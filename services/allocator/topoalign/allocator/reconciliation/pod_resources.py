@@ -8,13 +8,13 @@ UIDs but no names; an entry of it is a container's if it has the same devices an
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Generic, Self, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
 
 import anyio
 import msgspec
 import structlog
 
-from topoalign.allocator.ports import Listing, Part, ShownDevices
+from topoalign.allocator.ports import Listing, Part, Place, ShownDevices
 from topoalign.core.model.errors import StateFault, clean
 from topoalign.core.model.events import ContainerUsage, MemoryBlock, Owner
 from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, PodName, ResourceName
@@ -36,15 +36,23 @@ from topoalign.runtime.clock import SystemClock
 LIST_SECONDS = 1.0
 READ_SECONDS = 1.0
 
-Given = tuple[Part, ...]
-"""What a checkpoint has given away."""
-
 Listed = dict[ResourceName, tuple[ListedDevices, ...]]
 """Resource -> the devices of its plugin."""
 
 T = TypeVar("T")
 
 log = structlog.get_logger("topoalign.allocator.podresources")
+
+
+class Given(NamedTuple):
+    """What a checkpoint has given away."""
+
+    parts: tuple[Part, ...] = ()
+    places: frozenset[Place] | None = None
+    """The devices in them. None: there is no checkpoint, or it cannot be read."""
+
+
+UNREAD = Given()
 
 
 class PodResourcesClient:
@@ -62,9 +70,9 @@ class PodResourcesClient:
         self._clock = clock or SystemClock()
         self.channel = KeptChannel(socket, self._clock)
         """Shared with whoever else asks this kubelet."""
-        self._checkpoint: tuple[tuple[int, ...], Given | None] = ((), None)
+        self._checkpoint: tuple[tuple[int, ...], Given] = ((), UNREAD)
         """Of which file (inode, time of change, size), and what it says: it is read, and its checksum made, once."""
-        self._checkpoints: Reader[Given | None] = Reader()
+        self._checkpoints: Reader[Given] = Reader()
         self._directories: Reader[PodDirectories | None] = Reader()
         self._listed: tuple[Fields | None, Listed] = (None, {})
         """The devices of all plugins as they were listed last, and the fields of that answer."""
@@ -103,9 +111,9 @@ class PodResourcesClient:
             kubelet=tuple(kubelet or ()),
             since=kubelet[-1] / 1e9 if kubelet else self._clock.wall(),
             pods=len(listed.pod_resources),
-            holdings=identified(holdings, given or (), directories),
-            checkpoint=None if given is None else frozenset((part.resource, d) for part in given for d in part.devices),
-            parts=given or (),
+            holdings=identified(holdings, given.parts, directories),
+            checkpoint=given.places,
+            parts=given.parts,
             written=written,
             is_own=kubelet is not None and written[1:2] > kubelet[-1:],
             directories=directories,
@@ -141,14 +149,14 @@ class PodResourcesClient:
             return ()
         return status.st_ino, status.st_mtime_ns, status.st_size
 
-    async def _given_out(self) -> tuple[tuple[int, ...], Given | None]:
+    async def _given_out(self) -> tuple[tuple[int, ...], Given]:
         file, version = self._checkpoint_dir / device_checkpoint.NAME, self.written()
         if not version:
-            return (), None
+            return (), UNREAD
         if version != self._checkpoint[0]:
             read = await self._checkpoints.read(lambda: given_out(file))
             if read is None:
-                return version, None
+                return version, UNREAD
             self._checkpoint = version, read[0]
         return self._checkpoint
 
@@ -251,14 +259,14 @@ def block(memory: v1.ContainerMemory) -> MemoryBlock:
     return MemoryBlock(resource=ResourceName(memory.memory_type), nodes=nodes, size=memory.size, taken=taken)
 
 
-def given_out(file: Path) -> Given | None:
-    """Reads the entries of the kubelet's device checkpoint; None where there is none, or none that can be trusted."""
+def given_out(file: Path) -> Given:
+    """Reads the entries of the kubelet's device checkpoint; UNREAD where there is none, or none that can be trusted."""
     try:
         content = checkpoint.read(file)
         entries = device_checkpoint.decode(content or b"").pod_device_entries
     except StateFault:
-        return None
-    return tuple(
+        return UNREAD
+    parts = tuple(
         Part(
             ResourceName(entry.resource_name),
             frozenset(DeviceID(d) for ids in entry.device_ids.values() for d in ids),
@@ -267,6 +275,7 @@ def given_out(file: Path) -> Given | None:
         )
         for entry in entries or ()
     )
+    return Given(parts, frozenset((part.resource, device) for part in parts for device in part.devices))
 
 
 def identified(

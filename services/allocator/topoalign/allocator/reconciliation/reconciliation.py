@@ -25,7 +25,7 @@ the checkpoint has given to containers that PodResources does not show is taken 
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import structlog
 
@@ -33,16 +33,14 @@ from topoalign.allocator.hardware_watch import is_confirmed
 from topoalign.allocator.ledger.drafts import Binding
 from topoalign.allocator.ledger.endings import titled
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import Listing, Poll, ShownDevices
+from topoalign.allocator.ports import Listing, Place, Poll, ShownDevices
 from topoalign.allocator.reconciliation.adoption import returned, unrecorded
 from topoalign.allocator.reconciliation.displacement import tell_forgotten, tell_readmitted
 from topoalign.allocator.reconciliation.liveness import (
     Liveness,
-    Place,
     entries_of,
     is_before,
     places,
-    shown_of,
     still_displaced,
 )
 from topoalign.allocator.reconciliation.memory import APART_SECONDS, Finding, Presence, Settling
@@ -91,14 +89,13 @@ class Reconciliation:
         listing = poll.listing
         if self._ledger.state.topology is None:
             return
-        shown = {(holding.resource, device): holding for holding in listing.holdings for device in holding.devices}
         bound: list[Binding] = []
         gone: list[Allocation] = []
         findings: dict[AllocationID, Finding] = {}
         for allocation in self._ledger.state.allocations.values():
             if allocation.id not in poll.live:
                 continue
-            finding, binding = self._find(allocation, shown, poll)
+            finding, binding = self._find(allocation, poll)
             findings[allocation.id] = finding
             if binding is not None:
                 bound.append(binding)
@@ -167,11 +164,9 @@ class Reconciliation:
             return
         self._noted, listing = poll.at, poll.listing
         known = [each for each in self._ledger.state.allocations.values() if each.id in poll.live]
-        if new := [each for each in known if not self.liveness.was_shown(each.id, listing.kubelet)]:
-            shown = shown_of(listing)
-            for each in new:
-                if not shown.isdisjoint(places(each)):
-                    self.seen(each.id, listing)
+        for each in known:
+            if not self.liveness.was_shown(each.id, listing.kubelet) and listing.shows(each):
+                self.seen(each.id, listing)
         self.liveness.note_written(known, listing)
 
     def seen(self, allocation: AllocationID, listing: Listing) -> None:
@@ -179,12 +174,10 @@ class Reconciliation:
         self._presence[allocation] = self._presence[allocation].show()
         self.liveness.shown(allocation, listing.kubelet)
 
-    def _find(
-        self, allocation: Allocation, shown: Mapping[Place, ShownDevices], poll: Poll
-    ) -> tuple[Finding, Binding | None]:
+    def _find(self, allocation: Allocation, poll: Poll) -> tuple[Finding, Binding | None]:
         """Where the kubelet shows an allocation, and what there is to record of its owner."""
         held, listing, boot = places(allocation), poll.listing, self._ledger.boot
-        holdings = [shown.get(place) for place in held]
+        holdings = [listing.shown.get(place) for place in held]
         if any(holdings):
             self.seen(allocation.id, listing)
             owner, uid = self._owner(held, holdings), self.liveness.uid_of(allocation, holdings, listing)
@@ -252,8 +245,7 @@ class Reconciliation:
         Whether the kubelet has contradicted a record for long enough for it to make way: two polls at least, and
         `APART_SECONDS` where it shows who has the devices. The checkpoint is written only once all resources are given.
         """
-        is_shown = not shown_of(poll.listing).isdisjoint(places(allocation))
-        patience = APART_SECONDS if is_shown else self._unbound_seconds
+        patience = APART_SECONDS if poll.listing.shows(allocation) else self._unbound_seconds
         return self._presence[allocation.id].is_contradicted(poll.at, patience)
 
     def _is_settled(self, poll: Poll) -> bool:

@@ -29,6 +29,8 @@ PATIENCE_SECONDS = 30.0
 """For each thing that is waited for; all of them take well under one, or the figures are of no use."""
 
 NOTHING = b""
+NUMA_NODE_0 = field(3, field(1, b""))
+"""Field `topology` of a device that PodResources lists."""
 HEALTHY_DEVICE = b"\x12\x07Healthy"
 """Field `health` of a device that is; what the message says besides is not looked at."""
 
@@ -128,12 +130,13 @@ class Kubelet:
         self.show_parts(*({GPU: devices} for devices in containers))
 
     def show_parts(self, *containers: Mapping[ResourceName, Sequence[DeviceID]]) -> None:
-        """The same for containers with devices of several resources."""
+        """The same for containers with devices of several resources: a message for each device, as a kubelet lists them."""
         pods = []
         for number, parts in enumerate(containers):
             held = b"".join(
-                field(2, field(1, resource.encode()) + b"".join(field(2, device.encode()) for device in devices))
+                field(2, field(1, resource.encode()) + field(2, device.encode()) + NUMA_NODE_0)
                 for resource, devices in parts.items()
+                for device in devices
             )
             container = field(3, field(1, b"main") + held)
             pods.append(field(1, field(1, f"bench-{number}".encode()) + field(2, b"default") + container))
