@@ -16,6 +16,7 @@ from device_allocations_support import GPUS, Node
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from kubelet_support import MemoryAllocator, recorded, two_nodes
+from unit_support import DGX, MEMORY, in_units
 
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, ResourceName
@@ -24,7 +25,7 @@ from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import PluginDevice, Topology
 from topoalign.core.model.topology.offers import Offer
 from topoalign.core.model.topology.queries import pair_score
-from topoalign.core.placement.sparing import held_among
+from topoalign.core.placement.sparing import held_among, is_any_held
 from topoalign.core.state.fold import NodeState
 
 pytestmark = pytest.mark.anyio
@@ -148,6 +149,20 @@ def test_held_devices_are_those_that_are_held_one_by_one(of: Topology, data: st.
         assert expected == {*held_among(ownership, resource, devices)}
 
 
+@settings(max_examples=100, deadline=None)
+@given(machines(), st.data())
+def test_some_devices_are_held_if_one_of_them_is(of: Topology, data: st.DataObject) -> None:
+    known = [*(each for devices in of.devices.values() for each in devices), *(gpu.id for gpu in of.gpus), *UNKNOWN]
+    held, asked = (
+        data.draw(st.lists(st.sampled_from(known), min_size=least, max_size=4, unique=True)) for least in (0, 1)
+    )
+    ownership = node(of, held, {}).ownership
+
+    expected = any(map(ownership.is_held, asked))
+
+    assert [expected] * len(of.devices) == [is_any_held(of, ownership, resource, asked) for resource in of.devices]
+
+
 class Calls:
     """Counts the functions that are called while the context is open, but not those of the garbage collector."""
 
@@ -193,6 +208,21 @@ async def test_hardly_more_functions_are_called_for_thousands_of_shares() -> Non
 
     assert few[0] <= many[0] <= few[0] + math.log2(2_500 / 20) + 1
     assert few[1] == many[1]
+
+
+async def test_an_allocate_of_units_calls_few_functions_for_each() -> None:
+    """Ten at most, most of them of C: a share may be hundreds of units."""
+    numbers = []
+    for blocks in (20, 60):
+        allocations, _, _ = recorded(MemoryAllocator(in_units(DGX)).state)
+        units = [*allocations.state.hardware.devices[MEMORY]]
+        await allocations.allocate(MEMORY, [units[-4:]])
+        with Calls() as allocating:
+            await allocations.allocate(MEMORY, [units[:blocks]])
+        numbers.append(allocating.number)
+    few, many = numbers
+
+    assert many - few <= 10 * 40
 
 
 async def calls_beside(holders: int) -> int:

@@ -31,12 +31,13 @@ def check_allocate(state: NodeState, resource: ResourceName, containers: Sequenc
     if state.topology is None or state.health is None:
         raise HardwareUnknown(state.node, "discovery has not been heard")
     known = state.hardware.devices.get(resource, NO_DEVICES)
-    if unknown := [device for device in asked if device not in known]:
-        raise UnknownDevice(unknown)
-    for device in asked:
+    listed = known.some(asked)
+    if len(listed) < len(asked):
+        raise UnknownDevice([device for device in asked if device not in known])
+    if unusable := listed - state.ownership.handed_out.usable(resource):
+        device = next(device for device in asked if device in unusable)
         health = state.health_of(device)
-        if not health.usable:
-            raise DeviceUnusable(device, "cordoned" if health.cordoned else health.state, health.reason)
+        raise DeviceUnusable(device, "cordoned" if health.cordoned else health.state, health.reason)
 
 
 def check_amount(state: NodeState, resource: ResourceName, amount: int) -> None:

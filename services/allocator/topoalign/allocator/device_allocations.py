@@ -218,7 +218,7 @@ class DeviceAllocations:
 
     def _must_ask(self, call: AllocateCall) -> bool:
         """Whether the kubelet has to tell what is held before this call can be judged."""
-        if self._ledger.unconfirmed is not None or any(map(self.state.ownership.is_held, call.devices)):
+        if self._ledger.unconfirmed is not None or self._grants.is_any_held(call.resource, call.devices):
             return True
         return any(self._grants.held_beside(call.resource, each) for each in call.containers)
 

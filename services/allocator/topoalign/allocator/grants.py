@@ -31,6 +31,7 @@ from topoalign.core.model.events import Allocation, Displaced
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.reservations import ReservedContainer
 from topoalign.core.model.topology.by_amounts import is_by_amounts
+from topoalign.core.placement.sparing import is_any_held
 from topoalign.core.ports import Clock
 from topoalign.core.sharing.reserved_units import ShareQuestion
 from topoalign.core.state.fold import NodeState
@@ -105,6 +106,10 @@ class Grants:
             self.shares.check(resource, containers)
             self.slots.check(resource, containers)
 
+    def is_any_held(self, resource: ResourceName, devices: Collection[DeviceID]) -> bool:
+        """Whether the record has any of these devices of a resource, all different, as held."""
+        return is_any_held(self.state.hardware, self.state.ownership, resource, devices)
+
     def held_beside(self, resource: ResourceName, devices: Sequence[DeviceID]) -> bool:
         """
         Whether what is to come with these devices is held, somebody may have a GPU whole of which these are units, or these
@@ -165,7 +170,7 @@ class Grants:
         ended: dict[AllocationID, Allocation] = {}
         for devices in containers:
             asked, waiting = frozenset(devices), self.companions.waiting(resource, devices)
-            records = self._overlapping(asked, waiting)
+            records = self._overlapping(resource, asked, waiting)
             if not known.issuperset(record.id for record in records):
                 return None
             if len(records) == 1 and is_repeated(records[0], asked, shown, call.made):
@@ -196,10 +201,13 @@ class Grants:
         self._ledger.grant(granted, instead_of=list(gone), reasons=reasons, preferred=deviations)
         return Judgement(answers, granted, rests)
 
-    def _overlapping(self, asked: Collection[DeviceID], waiting: ReservedContainer | None) -> list[Allocation]:
+    def _overlapping(
+        self, resource: ResourceName, asked: Collection[DeviceID], waiting: ReservedContainer | None
+    ) -> list[Allocation]:
         """The records that hold something of what is asked for, or of what is to come with it."""
-        owned = self.state.ownership
-        names = {*owned.overlapping(map(owned.holding, asked)), *self.companions.held_of(waiting)}
+        owned, names = self.state.ownership, {*self.companions.held_of(waiting)}
+        if self.is_any_held(resource, asked):
+            names.update(owned.overlapping(map(owned.holding, asked)))
         return [self.state.allocations[name] for name in sorted(names)]
 
     def _making_way(

@@ -198,11 +198,11 @@ class Shares:
     def check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
         """Raises InvalidShare and ShareSplit for units that no container can have together. Other devices are all right."""
         for units in containers:
-            if not is_of_units(units):
-                continue
-            cores = sum(1 for unit in units if unit_kind(unit) == "cores")
-            check_share(Share(cores, len(units)), UnitFields(cores=FIELD, memory=FIELD))
             amounts = amounts_of(units)
+            if not amounts:
+                continue
+            cores = sum(each.cores for each in amounts.values())
+            check_share(Share(cores, len(units)), UnitFields(cores=FIELD, memory=FIELD))
             reserved = reservations_of(self._reserved(), self._clock.monotonic(), resource, units)
             if not (len(amounts) > 1 and not cores and any(has_whole(container) for _, container in reserved)):
                 check_gpus(amounts, FIELD)

@@ -11,14 +11,14 @@ from typing import Literal
 import msgspec
 
 from topoalign.core.model.holdings import (
+    SHARE,
     Amount,
     Function,
     Holding,
-    base_of,
     holding_of,
     is_share,
+    kind_of_share,
     share_number,
-    unit_kind,
 )
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.topology.cpuset import parse_cpuset
@@ -234,6 +234,7 @@ def amounts_of(devices: Iterable[DeviceID]) -> Mapping[DeviceID, Amount]:
     """GPU -> how much of it these ids are units of, for the GPUs of which any is. What is offered now does not matter."""
     counted: dict[DeviceID, list[int]] = {}
     for device in devices:
-        if (kind := unit_kind(device)) is not None:
-            counted.setdefault(base_of(device), [0, 0])[kind == "memory"] += 1
+        base, _, label = device.partition(SHARE)
+        if (kind := kind_of_share(label)) is not None:
+            counted.setdefault(DeviceID(base), [0, 0])[kind == "memory"] += 1
     return {gpu: Amount(cores=cores, memory=blocks * MEMORY_BLOCK) for gpu, (cores, blocks) in counted.items()}

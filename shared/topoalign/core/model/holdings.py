@@ -18,6 +18,7 @@ their sum.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Annotated, Literal
 
 import msgspec
@@ -68,6 +69,9 @@ LETTERS: Mapping[UnitKind, str] = {"cores": "c", "memory": "m"}
 """Before the number of a unit in its id."""
 
 KINDS: Mapping[str, UnitKind] = {letter: kind for kind, letter in LETTERS.items()}
+
+MOST_LABELS = 4_096
+"""Whose meaning is kept: more than the units and shares of a GPU, of which each call of a kubelet names many."""
 
 
 class Unit(msgspec.Struct, frozen=True, tag=True):
@@ -136,6 +140,7 @@ def share_of(label: str) -> TimeSlice | Unit:
     return TimeSlice(label) if kind is None else Unit(kind, label[1:])
 
 
+@lru_cache(MOST_LABELS)
 def kind_of_share(label: str) -> UnitKind | None:
     """What a share is a unit of, by what follows `::` in its id; None: it is a time slice."""
     kind = KINDS.get(label[:1])

@@ -51,6 +51,22 @@ def held_among(ownership: Ownership, resource: ResourceName, devices: Devices) -
     return with_parts(ownership.held(resource), devices, ownership.is_held)
 
 
+def is_any_held(topology: Topology, ownership: Ownership, resource: ResourceName, ids: Collection[DeviceID]) -> bool:
+    """
+    Whether any of these ids, all different, is held (`Ownership.is_held`). A share may be hundreds of units: where all are
+    listed, one of each device is asked about, as in `with_parts`.
+    """
+    if not ownership.holds_anything:
+        return False
+    devices = topology.devices.get(resource, NO_DEVICES)
+    named = devices.some(ids)
+    if len(named) < len(ids):
+        return any(map(ownership.is_held, ids))
+    if named & ownership.held(resource):
+        return True
+    return any(ownership.is_held(some.lowest) for alike in devices.alike if (some := named & alike))
+
+
 def overlapping(ownership: Ownership, devices: Devices, others: Collection[DeviceID]) -> DeviceSet:
     """Those of the devices that overlap what any of these ids stands for."""
     if not others:

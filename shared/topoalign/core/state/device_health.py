@@ -57,7 +57,7 @@ class HandedOut:
             if card is not None and not alone:  # blocked: somebody may hold the whole card still
                 self._instances.setdefault(card, []).append(health)
         self._bases: dict[DeviceID, DeviceHealth] = {}
-        self._healthy: dict[ResourceName, DeviceSet] = {}
+        self._usable: dict[ResourceName, DeviceSet] = {}
 
     def health_of(self, device: DeviceID) -> DeviceHealth:
         """The health of a card, share, MIG instance or function: the worst that is reported for it and for its card."""
@@ -79,7 +79,12 @@ class HandedOut:
 
     def healthy(self, resource: ResourceName) -> DeviceSet:
         """Devices of a resource that may be handed out, busy or not: those listed as healthy."""
-        if resource not in self._healthy:
+        usable = self.usable(resource)
+        return usable - self._spent[resource] if resource in self._spent else usable
+
+    def usable(self, resource: ResourceName) -> DeviceSet:
+        """Those of which the health is usable (`health_of`), also where nothing is left of their GPU."""
+        if resource not in self._usable:
             devices = self._topology.devices.get(resource, NO_DEVICES)
             found = devices.nothing
             for base, shares in devices.by_base.items():
@@ -87,8 +92,8 @@ class HandedOut:
                     found |= shares
             apart = devices.some(device for device in self._told if is_share(device))
             good = devices.some(device for device in apart if self.health_of(device).usable)
-            self._healthy[resource] = (found - apart | good) - self._spent.get(resource, devices.nothing)
-        return self._healthy[resource]
+            self._usable[resource] = found - apart | good
+        return self._usable[resource]
 
     def _worst_told(self, *names: DeviceID) -> DeviceHealth:
         """`names`: a device and what it is a share of."""

@@ -170,7 +170,7 @@ class Ownership:
     def cards_of(self, devices: Iterable[DeviceID]) -> dict[DeviceID, DeviceID]:
         """Part -> its card, for those of the devices that are parts; without the numbers of shares."""
         cards = self._hardware.cards
-        return {base: cards[base] for base in map(base_of, devices) if base in cards}
+        return {base: cards[base] for base in map(base_of, devices) if base in cards} if cards else {}
 
     @cached_property
     def _cards(self) -> Mapping[DeviceID, DeviceID]:

@@ -91,7 +91,9 @@ class Teller(NamedTuple):
         """`response` for each container, before anything is recorded. Ids that are not offered are left to the allocator."""
         by_base = topology.offers_by_base
         return [
-            self.response(topology, resource, [id for id in devices if base_of(id) in by_base])
+            self.response(
+                topology, resource, [base for base in dict.fromkeys(map(base_of, devices)) if base in by_base]
+            )
             for devices in containers
         ]
 

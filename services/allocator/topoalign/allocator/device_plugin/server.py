@@ -167,7 +167,8 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
 
 def with_instances(allocation: Allocation, devices: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
     """What a container is told of its devices: instead of a slot that became a MIG instance the instance."""
-    return tuple(allocation.instances.get(device, device) for device in devices)
+    instances = allocation.instances
+    return tuple(instances.get(device, device) for device in devices) if instances else tuple(devices)
 
 
 def check_containers(requests: Sequence[Any]) -> None:

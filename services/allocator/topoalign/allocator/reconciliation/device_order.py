@@ -9,5 +9,7 @@ from topoalign.core.model.topology.model import Topology
 
 def in_order(hardware: Topology, resource: ResourceName, devices: Iterable[DeviceID]) -> tuple[DeviceID, ...]:
     """The devices in the order in which the resource offers them; those that it does not offer come last, by name."""
-    places = hardware.devices.get(resource, NO_DEVICES).places
-    return tuple(sorted(devices, key=lambda device: (places.get(device, len(places)), device)))
+    places, named = hardware.devices.get(resource, NO_DEVICES).places, tuple(devices)
+    if all(map(places.__contains__, named)):  # most often, and a share may be hundreds of units
+        return tuple(sorted(named, key=places.__getitem__))
+    return tuple(sorted(named, key=lambda device: (places.get(device, len(places)), device)))
