@@ -139,8 +139,6 @@ def test_no_alignment_leads_to_other_gpus(
 @pytest.mark.parametrize(
     ("says", "asked", "code"),
     [
-        ({USE_TYPE: "B200"}, asks(memory=1), "NoCardAccepted"),
-        ({USE_UUID: "GPU-7"}, asks(memory=1), "NoCardAccepted"),
         ({USE_UUID: "GPU-1"}, asks(2, memory=1), "NotEnoughShareCards"),
         ({USE_UUID: "GPU-1"}, asks(memory=70_000), "NotEnoughShareMemory"),
         ({NO_TYPE: "H100,l4"}, asks(cores=100), "NotEnoughUnusedCards"),
@@ -157,6 +155,32 @@ def test_a_node_without_room_on_such_gpus_says_why(
 
     assert code == refusal.code
     assert refusal.finding.startswith("limits[nvidia.com/gpu")
+
+
+@pytest.mark.parametrize("rules", BOTH)
+@pytest.mark.parametrize(
+    ("says", "paths", "why"),
+    [
+        ({USE_TYPE: "B200"}, [USE_TYPE], "5 of another type"),
+        ({USE_UUID: "GPU-7"}, [USE_UUID], "5 not among the uuids"),
+        ({NO_TYPE: "NVIDIA"}, [NO_TYPE], "5 of another type"),
+        ({NO_UUID: "GPU-0,GPU-1,GPU-2,GPU-3,GPU-4"}, [NO_UUID], "5 not among the uuids"),
+        (
+            {USE_UUID: "GPU-1,GPU-7", NO_TYPE: "H100"},
+            [NO_TYPE, USE_UUID],
+            "3 not among the uuids, 2 of another type",
+        ),
+    ],
+)
+def test_lists_that_accept_no_gpu_of_the_node_are_named(
+    says: dict[str, str], paths: list[str], why: str, rules: AdmissionRules
+) -> None:
+    told = " and ".join(f"metadata.annotations[{key}]" for key in paths)
+
+    refusal = refused(node(mixed()), saying(says, asks(memory=1)), rules)
+
+    assert "NoCardAccepted" == refusal.code
+    assert f"{told}: no card of the node may be chosen: {why}" == refusal.finding
 
 
 def test_where_the_alignment_leaves_none_of_the_gpus_it_is_split() -> None:

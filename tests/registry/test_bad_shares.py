@@ -6,54 +6,37 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from cluster_support import TIME
+from bad_share_support import (
+    MOST,
+    RULES,
+    SECOND,
+    UUIDS,
+    WEIGHTS,
+    cluster,
+    filtered,
+    pod,
+    requested,
+    review,
+    said,
+    units,
+    what_if,
+)
 from decision_support import machine
-from scheduling_support import go_json, serving
+from scheduling_support import serving
 from slot_support import in_slots
 from unit_support import CORES, DGX, MEMORY, in_units
 from view_support import OneNode, Says, tell_all
 
-from topoalign.cli.explain import pod_in
-from topoalign.core.admission.prediction import predict
-from topoalign.core.model.decisions import Refusal
-from topoalign.core.model.errors import TopoalignError
-from topoalign.core.model.ids import ResourceName
-from topoalign.core.model.requests import AdmissionRules, Mode, Policy
+from topoalign.core.demand.units import InvalidShare
+from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 
 pytestmark = pytest.mark.anyio
 
-RULES = AdmissionRules(mode=Mode.KUBELET, policy=Policy.NONE)
-MOST = 160
-"""Blocks of 256 MiB of a GPU of the DGX A100 with 40 GB."""
-SECOND = "spec.containers[1].resources.limits"
-WEIGHTS, TYPES, UUIDS = "hami.io/device-scoring-weights", "nvidia.com/use-gputype", "nvidia.com/use-gpuuuid"
-POLICIES = "hami.io/gpu-scheduler-policy"
+TYPES, POLICIES = "nvidia.com/use-gputype", "hami.io/gpu-scheduler-policy"
 NO_EFFECT = "has no effect on units of GPUs, which go where least is left"
 CHOOSE = "leave it out; nodeSelector and affinity choose the nodes"
-
-Limits = dict[str, str]
-
-
-def units(cores: str | None = None, blocks: str | None = None) -> Limits:
-    return {str(name): amount for name, amount in ((CORES, cores), (MEMORY, blocks)) if amount is not None}
-
-
-def pod(limits: Limits, annotations: dict[str, str], group: str = "containers") -> dict[str, Any]:
-    """A pod of which the second container, or the first init container, asks for this."""
-    asking = {"name": "asks", "resources": {"limits": limits}}
-    spec: dict[str, Any] = {"containers": [{"name": "main"}, asking]}
-    if group == "initContainers":
-        spec = {"initContainers": [asking], "containers": [{"name": "main"}]}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "p", "namespace": "team", "uid": "u", "annotations": annotations},
-        "spec": spec,
-    }
-
-
 GOOD = units("20", "16")
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no cores": (pod(units("0"), {}), f"{SECOND}[{CORES}]: 0 units; leave it out, or ask for 1 or more"),
@@ -170,55 +153,6 @@ BAD_IN_SLOTS: dict[str, tuple[dict[str, Any], str]] = {
 """Pods, and how what is said of them begins."""
 
 
-def cluster(hardware: Topology | None = None) -> OneNode:
-    """A node with GPUs in units, or this one, and one with whole GPUs alone."""
-    found = OneNode(RULES, hardware or in_units(DGX))
-    found.tell(found.says.all())
-    tell_all(found.cluster, Says("whole", machine(), RULES).all())
-    found.view.renew()
-    return found
-
-
-def what_if(node: OneNode, given: dict[str, Any], directory: Path) -> str:
-    """What the command says of the pod in a file, asking the node; empty: it fits."""
-    file = directory / "pod.json"
-    file.write_bytes(msgspec.json.encode(given))
-    try:
-        asked, _ = pod_in(file, **dict.fromkeys(("gpus", "cpus", "memory", "nics", "annotations", "pod")))
-        decision = predict(node.says.state, asked, TIME)
-    except TopoalignError as error:
-        return f"{error.finding}; {error.remedy}"
-    return f"{decision.finding}; {decision.remedy}" if isinstance(decision, Refusal) else ""
-
-
-async def review(http: httpx.AsyncClient, given: dict[str, Any], path: str) -> Any:
-    """The webhook's answer."""
-    resource = {"group": "", "version": "v1", "resource": "pods"}
-    request = {"uid": "r", "operation": "CREATE", "namespace": "team", "resource": resource, "object": given}
-    asked = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-    answer = await http.post(path, content=go_json(asked), headers={"content-type": "application/json"})
-    return answer.json()["response"]
-
-
-async def said(http: httpx.AsyncClient, given: dict[str, Any], path: str) -> str:
-    """What the webhook says; empty: it lets the pod pass."""
-    answer = await review(http, given, path)
-    status = answer.get("status", {})
-
-    assert answer["allowed"] or ("Invalid", 422) == (status["reason"], status["code"])
-    return str(status.get("message", "")).removeprefix("topoalign: ")
-
-
-async def filtered(http: httpx.AsyncClient, given: dict[str, Any]) -> set[str]:
-    """What the filter says of each node, without the code; empty: it lets the pod pass there."""
-    asked = {"Pod": given, "NodeNames": ["node-1", "whole"]}
-    call = await http.post("/scheduler/filter", content=go_json(asked), headers={"content-type": "application/json"})
-    answer = call.json()
-    assert "" == answer["Error"] and {} == answer["FailedNodes"]
-    texts = answer["FailedAndUnresolvableNodes"]
-    return {texts.get(node, "").partition(": ")[2] for node in ("node-1", "whole")}
-
-
 async def test_three_entries_refuse_in_the_same_words(tmp_path: Path) -> None:
     """By one function; on a node that offers nothing in units, too, as no other one takes the pod."""
     node = cluster()
@@ -254,6 +188,25 @@ async def test_amounts_of_slots_are_refused_in_the_same_words(tmp_path: Path) ->
             assert {text} == await filtered(http, given), name
             assert text == what_if(node, given, tmp_path), name
     assert f"{SECOND}[{GPUS}]: GPUs in two ways" in what_if(node, pod({GPUS: "1", **GOOD}, {}), tmp_path)
+
+
+@pytest.mark.parametrize(("key", "text"), [(WEIGHTS, "slot=-1"), (WEIGHTS, "slot=1,core=1,memory=3"), (UUIDS, "GPU-1")])
+def test_annotations_without_an_amount_are_named(tmp_path: Path, key: str, text: str) -> None:
+    """Where GPUs are offered in slots alone. Where a node has them whole, the pod may go there, and they have no effect."""
+    it, given = OneNode(RULES, in_slots(DGX)), pod({GPU: "1"}, {key: text})
+    it.tell(it.says.all())
+    it.view.renew()
+    asked = requested(given, tmp_path)
+
+    with pytest.raises(InvalidShare) as caught:
+        it.scheduler.checks.check(asked)
+
+    finding = f"metadata.annotations[{key}]: chooses among GPUs in slots, of which no amount is asked for"
+    told = f"{finding}; name one, nvidia.com/gpucores: 100 for whole GPUs, or leave it out"
+    assert told == f"{caught.value.finding}; {caught.value.remedy}" == what_if(it, given, tmp_path)
+    tell_all(it.cluster, Says("whole", machine(), RULES).all())
+    it.view.renew()
+    it.scheduler.checks.check(asked)
 
 
 @pytest.mark.parametrize("hardware", [in_units(DGX), in_slots(DGX)], ids=["units", "slots"])

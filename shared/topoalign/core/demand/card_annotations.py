@@ -56,6 +56,11 @@ def said_of_cards(annotations: Mapping[str, str]) -> Said:
     return tuple((key, annotations[key]) for key in CHOOSING if key in annotations)
 
 
+def lists_said(said: Said, *keys: str) -> str:
+    """The paths of those of these annotations that a pod has."""
+    return " and ".join(path(key) for key, _ in said if key in keys)
+
+
 @lru_cache(maxsize=256)
 def card_rules(said: Said) -> CardRules:
     """

@@ -20,6 +20,8 @@ from topoalign.core.demand.card_rules import CardRules
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard, ShareRequest
 from topoalign.core.sharing.refusals import (
+    OTHER_TYPE,
+    OTHER_UUID,
     AmountMissing,
     MemoryAboveCard,
     NoCardAccepted,
@@ -102,8 +104,8 @@ def unaccepted(card: SharedCard, rules: CardRules) -> str | None:
     if card.device in rules.cordoned:
         return "cordoned"
     if not rules.types.takes_type(card.model):
-        return "of another type"
-    return None if rules.uuids.takes_uuid(card.device) else "not among the uuids"
+        return OTHER_TYPE
+    return None if rules.uuids.takes_uuid(card.device) else OTHER_UUID
 
 
 def has_enough(card: SharedCard, request: ShareRequest) -> bool:

@@ -47,10 +47,12 @@ def check_pod(
     offered: Collection[UnitResources] = (),
     slots: Collection[SlotResources] = (),
     compat: Literal["", "koordinator"] = "",
+    otherwise: Collection[ResourceName] = (),
 ) -> None:
     """
     Raises InvalidField for what no node would take, and InvalidShare and MemoryAboveCard where none of the ways in which
-    units are `offered`, or `slots`, could serve what is asked for in them.
+    units are `offered`, or `slots`, could serve what is asked for in them. `otherwise`: what nodes offer in another way than
+    in slots.
     """
     try:
         gang_of(pod)
@@ -65,7 +67,7 @@ def check_pod(
     units = sorted(offered, key=lambda each: (-each.most, each))
     check_one(partial(check_asked, pod, each) for each in units if asks_for(pod, each))
     by_amounts = sorted(slots, key=lambda each: (-each.most, each.resource))
-    check_one(partial(check_slots_asked, pod, each) for each in by_amounts if names_amounts(pod, each))
+    check_one(partial(check_slots_asked, pod, each) for each in by_amounts if is_for_slots(pod, each, otherwise))
 
 
 def check_one(checks: Iterable[Callable[[], None]]) -> None:
@@ -112,6 +114,12 @@ def check_says_nothing(annotations: Mapping[str, str], offered: SlotResources) -
             f"{path(key)}: chooses among GPUs in slots, of which no amount is asked for",
             f"name one, {offered.slots.cores}: {CORES} for whole GPUs, or leave it out",
         )
+
+
+def is_for_slots(pod: PodRequest, offered: SlotResources, otherwise: Collection[ResourceName]) -> bool:
+    """Whether a pod can be for no nodes but those with such slots. `otherwise`: as of `check_pod`."""
+    asks = any(each.limits.get(offered.resource) for _, each in containers_of(pod))
+    return names_amounts(pod, offered) or (asks and offered.resource not in otherwise)
 
 
 def names_amounts(pod: PodRequest, offered: SlotResources) -> bool:

@@ -14,6 +14,14 @@ class ShareFields(NamedTuple):
     cores: str = "cores"
     memory: str = "memory"
     cards: str = "cards"
+    types: str = "types"
+    """Of the lists of models."""
+    uuids: str = "uuids"
+    """Of those of uuids."""
+
+
+OTHER_TYPE, OTHER_UUID = "of another type", "not among the uuids"
+"""Why the lists do not accept a card."""
 
 
 class NothingAsked(InvalidField):
@@ -69,14 +77,17 @@ class MemoryAboveCard(ShareDoesNotFit):
 
 
 class NoCardAccepted(ShareDoesNotFit):
-    """Raised when no card of the node may be chosen, whatever is left of it."""
+    """Raised when no card of the node may be chosen, whatever is left of it; `field`: the lists that keep it off, if any."""
 
     code = "NoCardAccepted"
 
     def __init__(self, fields: ShareFields, reasons: Mapping[str, int]) -> None:
         told = ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or "it has none"
+        lists = [
+            field for reason, field in ((OTHER_TYPE, fields.types), (OTHER_UUID, fields.uuids)) if reason in reasons
+        ]
         super().__init__(
-            fields.cards,
+            " and ".join(lists) or fields.cards,
             f"no card of the node may be chosen: {told}",
             "change the lists of types and uuids, or choose another node; `topoalign gpu list` shows how its cards are",
         )

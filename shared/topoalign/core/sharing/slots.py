@@ -15,7 +15,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
+from topoalign.core.demand.card_annotations import Said, lists_said
 from topoalign.core.demand.card_rules import Selection
+from topoalign.core.demand.hami_names import NO_USE_TYPE, NO_USE_UUID, USE_TYPE, USE_UUID
 from topoalign.core.demand.pod_demand import ContainerDemand
 from topoalign.core.demand.slots import (
     SlotShare,
@@ -52,10 +54,19 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.slot_amounts import NONE_HELD, held_by_slot, larger
 
 
-def fields_of(topology: Topology, resource: ResourceName) -> ShareFields:
-    """The limits of a container by which it asks for slots of this resource and for its amounts."""
+def fields_of(topology: Topology, resource: ResourceName, said: Said) -> ShareFields:
+    """
+    The limits of a container by which it asks for slots of this resource and for its amounts, and the annotations of its pod
+    that list GPUs. `said`: what that says about cards.
+    """
     slots = resources_in_slots(topology)[resource]
-    return ShareFields(cores=f"limits[{slots.cores}]", memory=f"limits[{slots.memory}]", cards=f"limits[{resource}]")
+    return ShareFields(
+        cores=f"limits[{slots.cores}]",
+        memory=f"limits[{slots.memory}]",
+        cards=f"limits[{resource}]",
+        types=lists_said(said, USE_TYPE, NO_USE_TYPE),
+        uuids=lists_said(said, USE_UUID, NO_USE_UUID),
+    )
 
 
 @made_once
@@ -142,7 +153,7 @@ class SlotChooser:
     def __init__(self, state: NodeState, container: ContainerDemand, share: SlotShare) -> None:
         self._state, self._container, self._share, self.resource = state, container, share, share.resource
         self._left = state.ownership.slots_left
-        self._fields = fields_of(state.hardware, share.resource)
+        self._fields = fields_of(state.hardware, share.resource, container.about_cards)
         held = held_by_pod(state, container)
         self._own = own_amounts(state.hardware, held, reusable_devices(held, share.resource))
 

@@ -18,15 +18,17 @@ class PodChecks:
     def __init__(self, offers: OfferedResources) -> None:
         self._offers = offers
         self._known: OrderedDict[str, tuple[PodRequest, object, InvalidField | NoFit | None]] = OrderedDict()
-        """UID -> the pod as it came, the units and slots that were offered then, and why it cannot be meant."""
+        """UID -> the pod as it came, what was offered then, and why it cannot be meant."""
 
     def check(self, request: PodRequest) -> None:
         """Raises InvalidField, InvalidShare and MemoryAboveCard as `check_pod` of the core does."""
-        check_pod(request, self._offers.units, self._offers.slots)
+        offers = self._offers
+        check_pod(request, offers.units, offers.slots, otherwise=offers.not_in_slots)
 
     def check_waiting(self, pod: PodToSchedule) -> None:
         """The same of a pod that may come again."""
-        known, offered = self._known.get(pod.uid), (self._offers.units, self._offers.slots)
+        offers = self._offers
+        known, offered = self._known.get(pod.uid), (offers.units, offers.slots, offers.not_in_slots)
         if known is None or known[0] is not pod.request or known[1] != offered:
             known = pod.request, offered, self._error(pod.request)
             self._known[pod.uid] = known

@@ -30,7 +30,7 @@ FINDINGS: Mapping[str, str] = {
     "ShareSplit": "too few GPUs would do where the kubelet takes them; wait until pods end or ease amounts and annotations",
     "WholeGpuInUse": "a whole GPU of which others have parts; wait until pods end",
     "MemoryAboveCard": "more memory than a card has; ask for less",
-    "NoCardAccepted": "no card that may be chosen; ease the lists of types and uuids or look at topoalign gpu list",
+    "NoCardAccepted": "no card that may be chosen; ease the lists in metadata.annotations or look at topoalign gpu list",
     "NoFreeCard": "no card has enough left; wait until pods end or ask for less",
     "NotEnoughShareCards": "fewer cards than asked; ask for fewer cards",
     "NotEnoughUnusedCards": "too few cards that nobody uses; wait until pods end or ask for fewer",
