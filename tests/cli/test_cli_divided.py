@@ -25,10 +25,9 @@ from topoalign.cli.formatting import brief, show_allocation
 from topoalign.cli.link import Link, Standing
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Slots
+from topoalign.core.model.topology.offers import Limiter, Slots
 from topoalign.core.state.divisions import divisions
 from topoalign.core.state.fold import NodeState
-from topoalign.plugin_config.configuration import Limiter
 
 
 def shared(gpus: int = 2, sharers: int = 5, in_all: int = 8) -> NodeState:
@@ -77,28 +76,34 @@ def test_the_list_has_a_row_for_each_holder_and_what_is_left(run: Any) -> None:
 @pytest.mark.parametrize(
     ("topology", "limiter", "expected"),
     [
-        (in_units(DGX), "none", True),
-        (in_units(DGX), "vcuda", False),
-        (in_slots(DGX), "none", True),
-        (in_slots(DGX), "hami-core", False),
-        (in_slots(DGX, scaling=Slots(instances=True)), "none", False),
-        (DGX, "none", False),
+        (in_units(DGX), "none", "not enforced"),
+        (in_units(DGX), "vcuda", ""),
+        (in_units(DGX), None, "not known whether"),
+        (in_slots(DGX), "none", "not enforced"),
+        (in_slots(DGX), "hami-core", ""),
+        (in_slots(DGX, scaling=Slots(instances=True)), None, ""),
+        (DGX, None, ""),
     ],
 )
-def test_the_list_warns_of_amounts_that_nothing_limits(
+def test_the_list_tells_where_nothing_limits_or_that_is_not_known(
     topology: Topology,
-    limiter: Limiter,
-    expected: bool,
+    limiter: Limiter | None,
+    expected: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What becomes MIG instances the hardware limits."""
+    """What becomes MIG instances the hardware limits; a discovery of an earlier version names libraries alone."""
     offers = tuple(msgspec.structs.replace(each, limiter=limiter) for each in topology.offered)
     found = standing(node(msgspec.structs.replace(topology, offers=offers)))
     monkeypatch.setattr(link, "discovered_or_read", lambda *_: found)
 
     assert 0 == root.run(["gpu", "list"])
-    assert expected is ("not enforced" in capsys.readouterr().err)
+    notes = capsys.readouterr().err
+    assert 0 == root.run(["gpu", "list", "--json"])
+    first, *_ = json.loads(capsys.readouterr().out)["devices"]
+
+    assert (expected in notes, bool(expected)) == (True, "imiter" in notes)
+    assert limiter == first["division"].get("limiter")
 
 
 def test_programs_read_the_same(run: Any) -> None:

@@ -67,8 +67,8 @@ def test_gpus_in_slots_are_offered_with_the_names_of_amounts() -> None:
     found = made(machine(gpus), text)
 
     terms = Slots(memory=ResourceName("nvidia.com/mem"), core_scaling=1.5)
-    assert [("nvidia.com/gpu", ("GPU-0",), 10, terms), ("nvidia.com/whole", ("GPU-2",), 1, None)] == [
-        (each.resource, each.devices, each.replicas, each.slots) for each in found.offers
+    assert [("nvidia.com/gpu", ("GPU-0",), 10, terms, "none"), ("nvidia.com/whole", ("GPU-2",), 1, None, None)] == [
+        (each.resource, each.devices, each.replicas, each.slots, each.limiter) for each in found.offers
     ]
     assert [True, True] == [finding.severe for finding in found.findings if "not offered" in finding.finding]
     validate(msgspec.structs.replace(machine(gpus), offers=found.offers))
@@ -102,7 +102,7 @@ def test_gpus_in_mig_mode_are_in_slots_that_become_instances() -> None:
     found = made(machine(gpus), "flags: {migStrategy: dynamic}\nsharing: {slots: {replicas: 7}}")
 
     assert {"nvidia.com/gpu": [f"GPU-0::{number}" for number in range(7)]} == listed(found)
-    assert [Slots(instances=True)] == [each.slots for each in found.offers]
+    assert [(Slots(instances=True), None)] == [(each.slots, each.limiter) for each in found.offers]
     assert ["do not tell where", "are not in MIG mode"] == [
         part for part in ("do not tell where", "are not in MIG mode") if any(part in each for each in said(found))
     ]

@@ -12,7 +12,7 @@ from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID,
 from topoalign.core.model.requests import ContainerRequest
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Offer, Slots
+from topoalign.core.model.topology.offers import Limiter, Offer, Slots
 from topoalign.core.model.topology.validate import validate
 from topoalign.core.state.fold import NodeState
 
@@ -28,7 +28,8 @@ def in_slots(topology: Topology, slots: int = 10, gpus: int | None = None, scali
     offered.
     """
     shared = tuple(base for gpu in topology.gpus[:gpus] for base in ([each.uuid for each in gpu.mig or ()] or [gpu.id]))
-    offer = Offer(resource=GPU, devices=shared, replicas=slots, slots=scaling)
+    limiter: Limiter | None = None if scaling.instances else "none"
+    offer = Offer(resource=GPU, devices=shared, replicas=slots, slots=scaling, limiter=limiter)
     found = msgspec.structs.replace(topology, offers=(offer,))
     validate(found)
     return found

@@ -29,9 +29,10 @@ def in_units(topology: Topology, gpus: int = 8, cores: ResourceName = CORES, mem
     by_blocks: dict[int, list[DeviceID]] = {}
     for gpu in shared:
         by_blocks.setdefault((gpu.memory or 0) // MEMORY_BLOCK, []).append(gpu.id)
-    offers = [Offer(resource=cores, devices=tuple(gpu.id for gpu in shared), replicas=100, unit="cores")]
+    ids = tuple(gpu.id for gpu in shared)
+    offers = [Offer(resource=cores, devices=ids, replicas=100, unit="cores", limiter="none")]
     offers += [
-        Offer(resource=memory, devices=tuple(devices), replicas=blocks, unit="memory")
+        Offer(resource=memory, devices=tuple(devices), replicas=blocks, unit="memory", limiter="none")
         for blocks, devices in by_blocks.items()
     ]
     if whole:

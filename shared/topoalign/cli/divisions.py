@@ -47,6 +47,7 @@ def document(division: Division) -> dict[str, object]:
     """The same for programs, without what there is none of; memory in bytes."""
     return {
         "ways": division.ways,
+        **({"limiter": division.limiter} if division.limiter is not None else {}),
         "held": [
             {
                 "owner": None if each.owner is None else msgspec.to_builtins(each.owner),

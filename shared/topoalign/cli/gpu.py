@@ -22,6 +22,10 @@ NOT_ENFORCED = (
     "Limiter: none. Nothing limits what a container takes of a GPU in units or slots: amounts are counted, and not "
     "enforced."
 )
+UNTOLD = (
+    "Limiter: not told, by a discovery of an earlier version. It is not known whether anything limits what a container "
+    "takes of a GPU in units or slots."
+)
 
 
 @click.group()
@@ -89,14 +93,17 @@ def list_devices(link: Link) -> None:
                 for row in rows_of(standing, device, health, divided.get(device))
             ],
         )
-    if any(map(is_enforced_by_nobody, standing.topology.offered)):
+    limiters = {offer.limiter for offer in standing.topology.offered if is_counted(offer)}
+    if "none" in limiters:
         output.note(NOT_ENFORCED)
+    if None in limiters:
+        output.note(UNTOLD)
 
 
-def is_enforced_by_nobody(offer: Offer) -> bool:
-    """Whether amounts are counted alone: no library limits containers to them, and slots do not become MIG instances."""
+def is_counted(offer: Offer) -> bool:
+    """Whether containers get amounts that the hardware does not limit, as it does where slots become MIG instances."""
     becomes_instances = offer.slots is not None and offer.slots.instances
-    return offer.by_amounts and offer.limiter == "none" and not becomes_instances
+    return offer.by_amounts and not becomes_instances
 
 
 def rows_of(

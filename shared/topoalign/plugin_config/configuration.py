@@ -11,10 +11,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from topoalign.core.model.topology.offers import Limiter
+
 MigStrategy = Literal["none", "single", "mixed", "dynamic"]
 DeviceList = Literal["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"]
 Packing = Literal["distributed", "packed"]
-Limiter = Literal["none", "vcuda", "hami-core"]
 
 MOST_REPLICAS = 2_500
 """Of one device, as many as are asked of NVIDIA's plugin; a number with a digit too many is refused."""

@@ -17,13 +17,12 @@ from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import UnitKind
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK, Offer, Slots
+from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK, Limiter, Offer, Slots
 from topoalign.core.model.topology.validate import MOST_HANDED_OUT
 from topoalign.plugin_config.bases import STRATEGY, Base, gpu_bases, has_part_of_compute, nic_bases
 from topoalign.plugin_config.configuration import (
     Chosen,
     Configuration,
-    Limiter,
     Mps,
     Packing,
     SharedResource,
@@ -60,7 +59,7 @@ class Division(msgspec.Struct, frozen=True, kw_only=True):
     packing: Packing = "distributed"
     sharing: Way = "time-slicing"
     unit: UnitKind | None = None
-    limiter: Limiter = "none"
+    limiter: Limiter | None = None
     slots: Slots | None = None
 
 
@@ -164,7 +163,7 @@ def chosen_for_slots(
     resource has slots alone.
     """
     sharing, strategy = configuration.sharing, configuration.flags.mig_strategy
-    slots, limiter = sharing.slots, limiter_of(sharing, "hami-core")
+    slots, limiter = sharing.slots, None if strategy == "dynamic" else limiter_of(sharing, "hami-core")
     if slots is None:
         return {}
     mine = [base for base in gpus if base.resource == slots.name]
@@ -192,7 +191,7 @@ def chosen_for_slots(
         finding = f"{number} devices of {slots.name} {reason}: not offered"
         findings.append(Finding(field="sharing.slots", finding=finding, remedy=remedy, severe=True))
     in_slots = len(found) - sum(unfit.values())
-    if in_slots and limiter == "none" and strategy != "dynamic":
+    if in_slots and limiter == "none":
         finding = (
             f"{in_slots} devices are in slots: their amounts are counted, and nothing enforces them (limiter: none)"
         )
@@ -212,7 +211,7 @@ def why_no_instances(gpu: Gpu) -> tuple[str, str] | None:
     return None
 
 
-def why_no_slots(gpu: Gpu, base: Base, limiter: Limiter) -> tuple[str, str] | None:
+def why_no_slots(gpu: Gpu, base: Base, limiter: Limiter | None) -> tuple[str, str] | None:
     """
     Why a GPU, or a MIG instance of it, is not offered in slots, and the remedy; None: it is. HAMi-core takes its limits by
     NVML's index of a GPU, and an instance has none; of an instance that has a part of its slice's compute units the memory

@@ -21,8 +21,9 @@ from topoalign.allocator.ports import AllocatorPort
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import Limiter
 from topoalign.core.ports import Clock
-from topoalign.plugin_config.configuration import Configuration, Limiter
+from topoalign.plugin_config.configuration import Configuration
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.tasks import either
 
@@ -192,4 +193,5 @@ def is_shared_by_mps(topology: Topology, resource: ResourceName) -> bool:
 
 def limiter_of(topology: Topology, resource: ResourceName) -> Limiter:
     """What limits containers to what they hold of a resource: a library for its units or slots, or nothing."""
-    return next((each.limiter for each in topology.offers_of.get(resource, ()) if each.limiter != "none"), "none")
+    named = (each.limiter for each in topology.offers_of.get(resource, ()))
+    return next((limiter for limiter in named if limiter not in (None, "none")), "none")

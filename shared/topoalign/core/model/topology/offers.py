@@ -14,6 +14,9 @@ Whole GPUs; whole NICs; shares, MIG instances, virtual functions or a mixture; u
 another's plugin.
 """
 
+Limiter = Literal["none", "vcuda", "hami-core"]
+"""Nothing, Gaia's library, HAMi's library."""
+
 CORES = 100
 """Units of computing time of a GPU."""
 MEMORY_BLOCK = 256 * 1024 * 1024
@@ -63,10 +66,12 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     What the `replicas` are units of, handed out as `<GPU>::c0` or `<GPU>::m0`: hundredths of its computing time, or blocks
     of 256 MiB of its memory. A GPU in units has an offer of each kind. None: it is not offered in units.
     """
-    limiter: Literal["none", "vcuda", "hami-core"] = "none"
+    limiter: Limiter | None = None
     """
-    What limits containers to what they hold: nothing, Gaia's library to their units (`vcuda`), or HAMi's to their slots. The
-    library is to be in the container.
+    What limits containers to the amounts that they hold: nothing (`none`), Gaia's library to their units (`vcuda`), or
+    HAMi's to their slots (`hami-core`). The library is to be in the container. None: there are no amounts, or the hardware
+    limits them, as with slots that become MIG instances; with other units and slots it is not known, because discovery is
+    of an earlier version.
     """
     slots: Slots | None = None
     """
