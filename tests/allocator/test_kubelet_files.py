@@ -53,7 +53,7 @@ memoryManagerPolicy: Static
 reservedMemory: [{numaNode: 0, limits: {memory: 1Gi}}]
 """
 STATE = node(machine())
-OWN = AdmissionRules(placement=Placement.SIMPLE)
+OWN = AdmissionRules(placement=Placement.SIMPLE, compat="gaia")
 
 
 class Node:
@@ -107,12 +107,12 @@ async def test_devices_count_as_in_our_own_record(root: Path) -> None:
 
 
 async def test_the_rules_are_those_of_the_kubelet_with_our_own_placement(root: Path) -> None:
-    """The rules are those of the kubelet, with our own placement and the changes of the question."""
+    """The rules are those of the kubelet, with our own placement and compat, and the changes of the question."""
     it = Node(root)
     known = await basis_from(it.files, it.ledger.state)
 
     expected = configuration.load_configuration(root / "config.yaml")
-    assert msgspec.structs.replace(expected, placement=Placement.SIMPLE) == known.rules
+    assert msgspec.structs.replace(expected, placement=Placement.SIMPLE, compat="gaia") == known.rules
     assert (Policy.SINGLE_NUMA_NODE, Scope.POD) == (known.rules.policy, known.rules.scope)
     three = pod(container("main", gpus=3))
     assert isinstance(await it.what_if(three), Refusal)

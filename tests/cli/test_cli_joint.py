@@ -70,3 +70,14 @@ def test_virtual_functions_are_shown_with_their_addresses(capsys: pytest.Capture
     lines = capsys.readouterr().out.splitlines()
     assert any("mlx5_0" in line and "VF 0000:0c:00.3" in line for line in lines)
     assert not any("mlx5_1" in line and "VF" in line for line in lines)
+
+
+def test_annotations_count_as_ours_where_gpu_manager_chooses(capsys: pytest.CaptureFixture[str]) -> None:
+    """Koordinator reads names of fields in any case, and neither we nor gpu-manager do."""
+    lax = TOGETHER.replace("deviceTypes", "DEVICETYPES")
+    named = ("--annotation", TOGETHER, "--pod", "ml/p")
+
+    assert answered(capsys, *named) == answered(capsys, *named, "--compat", "gaia")
+    lenient = ("--annotation", lax, "--compat")
+    assert [True, False] == [root.run([*ASKED, *lenient, word]) in (0, 4) for word in ("koordinator", "gaia")]
+    assert "DeviceJointAllocate" in capsys.readouterr().err

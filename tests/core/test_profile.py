@@ -61,7 +61,7 @@ def test_a_node_that_is_told_no_rules_decides_by_these() -> None:
         rules.cpu_options,
         rules.reserved_memory,
     )
-    assert (False, 8, (), "", 0, {}, "") == (
+    assert (False, 8, (), "", 0, {}, "", "") == (
         said.prefer_closest_numa_nodes,
         said.max_allowable_numa_nodes,
         said.cpu_options,
@@ -69,4 +69,5 @@ def test_a_node_that_is_told_no_rules_decides_by_these() -> None:
         said.reserved_cpu_count,
         said.reserved_memory,
         said.unknown,
+        said.compat,
     )

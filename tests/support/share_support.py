@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import anyio
 import msgspec
@@ -59,13 +59,14 @@ class ShareNode:
         names: tuple[ResourceName, ...],
         policy: Policy,
         chance: Random | None,
+        compat: Literal["", "gaia"] = "",
     ) -> None:
         self.plugins, self.resources = directory / "device-plugins", directory / "pod-resources"
         self.plugins.mkdir()
         self.resources.mkdir()
         self.names, self.clock, self.journal = names, ManualClock(), MemoryJournal()
         self.machine = self.offered(machine)
-        self.rules = AdmissionRules(policy=policy, mode=Mode.KUBELET)
+        self.rules = AdmissionRules(policy=policy, mode=Mode.KUBELET, compat=compat)
         rules = AdmissionRules(policy=policy)
         self.kubelet = FakeKubelet(self.plugins, self.resources, machine, rules, chance=chance)
         self.reserved = NodeReservations()
@@ -97,6 +98,7 @@ class ShareNode:
             self.ledger,
             self.clock,
             self.pod_resources,
+            compat=self.rules.compat,
             settle_seconds=0,
             reserved=self.observed,
             starting=self.limited_by.starting if self.limited_by is not None else nothing_to_prepare,
@@ -292,8 +294,9 @@ def share_node(
     names: tuple[ResourceName, ResourceName] = NAMES,
     policy: Policy = Policy.NONE,
     chance: Random | None = None,
+    compat: Literal["", "gaia"] = "",
 ) -> AbstractAsyncContextManager[tuple[ShareNode, TaskGroup]]:
-    return running(lambda directory: ShareNode(directory, machine, names, policy, chance))
+    return running(lambda directory: ShareNode(directory, machine, names, policy, chance, compat))
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import msgspec
-from decision_support import NODE, container
+from decision_support import NODE, container, machine
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.allocations import Allocation, Owner
@@ -40,6 +40,17 @@ def in_units(topology: Topology, gpus: int = 8, cores: ResourceName = CORES, mem
     found = msgspec.structs.replace(topology, offers=tuple(offers))
     validate(found)
     return found
+
+
+GAIA = AdmissionRules(mode=Mode.KUBELET, policy=Policy.NONE, compat="gaia", cpu_manager="none", memory_manager="None")
+BARE = machine(nodes=2, gpus=(0, 0, 1, 1), nics=())
+REVERSED = in_units(
+    msgspec.structs.replace(
+        BARE,
+        gpus=tuple(msgspec.structs.replace(gpu, minor=3 - gpu.index, memory=8 * MEMORY_BLOCK) for gpu in BARE.gpus),
+    )
+)
+"""Four GPUs of 8 blocks, whose minor numbers are in the opposite order of their indexes."""
 
 
 def asks(cores: int = 0, blocks: int = 0, name: str = "main") -> ContainerRequest:

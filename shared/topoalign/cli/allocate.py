@@ -54,7 +54,11 @@ def request_options(command: Command) -> Command:
             options.POLICY,
             options.SCOPE,
             options.PLACEMENT,
-            click.option("--compat", type=click.Choice(["koordinator"]), help="Treat annotations as Koordinator does."),
+            click.option(
+                "--compat",
+                type=click.Choice(["koordinator", "gaia"]),
+                help="Treat annotations as Koordinator does, or choose GPUs in units as gpu-manager (Gaia).",
+            ),
             click.option(
                 "--mode",
                 type=click.Choice([m.value for m in Mode]),

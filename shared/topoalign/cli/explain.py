@@ -95,7 +95,7 @@ def pod_in(file: Path, **asked: Any) -> tuple[PodRequest, Changes]:
     from topoalign.kubelet.files import manifest  # brings in YAML
 
     pod = manifest.load_pod(file)
-    check_pod(pod, compat="koordinator" if rules.get("compat") else "")
+    check_pod(pod, compat="koordinator" if rules.get("compat") == "koordinator" else "")
     return pod, rules
 
 

@@ -69,6 +69,7 @@ class DeviceAllocations:
         pod_resources: PodResources,
         *,
         placement: str = "best-effort",
+        compat: str = "",
         gone_seconds: float = 5.0,
         unbound_seconds: float = 30.0,
         settle_seconds: float = 120.0,
@@ -82,7 +83,7 @@ class DeviceAllocations:
         `ensure_fresh` is called before anything is given out: afterwards the health of the devices is confirmed, or is
         known to be unknown. `reserved`: what is reserved on the node now; `until_reserved` waits until that is known.
         `starting` prepares what limits a container with units that may start. `instances` makes MIG instances of slots;
-        None: none are made. The seconds are those of `Reconciliation`.
+        None: none are made. `placement` and `compat` are the node's rules, the seconds are those of `Reconciliation`.
         """
         self._ledger, self._clock, self._pod_resources, self._placement = ledger, clock, pod_resources, placement
         self._ensure_fresh, self._reserved, self._until_reserved = ensure_fresh, reserved, until_reserved
@@ -99,10 +100,8 @@ class DeviceAllocations:
         """Of the calls for which the kubelet has to be asked: one at a time."""
         self.owner_polls = OwnerPolls(clock, lambda: ledger.state, self.reconcile)
         self._companions = ReservedCompanions(lambda: ledger.state, clock, reserved, Placement(placement))
-        expect = self.owner_polls.expect
-        self._grants = Grants(
-            ledger, clock, pod_resources, self._reconciliation, self._preferences, self._companions, reserved, expect
-        )
+        parts = self._reconciliation, self._preferences, self._companions
+        self._grants = Grants(ledger, clock, pod_resources, *parts, reserved, self.owner_polls.expect, compat)
         self._making = InstanceCalls(ledger, clock, instances, reserved, self._is_displaced)
         self._commits, self._polling = GroupCommit(self._grants.record), anyio.Lock()
         self._begun = self._ended = 0

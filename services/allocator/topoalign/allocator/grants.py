@@ -62,16 +62,17 @@ class Grants:
         companions: ReservedCompanions,
         reserved: Callable[[], NodeReservations],
         expect: Callable[[Sequence[Allocation]], None],
+        compat: str,
     ) -> None:
         """
         `reserved`: what is reserved on the node now. `expect` is told what each call is given once that is recorded, whether
-        or not the caller still waits for it.
+        or not the caller still waits for it. `compat`: as in the rules of the node.
         """
         self._ledger, self._clock, self._pod_resources = ledger, clock, pod_resources
         self._reconciliation, self._preferences, self._expect = reconciliation, preferences, expect
         self.companions, self.shares = (
             companions,
-            Shares(lambda: ledger.state, clock, reserved, reconciliation.liveness),
+            Shares(lambda: ledger.state, clock, reserved, reconciliation.liveness, compat),
         )
         self.exclusion = ShareExclusion(lambda: ledger.state, reconciliation.liveness, self.shares)
         self.share_starts = ShareStarts(ledger, reconciliation.liveness)

@@ -192,6 +192,7 @@ def kubelet_side(
         context.clock,
         pod_resources,
         placement=rules.placement,
+        compat=rules.compat,
         gone_seconds=settings.gone_seconds,
         settle_seconds=settings.settle_seconds,
         ensure_fresh=hardware_watch.ensure_fresh,

@@ -61,8 +61,11 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     placement: Placement = Placement.TOPOLOGY
     """Device policy: which GPUs, once the NUMA affinity is known."""
 
-    compat: Literal["", "koordinator"] = ""
-    """Whose answers pods with Koordinator's device annotations get. Empty: ours; `koordinator`: as its scheduler answers."""
+    compat: Literal["", "koordinator", "gaia"] = ""
+    """
+    Whose answers pods get. Empty: ours; `koordinator`: those of its scheduler, to its device annotations; `gaia`: those of
+    gpu-manager (Gaia), to requests for units of GPUs.
+    """
 
     reserved_cpus: str = ""
     """CPUs kept for the system, as a list `0-3,8`."""

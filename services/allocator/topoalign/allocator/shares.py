@@ -6,8 +6,8 @@ which container. Both have to be of one GPU, and of a GPU of which one container
 anything.
 
 - GetPreferredAllocation: what is reserved for such a question, if the other half is on its GPU; else units of the GPU of the
-  newest grant, if that may lack its other half; else of the GPU of which least is left (`core.sharing.units`). A whole GPU
-  is followed by nothing, and follows nothing, but by a reservation.
+  newest grant, if that may lack its other half; else of the GPU that `core.sharing.units` chooses. A whole GPU is followed
+  by nothing, and follows nothing, but by a reservation.
 - Allocate: units of several GPUs are refused, but for whole GPUs and memory that is reserved with them. So is the memory of
   a share whose computing time was given just before, of another GPU.
 - Allocate, by the record (`grants`): a whole GPU is refused while anybody has units of it, and units while somebody has it
@@ -85,9 +85,11 @@ class Shares:
         clock: Clock,
         reserved: Callable[[], NodeReservations],
         liveness: Liveness,
+        compat: str,
     ) -> None:
-        """`reserved`: what is reserved on the node now."""
+        """`reserved`: what is reserved on the node now. `compat`: as in the rules of the node."""
         self._state, self._clock, self._reserved, self._liveness = state, clock, reserved, liveness
+        self._compat = compat
         self._newest: Newest | None = None
         """The newest grant of units."""
 
@@ -190,7 +192,7 @@ class Shares:
             share = share_asked(kind, size)
             gpus = followed(half, share, must_include, fitting, is_reserved=own is not None)
             if not gpus and own is None:
-                gpus = gpus_for(state, share, must_include, fitting)
+                gpus = gpus_for(state, share, must_include, fitting, self._compat)
             if gpus:
                 return units_on(spare, must_include, size, gpus)
         return own.units if own is not None else ()
@@ -262,17 +264,17 @@ def followed(
 
 
 def gpus_for(
-    state: NodeState, share: Share, must_include: Sequence[DeviceID], fitting: Mapping[DeviceID, int]
+    state: NodeState, share: Share, must_include: Sequence[DeviceID], fitting: Mapping[DeviceID, int], compat: str
 ) -> tuple[DeviceID, ...]:
     """
     The GPUs of the units that a container should get: those of what it takes over from an init container, if they have
-    enough, and of whole GPUs others beside them; () where none have enough.
+    enough, and of whole GPUs others beside them; () where none have enough. `compat`: as in the rules of the node.
     """
     left = {gpu: counted(units, share, fitting.get(gpu, 0)) for gpu, units in state.ownership.units_left.items()}
     taken = Counter(map(state.hardware.card_of, must_include))
     if not taken:
-        return choose_gpus(state.hardware, left, share, fitting)
-    gpus = with_missing(state.hardware, left, share, tuple(taken), fitting)
+        return choose_gpus(state.hardware, left, share, fitting, compat)
+    gpus = with_missing(state.hardware, left, share, tuple(taken), fitting, compat)
     size = share.cores or share.blocks
     return gpus if sum(taken[gpu] + fitting.get(gpu, 0) for gpu in gpus) >= size else ()
 

@@ -170,6 +170,7 @@ def kubelet_rules(rules: AdmissionRules, unknown: str = "") -> KubeletRules:
         memory_manager=rules.memory_manager,
         reserved_memory=rules.reserved_memory,
         placement=rules.placement,
+        compat=rules.compat,
         unknown=unknown,
     )
 

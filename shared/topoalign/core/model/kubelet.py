@@ -46,6 +46,8 @@ class KubeletRules(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     """NUMA node id -> resource -> bytes kept for the system."""
     placement: str
     """Device policy of topoalign's device plugin, which answers the kubelet's GetPreferredAllocation."""
+    compat: str = ""
+    """Whose answers pods get instead of topoalign's own, as the node is set (`TOPOALIGN_COMPAT`): `gaia`. Empty: its own."""
     unknown: str = ""
     """Why the kubelet's configuration cannot be read: then these are the allocator's own settings. Empty: it was read."""
 

@@ -133,8 +133,11 @@ class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     mode: Mode = Mode.BEST
     placement: Placement = Placement.TOPOLOGY
     """Device policy: which GPUs, once the NUMA affinity is known."""
-    compat: Literal["", "koordinator"] = ""
-    """Whose answers pods with Koordinator's annotations get: ours, or Koordinator's with all that is odd there."""
+    compat: Literal["", "koordinator", "gaia"] = ""
+    """
+    Whose answers pods get, with all that is odd there. Empty: ours; `koordinator`: its scheduler's, to its annotations;
+    `gaia`: gpu-manager's, to requests for units of GPUs.
+    """
     prefer_closest_numa_nodes: bool = False
     max_allowable_numa_nodes: int = 8
     """In mode `kubelet`, more NUMA nodes than this are refused, as the kubelet refuses to start. Mode `best` ignores it."""

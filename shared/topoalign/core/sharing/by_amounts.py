@@ -31,12 +31,15 @@ class Chooser(Protocol):
         """
 
 
-def chooser_of(state: NodeState, container: ContainerDemand, resource: ResourceName) -> Chooser | None:
-    """Chooses for this container; None: the resource is not offered by amounts, or no amount of it is asked for."""
+def chooser_of(state: NodeState, container: ContainerDemand, resource: ResourceName, compat: str) -> Chooser | None:
+    """
+    Chooses for this container; None: the resource is not offered by amounts, or no amount of it is asked for. `compat`: as
+    in the rules of the node.
+    """
     hardware = state.hardware
     share = share_of(hardware, container.devices) if unit_of(hardware, resource) is not None else None
     if share is not None:
-        return UnitChooser(state, container, share, resource)
+        return UnitChooser(state, container, share, resource, compat)
     chooser = slots.chooser_of(state, container) if offers_in_slots(hardware) else None
     return chooser if chooser is not None and chooser.resource == resource else None
 

@@ -1,8 +1,9 @@
 """
 On which GPUs a container gets its units of computing time and of memory.
 
-Which GPU is decided by `choice`. A kubelet counts units per NUMA node, and not per GPU: where its alignment leaves no GPU
-with enough, the container is refused (`ShareSplit`). Example:
+Which GPU is decided by `choice`, or with `compat: gaia` by gpu-manager's rules (`gaia.machine`). A kubelet counts units
+per NUMA node, and not per GPU: where its alignment leaves no GPU with enough, the container is refused (`ShareSplit`).
+Example:
 
     left of GPU-0: 100 and 320 blocks, of GPU-1: 60 and 200, of GPU-2: 40 and 30
     asked for 20 and 16 blocks: GPU-2; for 20 and 60 blocks: GPU-1; for 100: GPU-0
@@ -27,6 +28,7 @@ from topoalign.core.placement.devices import Choice
 from topoalign.core.placement.preference import set_scorer
 from topoalign.core.sharing.cards import SharedCard, ShareRequest
 from topoalign.core.sharing.choice import choose
+from topoalign.core.sharing.gaia.machine import choose_cards
 from topoalign.core.sharing.refusals import WAIT, ShareDoesNotFit, ShareSplit, WholeGpuInUse
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.unit_amounts import NOTHING, held_of_gpus, unshareable
@@ -60,12 +62,20 @@ def cards_of(topology: Topology, left: Left) -> tuple[SharedCard, ...]:
     return tuple(found)
 
 
-def choose_gpus(topology: Topology, left: Left, share: Share, among: Iterable[DeviceID]) -> tuple[DeviceID, ...]:
-    """The GPUs, of these, that a container gets its units of; () where none have enough left."""
+def choose_gpus(
+    topology: Topology, left: Left, share: Share, among: Iterable[DeviceID], compat: str
+) -> tuple[DeviceID, ...]:
+    """
+    The GPUs, of these, that a container gets its units of; () where none have enough left. `compat`: as in the rules of the
+    node.
+    """
     request = ShareRequest(cores=share.cores, memory=-(-share.blocks // share.gpus) * MEMORY_BLOCK)
-    rules = CardRules(uuids=Selection(wanted=tuple(among)))
+    cards, some = cards_of(topology, left), tuple(among)
     try:
-        chosen = choose(cards_of(topology, left), request, set_scorer(topology), rules)
+        if compat == "gaia":
+            chosen = choose_cards(topology, cards, request, frozenset(some))
+        else:
+            chosen = choose(cards, request, set_scorer(topology), CardRules(uuids=Selection(wanted=some)))
     except (InvalidField, ShareDoesNotFit):
         return ()
     return tuple(card.device for card in chosen)
@@ -74,8 +84,12 @@ def choose_gpus(topology: Topology, left: Left, share: Share, among: Iterable[De
 class UnitChooser:
     """Chooses the units of one resource of a container."""
 
-    def __init__(self, state: NodeState, container: ContainerDemand, share: Share, resource: ResourceName) -> None:
+    def __init__(
+        self, state: NodeState, container: ContainerDemand, share: Share, resource: ResourceName, compat: str
+    ) -> None:
+        """`compat`: as in the rules of the node."""
         self._state, self._container, self._share, self._resource = state, container, share, resource
+        self._compat = compat
 
     def room(self) -> DeviceSet:
         """
@@ -116,19 +130,24 @@ class UnitChooser:
         gpus = near or tuple(dict.fromkeys(map(topology.card_of, choice.must_include)))
         by_gpu = choice.available.devices.by_base.items()
         among = [gpu for gpu, units in by_gpu if (units & choice.available).bits]
-        gpus = with_missing(topology, self._state.ownership.units_left, self._share, gpus, among)
+        gpus = with_missing(topology, self._state.ownership.units_left, self._share, gpus, among, self._compat)
         return units_on(choice.available, choice.must_include, choice.size, gpus)
 
 
 def with_missing(
-    topology: Topology, left: Left, share: Share, gpus: Sequence[DeviceID], among: Iterable[DeviceID]
+    topology: Topology,
+    left: Left,
+    share: Share,
+    gpus: Sequence[DeviceID],
+    among: Iterable[DeviceID],
+    compat: str,
 ) -> tuple[DeviceID, ...]:
     """These GPUs, and of whole ones as many others as the share has more; () where there are not so many."""
     missing = share.gpus - len(gpus)
     if missing <= 0:
         return tuple(gpus)
     rest = share if not gpus else Share(missing * CORES, share.blocks * missing // share.gpus)
-    others = choose_gpus(topology, left, rest, (gpu for gpu in among if gpu not in gpus))
+    others = choose_gpus(topology, left, rest, (gpu for gpu in among if gpu not in gpus), compat)
     return (*gpus, *others) if others else ()
 
 

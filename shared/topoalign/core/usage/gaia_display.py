@@ -20,16 +20,14 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from topoalign.core.model.events import HealthState
-from topoalign.core.model.topology.links import NVML_LEVEL, PcieClass
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard
-from topoalign.core.sharing.gaia.tree import GpuTree, Node, build, tree_of
+from topoalign.core.sharing.gaia.machine import tree_root
+from topoalign.core.sharing.gaia.tree import GpuTree, Node, tree_of
 from topoalign.core.state.fold import NodeState
 from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares, Use
 
 MIB = 1 << 20
-LEVEL = {kind: level for level, kind in NVML_LEVEL.items()}
-UNKNOWN_LEVEL = -1
 LABELS = {10: "PIX", 20: "PXB", 30: "PHB", 40: "CPU", 50: "SYS"}
 """Level -> how a node of the tree is called."""
 
@@ -88,9 +86,7 @@ def graph_of(state: NodeState, shares: NodeShares) -> str:
     """The tree of a node's GPUs as text, each line with its end."""
     gpus, rows = state.hardware.gpus, rows_by_card(shares)
     cards = [shared_card(state, gpu, rows.get(gpu.id, [])) for gpu in gpus]
-    levels = levels_of(state.hardware, gpus)
-    boards = [int(LEVEL[PcieClass.PSB] in row) for row in levels]
-    tree = tree_of(build(levels, boards), cards)
+    tree = tree_of(tree_root(state.hardware), cards)
     lines = [f"ROOT:{tree.available(tree.root) if gpus else 0}\n"]
     lines += (line(tree, node, depth, gpus, rows) for node, depth in walk(tree, tree.root))
     return "".join(lines)
@@ -150,16 +146,6 @@ def shared_card(state: NodeState, gpu: Gpu, rows: Sequence[DeviceShares]) -> Sha
         slots_held=len(holders),
         exclusive=bool(gpu.mig) or any(holder.cores == WHOLE_CARD for holder in holders),
     )
-
-
-def levels_of(hardware: Topology, gpus: Sequence[Gpu]) -> list[list[int]]:
-    """NVML's level of the common ancestor of each two GPUs; `UNKNOWN_LEVEL` where it is not known."""
-
-    def level(a: Gpu, b: Gpu) -> int:
-        link = hardware.link_by_pair.get((a.id, b.id))
-        return UNKNOWN_LEVEL if link is None or link.pcie is None else LEVEL[link.pcie]
-
-    return [[level(a, b) for b in gpus] for a in gpus]
 
 
 def usages_of(hardware: Topology, shares: NodeShares) -> Usages:

@@ -116,7 +116,8 @@ class KubeletFiles:
     def _read_all(self, state: NodeState, ended: tuple[AllocationID, ...]) -> KubeletObserved:
         hardware, rules, unknown = state.hardware, self._rules, ""
         try:
-            rules = configuration.load_configuration(self._config, rules.placement)
+            found = configuration.load_configuration(self._config, rules.placement)
+            rules = msgspec.structs.replace(found, compat=rules.compat)
         except TopoalignError as error:
             unknown = f"{OWN_SETTINGS}: {error.finding}"
         pods = ListedPods(self._root)
