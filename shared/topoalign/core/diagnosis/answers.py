@@ -27,7 +27,7 @@ class Ranked(msgspec.Struct, frozen=True):
 
     node: NodeName
     score: int
-    """0 to 10, the best first; equals by name."""
+    """0 to 10, the best first; equals in the order of the scorer if it has one, else by name."""
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from topoalign.core.diagnosis.planned import GangFirst
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.scoring.scorers import Scorer
+from topoalign.core.scoring.scorers import Scorer, by_place
 
 MOST_EXAMPLES = 3
 FULL = "FullWithThese"
@@ -65,16 +65,28 @@ ORDER = tuple(Outlook)
 
 
 def ranked(question: Question, admitting: list[Node], scorer: Scorer[Any, Any]) -> list[tuple[Node, int]]:
-    """The nodes with their scores, the best first, equals by name."""
+    """The nodes with their scores, the best first, equals in the order of the scorer, then by name."""
     needs: dict[object, Any] = {}
-    scored = []
+    known = []
     for node in admitting:
         demand, shape = question.of(node.kind).demand, node.announced.shape
-        key = node.kind, id(shape)
-        if key not in needs:
-            needs[key] = scorer.need(shape, demand)
-        scored.append((node, scorer.score(node.announced, needs[key], scorer.left(node.state, demand.rules))))
-    return sorted(scored, key=lambda each: (-each[1], each[0].name))
+        at = node.kind, id(shape)
+        if at not in needs:
+            needs[at] = scorer.need(shape, demand)
+        known.append((node, needs[at], scorer.left(node.state, demand.rules)))
+    order = scorer.order
+    keys = [() if order is None else order(need, left) for _, need, left in known]
+    by_themselves = (scorer.score(node.announced, need, left) for node, need, left in known)
+    scores = [*by_themselves] if order is None else by_place(keys)
+    found = sorted(
+        zip(scores, keys, admitting, strict=True),
+        key=lambda each: (
+            -each[0],
+            each[1] or (),  # the scorer's own order of equals,
+            each[2].name,
+        ),
+    )
+    return [(node, score) for score, _, node in found]
 
 
 def reasons_of_refusals(question: Question, refusing: list[Node], codes: Mapping[NodeName, str]) -> Iterator[Reason]:

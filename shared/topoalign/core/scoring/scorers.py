@@ -8,17 +8,20 @@ of machine; what is left on a node, once for each change of the node; and the sc
     need = scorer.need(topology, demand)
     left = scorer.left(state, demand.rules)
     scorer.score(topology, need, left)
+
+A scorer with an `order` ranks nodes among those that are asked about: `by_place([scorer.order(need, left), ...])`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.scoring import numa, quality
+from topoalign.core.scoring import gaia, numa, quality
+from topoalign.core.scoring.gaia import Load
 from topoalign.core.scoring.numa import NumaNeed, NumaScore
 from topoalign.core.scoring.quality import DeviceNeed, FreeDevices, Packing
 from topoalign.core.scoring.zones import Zone, zones_of
@@ -26,6 +29,8 @@ from topoalign.core.state.fold import NodeState
 
 Need = TypeVar("Need")
 Left = TypeVar("Left")
+Key = tuple[Any, ...] | None
+"""What sorts nodes, the best first. None: the node comes last."""
 TEN = 10
 """The highest score."""
 
@@ -39,6 +44,8 @@ class Scoring(StrEnum):
     MOST_ALLOCATED = NumaScore.MOST_ALLOCATED.value
     BALANCED = NumaScore.BALANCED.value
     LEAST_NUMA_NODES = NumaScore.LEAST_NUMA_NODES.value
+    GAIA = "gaia"
+    """The order in which gpu-admission tries nodes (`scoring.gaia`)."""
 
 
 class Scorer(Protocol, Generic[Need, Left]):
@@ -53,12 +60,17 @@ class Scorer(Protocol, Generic[Need, Left]):
     def score(self, topology: Topology, need: Need, left: Left) -> int:
         """The score, 0 to 10. `topology`: as the node announced it, with the shape that equal machines share."""
 
+    @property
+    def order(self) -> Callable[[Need, Left], Key] | None:
+        """What sorts nodes where scores are their places among those that are asked about; None: `score` tells."""
+
 
 @dataclass(frozen=True)
 class QualityScorer:
     """Scores by the devices (`scoring.quality`)."""
 
     packing: Packing
+    order: ClassVar[None] = None
 
     def need(self, topology: Topology, demand: PodDemand) -> DeviceNeed:
         """The devices."""
@@ -78,6 +90,7 @@ class NumaScorer:
     """Scores by what NUMA nodes have left (`scoring.numa`), a tenth of NodeResourceTopologyMatch's score, rounded down."""
 
     kind: NumaScore
+    order: ClassVar[None] = None
 
     def need(self, topology: Topology, demand: PodDemand) -> NumaNeed:
         """What containers request."""
@@ -92,6 +105,43 @@ class NumaScorer:
         return numa.numa_score(self.kind, need, left) * TEN // numa.BEST
 
 
+@dataclass(frozen=True)
+class GaiaScorer:
+    """Scores by the place of a node in the order of gpu-admission (`scoring.gaia`)."""
+
+    def need(self, topology: Topology, demand: PodDemand) -> bool:
+        """Whether gpu-admission looks at the pod."""
+        return gaia.wants_gpu(topology, demand)
+
+    def left(self, state: NodeState, rules: AdmissionRules) -> Load | None:
+        """What is left of the GPUs in units."""
+        return gaia.load_of(state)
+
+    def score(self, topology: Topology, need: bool, left: Load | None) -> int:
+        """That of the node alone, without others."""
+        return by_place([self.order(need, left)])[0]
+
+    @property
+    def order(self) -> Callable[[bool, Load | None], Key]:
+        """The most loaded first."""
+        return gaia.order
+
+
 def scorer_of(scoring: Scoring, packing: Packing) -> Scorer[Any, Any]:
     """The scorer of this name; `packing` counts for `quality` alone."""
-    return QualityScorer(packing) if scoring is Scoring.QUALITY else NumaScorer(NumaScore(scoring))
+    match scoring:
+        case Scoring.QUALITY:
+            return QualityScorer(packing)
+        case Scoring.GAIA:
+            return GaiaScorer()
+        case _:
+            return NumaScorer(NumaScore(scoring))
+
+
+def by_place(keys: Sequence[Key]) -> list[int]:
+    """
+    The scores of nodes by their keys: 10 for the lowest, one less for each that follows, and 1 from the tenth on. Equal keys
+    have equal scores; None has 0.
+    """
+    places = {key: place for place, key in enumerate(sorted({key for key in keys if key is not None}))}
+    return [0 if key is None else max(1, TEN - places[key]) for key in keys]

@@ -24,7 +24,7 @@ from topoalign.registry.scheduling.orders import MOST_PENDING, all_fit, are_mist
 from topoalign.registry.scheduling.planned_pods import PlannedPods, later_than
 from topoalign.registry.scheduling.pod_checks import PodChecks
 from topoalign.registry.scheduling.quotas import Quotas, has_room
-from topoalign.registry.scheduling.scores import scores_of
+from topoalign.registry.scheduling.scores import scores_among
 from topoalign.registry.scheduling.siblings import NewNodes
 from topoalign.registry.scheduling.standing import UNKNOWN_NODE
 from topoalign.registry.scheduling.verdicts import RefusedByAll, Request, Verdicts, decided
@@ -160,9 +160,7 @@ class Scheduler:
 
     def prioritize(self, pod: PodToSchedule, nodes: Sequence[NodeName]) -> Sequence[int]:
         """As `Scheduling.prioritize`; a node that is not known has 0, and one that comes last. Raises NotReadYet."""
-        scores, places = scores_of(self._request(pod), self.view), self.view.places
-        last = self.lone.last_for(pod.uid)
-        return [scores[places[node]] if node in places and node not in last else 0 for node in nodes]
+        return scores_among(self._request(pod), self.view, nodes, self.lone.last_for(pod.uid))
 
     async def best(self, pod: PodToSchedule, chosen: NodeName | None = None) -> Sequence[NodeName]:
         """
