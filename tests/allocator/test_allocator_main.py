@@ -44,6 +44,7 @@ def context(directory: Path, file: Path) -> Context:
         "STATE_DIR": str(directory / "state"),
         "KUBELET_DIR": str(directory / "device-plugins"),
         "CDI_DIR": str(directory / "cdi"),
+        "COMPAT": "gaia",
     }
     return Context(
         bus=MemoryBus(),
@@ -105,7 +106,7 @@ async def test_what_the_kubelet_decides_by_is_announced() -> None:
             kubelet = await announced(it.bus)
 
     assert {} == kubelet.devices, "what discovery announces is not said twice"
-    assert "best-effort" == kubelet.rules.policy
+    assert ("best-effort", "gaia") == (kubelet.rules.policy, kubelet.rules.compat)
     assert kubelet.rules.unknown.startswith("the node's own settings stand for")
 
 
