@@ -6,9 +6,11 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from decision_support import admitted, container, pod
 from kubelet_files_support import cpu_file, write_files
+from slot_support import in_slots
 
 from topoalign.cli import root
 from topoalign.cli.predict import Described
@@ -186,3 +188,25 @@ def test_options_that_do_not_go_together_are_a_usage_error(
 ) -> None:
     assert 2 == root.run(["what-if", *arguments])
     assert finding in capsys.readouterr().err
+
+
+def test_gpus_in_slots_are_chosen_as_hami_does_where_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of equal GPUs of a NUMA node HAMi takes the one of the highest index. Its lists of policies are for such nodes."""
+    machine = tmp_path / "machine.json"
+    machine.write_bytes(msgspec.json.encode(in_slots(load_machine(MACHINE).topology)))
+    file = tmp_path / "pod.yaml"
+    file.write_text(
+        "{apiVersion: v1, kind: Pod, metadata: {name: p, annotations: {hami.io/gpu-scheduler-policy: 'numa,binpack'}}, "
+        "spec: {containers: [{name: main, resources: {limits: {nvidia.com/gpu: 1, nvidia.com/gpumem: 100}}}]}}"
+    )
+    asked = ["what-if", "--machine", str(machine), "--json"]
+    found = []
+    for more in (["--gpus", "1"], ["--gpus", "1", "--compat", "hami"], ["--pod-file", str(file), "--compat", "hami"]):
+        assert 0 == root.run([*asked, *more])
+        found += json.loads(capsys.readouterr().out)["decision"]["allocations"][0]["devices"][GPU]
+
+    assert ["GPU-2::0", "GPU-3::0", "GPU-3::0"] == found
+    assert 0 != root.run([*asked, "--pod-file", str(file)])
+    assert "InvalidShare" in capsys.readouterr().out

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -17,6 +17,7 @@ from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, AllocationID, Contai
 from topoalign.core.model.maintenance import TrustRequest
 from topoalign.core.model.requests import (
     AllocateRequest,
+    Compat,
     ContainerRequest,
     Mode,
     PodRequest,
@@ -27,6 +28,7 @@ from topoalign.core.model.topology.model import Topology
 
 Changes = dict[str, str | int | bool]
 """Rules that differ from the node's own, by the field names of `AdmissionRules`."""
+COMPATS = [each for each in get_args(Compat) if each]
 
 Command = Callable[..., Any]
 
@@ -56,8 +58,8 @@ def request_options(command: Command) -> Command:
             options.PLACEMENT,
             click.option(
                 "--compat",
-                type=click.Choice(["koordinator", "gaia"]),
-                help="Treat annotations as Koordinator does, or choose GPUs in units as gpu-manager (Gaia).",
+                type=click.Choice(COMPATS),
+                help="Treat annotations as Koordinator does, or choose GPUs in units as Gaia, in slots as HAMi.",
             ),
             click.option(
                 "--mode",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from topoalign.cli import formatting, output
 from topoalign.cli import link as links
@@ -17,7 +18,7 @@ from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Explained
 from topoalign.core.model.errors import clean
 from topoalign.core.model.holdings import Whole
-from topoalign.core.model.requests import ExplainRequest, PodRequest
+from topoalign.core.model.requests import Compat, ExplainRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.core.state.divisions import divisions, parts_of
@@ -95,7 +96,7 @@ def pod_in(file: Path, **asked: Any) -> tuple[PodRequest, Changes]:
     from topoalign.kubelet.files import manifest  # brings in YAML
 
     pod = manifest.load_pod(file)
-    check_pod(pod, compat="koordinator" if rules.get("compat") == "koordinator" else "")
+    check_pod(pod, compat=msgspec.convert(rules.get("compat", ""), Compat))
     return pod, rules
 
 

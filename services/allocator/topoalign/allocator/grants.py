@@ -76,7 +76,7 @@ class Grants:
         )
         self.exclusion = ShareExclusion(lambda: ledger.state, reconciliation.liveness, self.shares)
         self.share_starts = ShareStarts(ledger, reconciliation.liveness)
-        self.slots = SlotGrants(lambda: ledger.state, clock, reserved, reconciliation.liveness)
+        self.slots = SlotGrants(lambda: ledger.state, clock, reserved, reconciliation.liveness, compat)
 
     @property
     def state(self) -> NodeState:

@@ -1,14 +1,14 @@
 """What the allocator of one node can be told from outside."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
 from topoalign.core.demand.rules import check_rules
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import AdmissionRules, Mode, Placement, Policy, Scope
+from topoalign.core.model.requests import AdmissionRules, Compat, Mode, Placement, Policy, Scope
 
 Wait = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 """Seconds; the upper bound also refuses `nan` and `inf`."""
@@ -61,10 +61,10 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     placement: Placement = Placement.TOPOLOGY
     """Device policy: which GPUs, once the NUMA affinity is known."""
 
-    compat: Literal["", "koordinator", "gaia"] = ""
+    compat: Compat = ""
     """
     Whose answers pods get. Empty: ours; `koordinator`: those of its scheduler, to its device annotations; `gaia`: those of
-    gpu-manager (Gaia), to requests for units of GPUs.
+    gpu-manager (Gaia), to requests for units of GPUs; `hami`: those of its scheduler, to requests for slots of GPUs.
     """
 
     reserved_cpus: str = ""

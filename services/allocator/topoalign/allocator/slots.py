@@ -20,6 +20,7 @@ import msgspec
 
 from topoalign.allocator.ports import Listing, Poll
 from topoalign.allocator.reconciliation.liveness import Liveness, shown_of
+from topoalign.core.demand.card_annotations import card_rules
 from topoalign.core.demand.slots import resources_in_slots, share_of_amount, unknown_share
 from topoalign.core.demand.units import InvalidShare
 from topoalign.core.model.allocations import Allocation
@@ -72,12 +73,14 @@ class SlotGrants:
         clock: Clock,
         reserved: Callable[[], NodeReservations],
         liveness: Liveness,
+        compat: str = "",
     ) -> None:
         """
         `state`: of the node now; while calls are judged, with what those before were given. `reserved`: what is reserved on
-        the node now.
+        the node now. `compat`: as in the rules of the node.
         """
         self._state, self._clock, self._reserved, self._liveness = state, clock, reserved, liveness
+        self._rules = card_rules((), as_hami=compat == "hami")
         self._moved: dict[PartName, Moved] = {}
         """Container -> what it was told instead of what is reserved for it."""
         self._ended = frozenset[AllocationID]()
@@ -110,7 +113,7 @@ class SlotGrants:
         offered -= overlapping(live.ownership, devices, displaced)
         states = (with_reserved_shares(live, reserved, now), live) if reserved.reservations else (live,)
         amount, unknown = parts[0].amount if parts else None, unknown_share(live.hardware, resource, size - len(must))
-        share = unknown if amount is None else share_of_amount(unknown, amount)
+        share = (unknown if amount is None else share_of_amount(unknown, amount))._replace(rules=self._rules)
         for state in states:
             spare = offered - held_among(state.ownership, resource, devices)
             among = [gpu for gpu, slots in devices.by_base.items() if gpu not in must and (slots & spare).bits]
@@ -193,9 +196,8 @@ class SlotGrants:
         hardware = self._state().hardware
         if resource not in resources_in_slots(hardware):
             return {}
-        reserved = self._amounts_moved(slots) or amounts_reserved(
-            self._reserved(), self._clock.monotonic(), resource, slots
-        )
+        kept, now = self._reserved(), self._clock.monotonic()
+        reserved = self._amounts_moved(slots) or amounts_reserved(kept, now, resource, slots)
         return {slot: reserved.get(slot) or equal_part(hardware, base_of(slot)) for slot in slots}
 
     def beside(

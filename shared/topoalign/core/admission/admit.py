@@ -74,7 +74,7 @@ def decided(run: AdmissionRun) -> Steps[Decision]:
         if (units := unit_resources(run.state.hardware)) is not None:
             check_asked(run.demand.request, units)
         for slots in slot_resources(run.state.hardware):
-            check_slots_asked(run.demand.request, slots)
+            check_slots_asked(run.demand.request, slots, run.demand.rules.compat)
         yield from run.decide()
     except NoFit as misfit:
         return run.refusal(misfit)

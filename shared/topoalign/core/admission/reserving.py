@@ -31,6 +31,6 @@ def reserved_for(
 def has_its_own(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
     """
     Whether a pod limits its GPUs in slots, and so must have those that a decision gives it, or none. What pods without slots
-    say about cards is not looked at.
+    say about cards is not looked at. HAMi's rules and ours read the limits alike, and HAMi's know all policies.
     """
-    return any(each.slots for each in allocations) and card_rules(said_of_cards(pod.annotations)).limits
+    return any(each.slots for each in allocations) and card_rules(said_of_cards(pod.annotations), as_hami=True).limits

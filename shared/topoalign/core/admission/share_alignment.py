@@ -101,7 +101,7 @@ def parts_of(topology: Topology, demand: PodDemand) -> tuple[Part, ...]:
 
 def share_in(topology: Topology, container: ContainerDemand) -> tuple[ResourceName, SlotShare | Share] | None:
     """What a container asks for of parts of GPUs, with a resource that these are listed under. None: nothing."""
-    slots = slots_asked(topology, container.devices, container.about_cards)
+    slots = slots_asked(topology, container.devices, container.about_cards, as_hami=container.as_hami)
     if slots is not None:
         return slots.resource, slots
     units = share_of(topology, container.devices)

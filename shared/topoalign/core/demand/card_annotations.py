@@ -8,7 +8,8 @@ What a pod's annotations say about the shared GPUs that it may get, under HAMi's
     nvidia.com/numa-bind: "true"                            all GPUs of a container on one NUMA node
 
 `card_rules` is what topoalign reads in them, and refuses what would have no effect or another one than was meant: a word
-that is no policy, a list with nothing in it, a uuid that is none. HAMi's own reading passes over these (`type_selection`,
+that is no policy, a list with nothing in it, a uuid that is none. Where HAMi's rules choose the GPUs, several policies may
+stand with commas in between, `numa` among them. HAMi's own reading passes over these (`type_selection`,
 `uuid_selection`). They are about GPUs in slots alone, so a pod that asks for none may say there what it likes.
 
 Source: HAMi 4707fb02, CheckType, CheckUUID and the scheduler's policies (spec hami.md 2.3 to 2.6).
@@ -42,7 +43,7 @@ MOST_LISTED = 256
 LONGEST_ENTRY = 100
 UUID = re.compile(r"GPU-[0-9A-Za-z-]+")
 """The form of a GPU's id: as NVIDIA writes them, and `GPU-<index>` of a described machine."""
-MUTEX = "mutex"
+MUTEX, NUMA = "mutex", "numa"
 ORDERS = (CardOrder.BINPACK, CardOrder.SPREAD)
 """Those for which it matters how full a card is."""
 POLICIES = (*ORDERS, MUTEX, CardOrder.TOPOLOGY_AWARE)
@@ -62,18 +63,18 @@ def lists_said(said: Said, *keys: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def card_rules(said: Said) -> CardRules:
+def card_rules(said: Said, *, as_hami: bool = False) -> CardRules:
     """
-    The rules by which a pod gets its cards; without annotations ANY_CARD. Raises InvalidShare for what cannot be meant, with
-    the path of the annotation.
+    The rules by which a pod gets its cards; without annotations ANY_CARD. `as_hami`: HAMi's rules choose them, which know
+    lists of policies as well, and spread where none is named. Raises InvalidShare for what cannot be meant, with the path of
+    the annotation.
     """
     found = dict(said)
     policy = found.get(GPU_POLICY)
-    if policy is not None and policy not in POLICIES:
-        raise invalid(
-            GPU_POLICY, f"{quoted([policy])} is no policy", f"write one of {', '.join(POLICIES)}, or leave it out"
-        )
-    order = CardOrder(policy) if policy is not None and policy != MUTEX else CardOrder.BEST_FIT
+    several = hami_policies(policy) if as_hami else lone_policy(policy)
+    order = CardOrder.BEST_FIT
+    if policy is not None and policy != MUTEX and not as_hami:
+        order = CardOrder(policy)
     types = Selection(listed_models(found, USE_TYPE), listed_models(found, NO_USE_TYPE))
     uuids = Selection(listed_uuids(found, USE_UUID), listed_uuids(found, NO_USE_UUID))
     check_something_is_left(USE_TYPE, types, lambda part, model: part.upper() in model.upper())
@@ -81,11 +82,36 @@ def card_rules(said: Said) -> CardRules:
     return CardRules(
         types=types,
         uuids=uuids,
-        mutex=policy == MUTEX,
+        mutex=MUTEX in several,
         numa_bind=binds_to_a_node(found),
         order=order,
-        weights=weights_for(order, found),
+        weights=weights_for(found, weighs=is_weighed(several) if as_hami else order in ORDERS),
+        hami=(policy or CardOrder.SPREAD.value) if as_hami else "",
     )
+
+
+def lone_policy(policy: str | None) -> tuple[str, ...]:
+    """The policy that is named, if one is. Raises InvalidShare for a word that is none."""
+    if policy is not None and policy not in POLICIES:
+        raise invalid(
+            GPU_POLICY, f"{quoted([policy])} is no policy", f"write one of {', '.join(POLICIES)}, or leave it out"
+        )
+    return () if policy is None else (policy,)
+
+
+def hami_policies(policy: str | None) -> tuple[str, ...]:
+    """The policies that are named with commas in between. Raises InvalidShare for words that HAMi reads as `spread`."""
+    several = () if policy is None else words(policy)
+    if wrong := [each for each in several if each not in (*POLICIES, NUMA)]:
+        known = ", ".join((*POLICIES, NUMA))
+        raise invalid(GPU_POLICY, f"{quoted(wrong[:3])}: no policy", f"write some of {known}, or leave it out")
+    return several
+
+
+def is_weighed(policies: tuple[str, ...]) -> bool:
+    """Whether HAMi looks at how full a card is: not where it goes by NUMA nodes, or by what is unused, alone."""
+    named = {*policies}
+    return not named.isdisjoint(ORDERS) or (NUMA not in named and named != {MUTEX})
 
 
 def binds_to_a_node(found: Mapping[str, str]) -> bool:
@@ -101,12 +127,15 @@ def binds_to_a_node(found: Mapping[str, str]) -> bool:
     return is_true(text)
 
 
-def weights_for(order: CardOrder, found: Mapping[str, str]) -> Weights:
-    """The weights for this order. Raises InvalidShare for those that are none, and where nothing is weighed."""
+def weights_for(found: Mapping[str, str], *, weighs: bool) -> Weights:
+    """
+    The weights of what makes a card full. `weighs`: whether it matters. Raises InvalidShare for those that are none, and
+    where it does not.
+    """
     if (text := found.get(SCORING_WEIGHTS)) is None:
         return EQUAL_WEIGHTS
     weights = weights_meant(text)
-    if order not in ORDERS:
+    if not weighs:
         raise invalid(
             SCORING_WEIGHTS,
             f"has an effect with {' and '.join(ORDERS)} alone",

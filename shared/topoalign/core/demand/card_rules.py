@@ -74,6 +74,10 @@ class CardRules(msgspec.Struct, frozen=True, kw_only=True):
     order: CardOrder = CardOrder.BEST_FIT
     weights: Weights = EQUAL_WEIGHTS
     """What counts how much where it matters how full a card is: with `binpack` and `spread`."""
+    hami: str = ""
+    """
+    HAMi's policy, or several with commas in between, where its rules choose the cards instead of `order`; else empty.
+    """
 
     @property
     def limits(self) -> bool:

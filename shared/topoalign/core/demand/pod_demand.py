@@ -59,6 +59,8 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of memory and of each size of hugepages for the memory manager to place, in the order of the names."""
     about_cards: Said = ()
     """What its pod says about GPUs by amounts, unread: about other devices it may say what it likes."""
+    as_hami: bool = False
+    """Whether HAMi's rules choose its GPUs in slots."""
 
     @property
     def containers(self) -> "tuple[ContainerDemand, ...]":
@@ -187,6 +189,7 @@ def container_of(
         cpus=exclusive_cpus(pod, container, profile) if rules.cpu_manager == "static" else 0,
         memory=in_order(memory_part(container, profile)) if manages_memory else {},
         about_cards=said_of_cards(pod.annotations),
+        as_hami=rules.compat == "hami",
     )
 
 

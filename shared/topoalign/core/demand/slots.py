@@ -80,16 +80,18 @@ def amount_resources(topology: Topology) -> frozenset[ResourceName]:
     return frozenset(name for slots in resources_in_slots(topology).values() for name in slots.resources)
 
 
-def slots_asked(topology: Topology, devices: Quantities, said: Said = ()) -> SlotShare | None:
+def slots_asked(topology: Topology, devices: Quantities, said: Said = (), *, as_hami: bool = False) -> SlotShare | None:
     """
-    What is asked for in slots on this machine; None: nothing is. Raises InvalidShare for annotations that cannot be meant.
+    What is asked for in slots on this machine; None: nothing is. `as_hami`: HAMi's rules choose the GPUs. Raises
+    InvalidShare for annotations that cannot be meant.
     """
     for resource, slots in resources_in_slots(topology).items():
         if gpus := devices.get(resource, 0):
             memory, percentage = devices.get(slots.memory, 0), devices.get(slots.percentage, 0)
             cores = devices.get(slots.cores, 0)
             percentage = percentage or (0 if memory else 100)
-            return SlotShare(resource, gpus, cores, memory, percentage, rules=card_rules(said))
+            rules = card_rules(said, as_hami=as_hami)
+            return SlotShare(resource, gpus, cores, memory, percentage, rules=rules)
     return None
 
 

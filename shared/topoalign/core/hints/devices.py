@@ -167,7 +167,7 @@ def slots_for(state: NodeState, container: ContainerDemand, resource: ResourceNa
     """
     hardware, free = state.hardware, state.ownership.free(resource)
     found, left = free.devices.nothing, reusable_devices(held_by_pod(state, container), resource)
-    share = slots_asked(hardware, container.devices, container.about_cards)
+    share = slots_asked(hardware, container.devices, container.about_cards, as_hami=container.as_hami)
     if share is None:
         return found
     taken = {*map(base_of, left)}

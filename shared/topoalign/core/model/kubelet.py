@@ -47,7 +47,7 @@ class KubeletRules(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     placement: str
     """Device policy of topoalign's device plugin, which answers the kubelet's GetPreferredAllocation."""
     compat: str = ""
-    """Whose answers pods get instead of topoalign's own, as the node is set (`TOPOALIGN_COMPAT`): `gaia`. Empty: its own."""
+    """Whose answers pods get instead of topoalign's own, as the node is set (`TOPOALIGN_COMPAT`): `gaia`, `hami`."""
     unknown: str = ""
     """Why the kubelet's configuration cannot be read: then these are the allocator's own settings. Empty: it was read."""
 

@@ -124,6 +124,10 @@ class CpuOption(StrEnum):
     """CPUs of one last-level cache where they fit."""
 
 
+Compat = Literal["", "koordinator", "gaia", "hami"]
+"""Whose answers pods get: topoalign's own, or those of another scheduler, with all that is odd there."""
+
+
 class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The rules by which a node admits pods. Field names follow the kubelet's configuration where it has them."""
 
@@ -133,10 +137,10 @@ class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     mode: Mode = Mode.BEST
     placement: Placement = Placement.TOPOLOGY
     """Device policy: which GPUs, once the NUMA affinity is known."""
-    compat: Literal["", "koordinator", "gaia"] = ""
+    compat: Compat = ""
     """
     Whose answers pods get, with all that is odd there. Empty: ours; `koordinator`: its scheduler's, to its annotations;
-    `gaia`: gpu-manager's, to requests for units of GPUs.
+    `gaia`: gpu-manager's, to requests for units of GPUs; `hami`: its scheduler's, to requests for slots of GPUs.
     """
     prefer_closest_numa_nodes: bool = False
     max_allowable_numa_nodes: int = 8

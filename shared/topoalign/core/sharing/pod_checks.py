@@ -11,7 +11,7 @@ Refused are, in units: amounts of 0, parts of several GPUs, computing time witho
 beside GPUs that are asked for in another way, and all annotations of HAMi and Gaia about cards, which have no effect there.
 With slots: amounts that no GPU has, amounts without a number of GPUs, units in the same container, annotations that cannot
 be meant, those that have no effect, and those that have one where no amount is named: nodes that offer whole GPUs under the
-same name look at none.
+same name look at none. Where HAMi's rules choose the GPUs (`compat`), lists of policies can be meant.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -29,7 +29,7 @@ from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.demand import check_keys, is_joint
 from topoalign.core.model.errors import InvalidField, NoFit
 from topoalign.core.model.ids import ResourceName
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest
+from topoalign.core.model.requests import AdmissionRules, Compat, ContainerRequest, Mode, PodRequest
 from topoalign.core.model.topology.offers import CORES
 from topoalign.core.sharing.refusals import MemoryAboveCard, ShareFields
 
@@ -46,7 +46,7 @@ def check_pod(
     pod: PodRequest,
     offered: Collection[UnitResources] = (),
     slots: Collection[SlotResources] = (),
-    compat: Literal["", "koordinator"] = "",
+    compat: Compat = "",
     otherwise: Collection[ResourceName] = (),
 ) -> None:
     """
@@ -67,7 +67,9 @@ def check_pod(
     units = sorted(offered, key=lambda each: (-each.most, each))
     check_one(partial(check_asked, pod, each) for each in units if asks_for(pod, each))
     by_amounts = sorted(slots, key=lambda each: (-each.most, each.resource))
-    check_one(partial(check_slots_asked, pod, each) for each in by_amounts if is_for_slots(pod, each, otherwise))
+    check_one(
+        partial(check_slots_asked, pod, each, compat) for each in by_amounts if is_for_slots(pod, each, otherwise)
+    )
 
 
 def check_one(checks: Iterable[Callable[[], None]]) -> None:
@@ -93,7 +95,7 @@ def check_asked(pod: PodRequest, offered: UnitResources) -> None:
     check_annotations(pod.annotations, "units")
 
 
-def check_slots_asked(pod: PodRequest, offered: SlotResources) -> None:
+def check_slots_asked(pod: PodRequest, offered: SlotResources, compat: Compat = "") -> None:
     """Raises InvalidShare for what is asked for of GPUs that are offered in slots so. `pod`: valid."""
     for where, container in containers_of(pod):
         units = [name for name in USUAL_NAMES if container.limits.get(name)]
@@ -101,7 +103,7 @@ def check_slots_asked(pod: PodRequest, offered: SlotResources) -> None:
     if names_amounts(pod, offered):
         for where, container in containers_of(pod):
             check_amounts(where, container.limits, offered)
-        card_rules(said_of_cards(pod.annotations))
+        card_rules(said_of_cards(pod.annotations), as_hami=compat == "hami")
         check_annotations(pod.annotations, "slots")
     elif any(container.limits.get(offered.resource) for _, container in containers_of(pod)):
         check_says_nothing(pod.annotations, offered)

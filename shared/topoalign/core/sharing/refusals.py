@@ -150,6 +150,18 @@ class ShareSplit(ShareDoesNotFit):
     code = "ShareSplit"
 
 
+class NoneByHami(ShareDoesNotFit):
+    """Raised where enough is left, and HAMi's rules choose no cards: `reason` counts why, in HAMi's words."""
+
+    def __init__(self, fields: ShareFields, asked: int, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            fields.cards,
+            f"enough is left of {asked}, and HAMi's rules choose none: {reason}",
+            "ask for less or by other annotations, or choose a node without compat hami",
+        )
+
+
 class WholeGpuInUse(ShareDoesNotFit):
     """Raised for a whole GPU of which somebody has a part, and for a part of a GPU that somebody has whole."""
 

@@ -5,7 +5,7 @@ Slots of one container are of different GPUs, and each of them has enough left f
 A MIG instance in slots counts as a GPU without links: instances reach neither one another nor other GPUs, so where they are
 equal the lowest ones are taken. Which GPUs is decided by `choice`, among those that the pod's annotations accept. A kubelet
 counts slots per NUMA node, and knows neither GPUs nor annotations: where its alignment leaves too few GPUs that would do,
-the container is refused (`ShareSplit`). Example with ten slots a GPU:
+the container is refused (`ShareSplit`). Where HAMi's rules choose, `slots_as_hami` does it. Example with ten slots a GPU:
 
     left of GPU-0: 100 cores and 80000 MiB, of GPU-1: 60 and 20000, of GPU-2: 0 and 50000
     asked for 30 cores and 4000 MiB of one: GPU-1; of two: GPU-0 and GPU-1; of three: refused
@@ -26,7 +26,6 @@ from topoalign.core.demand.slots import (
     has_slot_for,
     instance_memory,
     may_be_on,
-    numa_node_of,
     on_one_node,
     resources_in_slots,
     slots_asked,
@@ -39,17 +38,22 @@ from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.device_sets import DeviceSet
-from topoalign.core.model.topology.model import Gpu, Topology
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES
-from topoalign.core.model.topology.views import made_once
 from topoalign.core.placement.devices import Choice
-from topoalign.core.placement.gpus.scores import gpu_scores
-from topoalign.core.placement.gpus.set_scorer import SetScorer
-from topoalign.core.placement.preference import set_scorer
-from topoalign.core.sharing.cards import SharedCard, ShareRequest
+from topoalign.core.sharing.cards import ShareRequest
 from topoalign.core.sharing.choice import choose
 from topoalign.core.sharing.fitting import accepted_cards
-from topoalign.core.sharing.refusals import WAIT, NotEnoughShareCards, ShareDoesNotFit, ShareFields, ShareSplit
+from topoalign.core.sharing.refusals import (
+    WAIT,
+    NoneByHami,
+    NotEnoughShareCards,
+    ShareDoesNotFit,
+    ShareFields,
+    ShareSplit,
+)
+from topoalign.core.sharing.slot_cards import cards_of, scorer_of
+from topoalign.core.sharing.slots_as_hami import choose_as_hami
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.slot_amounts import NONE_HELD, held_by_slot, larger
 
@@ -69,57 +73,6 @@ def fields_of(topology: Topology, resource: ResourceName, said: Said) -> ShareFi
     )
 
 
-@made_once
-def places_of(topology: Topology) -> tuple[tuple[DeviceID, Gpu], ...]:
-    """All GPUs in the hardware's order, each with itself, or in its place its MIG instances that are in slots, with it."""
-    in_slots, found = offers_in_slots(topology), list[tuple[DeviceID, Gpu]]()
-    for gpu in topology.gpus:
-        instances = [each.uuid for each in gpu.mig or () if each.uuid in in_slots]
-        found += [(base, gpu) for base in instances or [gpu.id]]
-    return tuple(found)
-
-
-@made_once
-def scorer_of(topology: Topology) -> SetScorer:
-    """The scorer of sets of these; MIG instances have no links."""
-    places = places_of(topology)
-    if all(base == gpu.id for base, gpu in places):
-        return set_scorer(topology)
-    scores = gpu_scores(topology)
-    position = {gpu.id: number for number, gpu in enumerate(topology.gpus)}
-    rows = [position.get(base) for base, _ in places]
-    return SetScorer([[0 if a is None or b is None else scores[a][b] for b in rows] for a in rows])
-
-
-def cards_of(topology: Topology, left: SlotsOfGpus) -> tuple[SharedCard, ...]:
-    """All GPUs and instances of `places_of`; of those that are not in slots nothing is to be had."""
-    found = []
-    for base, gpu in places_of(topology):
-        here = left.get(base)
-        offered, held = (here.offered, here.held) if here else (NONE_HELD, NONE_HELD)
-        if here and here.profiles:  # whether an instance fits is known already: what is left decides the order alone
-            held = Amount(cores=0, memory=offered.memory - here.left.memory)
-        found.append(
-            SharedCard(
-                device=base,
-                index=gpu.index,
-                minor=gpu.index if gpu.minor is None else gpu.minor,
-                numa_node=numa_node_of(topology, gpu.id),
-                model=gpu.name,
-                healthy=here is not None and here.usable,
-                cores=offered.cores,
-                memory=offered.memory,
-                slots=here.all_slots if here else 0,
-                cores_held=held.cores,
-                memory_held=held.memory,
-                slots_held=here.sharers if here else 0,
-                processes=here.sharers if here else 0,
-                exclusive=here is None,
-            )
-        )
-    return tuple(found)
-
-
 def choose_gpus(
     topology: Topology, left: SlotsOfGpus, share: SlotShare, among: Iterable[DeviceID], fields: ShareFields
 ) -> tuple[DeviceID, ...]:
@@ -130,6 +83,8 @@ def choose_gpus(
     whole = [msgspec.structs.replace(card, device=topology.card_of(card.device)) for card in cards]
     accepted = [cards[at].device for at in accepted_cards(whole, share.rules, fields)]
     enough = [gpu for gpu in accepted if has_slot_for(left[gpu], share)]
+    if share.rules.hami and len(on_one_node(topology, share, enough)) >= share.gpus:
+        return choose_as_hami(topology, cards, left, share, enough, fields)
     wanted = enough if len(enough) >= share.gpus else accepted
     # the least of them, where GPUs of different sizes are asked for by a percentage: each of `enough` has its own; and a
     # byte of GPUs so small that it is none
@@ -166,7 +121,8 @@ class SlotChooser:
         """Raises ShareDoesNotFit where too few GPUs of the node have enough, however they are aligned."""
         missing = self._share.gpus - len(self._own)
         if missing > 0:
-            self._choose(missing, self._left, self._own)
+            offers = offers_in_slots(self._state.hardware)
+            self._choose(missing, [gpu for gpu in self._left if offers[gpu].resource == self.resource], self._own)
 
     def check_takeover(self, reusable: Collection[DeviceID], amount: int) -> None:
         """
@@ -180,7 +136,10 @@ class SlotChooser:
         )
 
     def prefer(self, choice: Choice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
-        """The slots that the container gets, of those that may be chosen; () where too few GPUs have enough."""
+        """
+        The slots that the container gets, of those that may be chosen; () where too few GPUs have enough. Raises NoneByHami,
+        and TooMuchWork where HAMi's rules choose.
+        """
         available = choice.available
         must = tuple(dict.fromkeys(map(base_of, choice.must_include)))
         missing = choice.size - len(must)
@@ -189,12 +148,19 @@ class SlotChooser:
             return ()
         try:
             others = self._choose(missing, among, must)
+        except NoneByHami:
+            raise
         except (InvalidField, ShareDoesNotFit):
             return ()
         return (*choice.must_include, *(slot_of(available, gpu) for gpu in others))
 
     def check_given(self, slots: Collection[DeviceID]) -> None:
-        """Raises ShareDoesNotFit where these slots are not of different GPUs that would do for the container."""
+        """
+        Raises ShareDoesNotFit where these slots are not of different GPUs that would do for the container, or HAMi, whose
+        rules are to choose, would find none on the whole node.
+        """
+        if self._share.rules.hami:
+            self.check_room()
         if why := self._objection([base_of(slot) for slot in slots]):
             self.check_room()
             raise ShareSplit(
@@ -260,7 +226,7 @@ def own_amounts(
 
 def chooser_of(state: NodeState, container: ContainerDemand) -> SlotChooser | None:
     """Chooses the container's slots; None: it asks for none."""
-    share = slots_asked(state.hardware, container.devices, container.about_cards)
+    share = slots_asked(state.hardware, container.devices, container.about_cards, as_hami=container.as_hami)
     return None if share is None else SlotChooser(state, container, share)
 
 

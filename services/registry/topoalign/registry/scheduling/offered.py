@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from topoalign.core.demand.slots import SlotResources, amount_resources, resources_in_slots, slot_resources
 from topoalign.core.demand.units import UnitResources, unit_resources
+from topoalign.core.model.events import UsageObserved
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.model import Topology
@@ -23,6 +24,7 @@ class Offered(NamedTuple):
     units: frozenset[UnitResources]
     slots: frozenset[SlotResources]
     not_in_slots: frozenset[ResourceName]
+    compats: frozenset[str]
 
 
 class OfferedResources:
@@ -37,24 +39,26 @@ class OfferedResources:
         """Those in which they are offered in slots."""
         self.not_in_slots: frozenset[ResourceName] = frozenset()
         """Resources that some node offers in another way than in slots; another node may offer the same in slots."""
-        self._nodes: dict[NodeName, tuple[Topology, Offered]] = {}
+        self.compats: frozenset[str] = frozenset()
+        """Whose answers pods get on some node that offers slots, as in `KubeletRules`; empty: topoalign's own."""
+        self._nodes: dict[NodeName, tuple[Topology, str, Offered]] = {}
         self._counts = Counter[Offered]()
         """How many nodes offer this."""
 
-    def note(self, node: NodeName, hardware: Topology) -> None:
-        """A node has this hardware now."""
-        before = self._nodes.get(node)
-        if before is not None and before[0] is hardware:  # as at nearly every fact of a node
+    def note(self, node: NodeName, hardware: Topology, usage: UsageObserved | None = None) -> None:
+        """A node has this hardware now, and has said this of its kubelet."""
+        before, compat = self._nodes.get(node), compat_of(usage)
+        if before is not None and before[0] is hardware and before[1] == compat:  # as at nearly every fact of a node
             return
-        now = offered_by(hardware)
-        self._nodes[node] = hardware, now
-        self._count(now, None if before is None else before[1])
+        now = offered_by(hardware, compat)
+        self._nodes[node] = hardware, compat, now
+        self._count(now, None if before is None else before[2])
 
     def drop(self, node: NodeName) -> None:
         """A node is gone."""
         before = self._nodes.pop(node, None)
         if before is not None:
-            self._count(None, before[1])
+            self._count(None, before[2])
 
     def _count(self, more: Offered | None, less: Offered | None) -> None:
         kinds = len(self._counts)
@@ -70,19 +74,27 @@ class OfferedResources:
             self.units = frozenset[UnitResources]().union(*(each.units for each in self._counts))
             self.slots = frozenset[SlotResources]().union(*(each.slots for each in self._counts))
             self.not_in_slots = frozenset[ResourceName]().union(*(each.not_in_slots for each in self._counts))
+            self.compats = frozenset[str]().union(*(each.compats for each in self._counts))
 
     def left_out(self, pod: PodRequest) -> list[FilledIn]:
         """What a pod leaves out that asks for slots (`slot_defaults`)."""
         return slot_defaults(pod, self.slots, self.not_in_slots)
 
 
-def offered_by(hardware: Topology) -> Offered:
+def compat_of(usage: UsageObserved | None) -> str:
+    """Whose answers pods get on a node that has said this; empty where it has not said it, or topoalign's own."""
+    return "" if usage is None or usage.kubelet is None else usage.kubelet.rules.compat
+
+
+def offered_by(hardware: Topology, compat: str = "") -> Offered:
     """What a node with this hardware offers. Nothing that is computed on the way is kept with the hardware."""
     hardware = hardware.without_tables()
     units, names = unit_resources(hardware), hardware.offers_of.keys()
+    slots = frozenset(slot_resources(hardware))
     return Offered(
         names=frozenset(names | amount_resources(hardware)),
         units=frozenset() if units is None else frozenset({units}),
-        slots=frozenset(slot_resources(hardware)),
+        slots=slots,
         not_in_slots=frozenset(names - resources_in_slots(hardware).keys()),
+        compats=frozenset({compat} if slots else ()),
     )

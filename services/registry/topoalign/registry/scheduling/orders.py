@@ -109,7 +109,7 @@ def shares_of(topology: Topology, pod: Comer) -> set[Share]:
 
 def slots_of(topology: Topology, pod: Comer) -> set[SlotShare]:
     """What the containers of a pod ask for of GPUs in slots."""
-    asked = (slots_asked(topology, each.devices, each.about_cards) for each in pod.demand.containers)
+    asked = (slots_asked(topology, one.devices, one.about_cards, as_hami=one.as_hami) for one in pod.demand.containers)
     return {share for share in asked if share is not None}
 
 

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 
 from topoalign.core.model.errors import InvalidField, NoFit
-from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.requests import Compat, PodRequest
 from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.offered import OfferedResources
@@ -20,15 +20,21 @@ class PodChecks:
         self._known: OrderedDict[str, tuple[PodRequest, object, InvalidField | NoFit | None]] = OrderedDict()
         """UID -> the pod as it came, what was offered then, and why it cannot be meant."""
 
+    @property
+    def _compat(self) -> Compat:
+        """As for a pod that may come to any node with slots: HAMi's reading takes all that topoalign's does."""
+        return "hami" if "hami" in self._offers.compats else ""
+
     def check(self, request: PodRequest) -> None:
         """Raises InvalidField, InvalidShare and MemoryAboveCard as `check_pod` of the core does."""
         offers = self._offers
-        check_pod(request, offers.units, offers.slots, otherwise=offers.not_in_slots)
+        check_pod(request, offers.units, offers.slots, self._compat, offers.not_in_slots)
 
     def check_waiting(self, pod: PodToSchedule) -> None:
         """The same of a pod that may come again."""
         offers = self._offers
-        known, offered = self._known.get(pod.uid), (offers.units, offers.slots, offers.not_in_slots)
+        known = self._known.get(pod.uid)
+        offered = offers.units, offers.slots, offers.not_in_slots, self._compat
         if known is None or known[0] is not pod.request or known[1] != offered:
             known = pod.request, offered, self._error(pod.request)
             self._known[pod.uid] = known

@@ -266,7 +266,7 @@ class ClusterView:
     def _judge(self, view: NodeView) -> None:
         """Whether the node is offered, and of which kind it is."""
         member = self._cluster.member(view.name)
-        self.offers.note(view.name, member.state.hardware)
+        self.offers.note(view.name, member.state.hardware, member.state.usage)
         view.kind = view.free = view.shape = view.left = None
         view.refusal = self.foreign(view.name) or obstacle(member, self._unsettled)
         if view.refusal:

@@ -65,6 +65,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     rules: PodRules = PodRules()
     cordoned: frozenset[str] = frozenset()
     """Uuids."""
+    spent: frozenset[str] = frozenset()
+    """Uuids of cards of which nothing is to be had any more for other reasons than what of them is used."""
     scores: PairScores = {}
     """What the links between the node's cards are worth."""
     quota: NamespaceQuota | None = None
@@ -153,7 +155,7 @@ class _Walk:
 
     def _used_up(self, card: CardUsage) -> Reason | None:
         """Why nobody can join those who use the card."""
-        if card.used_slots >= card.slots:
+        if card.used_slots >= card.slots or card.uuid in self.around.spent:
             return Reason.SLOTS
         return Reason.EXCLUSIVE if self.mutex and card.used_slots > 0 else None
 

@@ -1,0 +1,141 @@
+"""
+On which GPUs a container gets its slots where HAMi's rules choose them (`compat: hami`).
+
+The GPUs that a container may get are put in HAMi's order and tried one after the other by HAMi's checks (`hami.order`,
+`hami.fit`), with what is held of them as HAMi counts it. Without a policy of the pod that is `spread`. Example with ten
+slots, 100 cores and 40960 MiB each, for one GPU with 40 cores:
+
+    held of GPU-0: 1 slot, 30 cores, 4096 MiB: 10 x (0.1 + 0.3 + 0.1) = 5; of GPU-1: 2 slots, 8192 MiB: 10 x (0.2 + 0.2) = 4
+    spread tries GPU-1 first, binpack GPU-0
+
+topoalign's own rules stay: a GPU of which not enough is left for them is tried as one without a free slot, whatever HAMi
+would make of it. So no trap of HAMi's gives out more than there is:
+
+- 100 cores are a whole GPU for HAMi only where it offers 100. Where it offers more, only unused ones serve; where it offers
+  less, none does, as with HAMi.
+- An unknown NUMA node is node 0 for HAMi; GPUs without a known one do not serve containers that bind several to one.
+- HAMi gives a container several instances of a GPU in MIG mode; here each slot is of another GPU, and whether an instance
+  fits is asked of the GPU's places.
+
+Source: HAMi 4707fb02 (spec hami.md 2.3 to 2.6).
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
+
+from topoalign.core.demand.card_rules import Selection
+from topoalign.core.demand.hami_names import VENDOR
+from topoalign.core.demand.slots import SlotShare, SlotsOfGpus
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import CORES
+from topoalign.core.model.topology.queries import kept_apart, pcie_class
+from topoalign.core.model.topology.views import made_once
+from topoalign.core.sharing.cards import SharedCard
+from topoalign.core.sharing.hami.fit import Surroundings, Unfit, fit
+from topoalign.core.sharing.hami.order import ScoredCard, walk
+from topoalign.core.sharing.hami.registration import PairScores
+from topoalign.core.sharing.hami.requests import UNSET, CardRequest
+from topoalign.core.sharing.hami.scores import device_score
+from topoalign.core.sharing.hami.selection import PodRules
+from topoalign.core.sharing.hami.topology import GpuLink, GpuLinks, link_scores
+from topoalign.core.sharing.hami.usage import MIB, CardUsage, usage_of
+from topoalign.core.sharing.refusals import NoneByHami, ShareFields
+from topoalign.core.state.slot_amounts import NONE_HELD, SlotsLeft
+
+
+def choose_as_hami(
+    topology: Topology,
+    cards: Sequence[SharedCard],
+    left: SlotsOfGpus,
+    share: SlotShare,
+    able: Collection[DeviceID],
+    fields: ShareFields,
+) -> tuple[DeviceID, ...]:
+    """
+    The GPUs, of these `cards`, that HAMi chooses, in the order in which it takes them. `able`: those that have enough left
+    by topoalign's own rules. Raises NoneByHami, and TooMuchWork where the best connected ones are not found in time.
+    """
+    asked, rules = request_of(share, [left[gpu] for gpu in able]), share.rules
+    binds = rules.numa_bind and share.gpus > 1
+    scored = [ScoredCard(card, device_score(card, (asked,), rules.weights)) for card in usage_of_cards(cards, left)]
+    around = Surroundings(
+        rules=PodRules(
+            types=rules.types,
+            uuids=Selection(unwanted=unaccepted(topology, cards, rules.uuids)),
+            numa_bind=rules.numa_bind,
+            policy=rules.hami,
+            weights=rules.weights,
+        ),
+        spent=frozenset(card.device for card in cards if card.device not in able or (binds and card.numa_node is None)),
+        scores=scores_of_links(topology),
+    )
+    found = fit(walk(scored, rules.hami, rules.numa_bind), asked, around)
+    if isinstance(found, Unfit):
+        raise NoneByHami(fields, share.gpus, found.reason)
+    return tuple(DeviceID(each.uuid) for each in found)
+
+
+def usage_of_cards(cards: Iterable[SharedCard], left: SlotsOfGpus) -> tuple[CardUsage, ...]:
+    """The same in HAMi's amounts; of GPUs whose slots become MIG instances with what these hold."""
+    found = []
+    for card in cards:
+        here = left.get(card.device)
+        if here is not None and here.profiles:
+            card = msgspec.structs.replace(card, cores_held=here.held.cores, memory_held=here.held.memory)
+        found.append(usage_of(card))
+    return tuple(found)
+
+
+def request_of(share: SlotShare, able: Sequence[SlotsLeft]) -> CardRequest:
+    """
+    What is asked for as HAMi has it. Equal parts are the least of those of these GPUs; where a slot becomes a MIG instance,
+    any that fits.
+    """
+    if share.parts:
+        parts = [NONE_HELD if each.profiles else share.amount_of(each.offered) for each in able]
+        return CardRequest(
+            count=share.gpus,
+            vendor=VENDOR,
+            memory=min(each.memory for each in parts) // MIB,
+            percent=UNSET,
+            cores=min(each.cores for each in parts),
+        )
+    return CardRequest(
+        count=share.gpus,
+        vendor=VENDOR,
+        memory=share.memory,
+        percent=UNSET if share.memory else share.percentage,
+        cores=CORES if share.whole else share.cores,
+    )
+
+
+def unaccepted(topology: Topology, cards: Iterable[SharedCard], uuids: Selection) -> tuple[DeviceID, ...]:
+    """Those of the cards that the lists of uuids leave out; a MIG instance is in them under its GPU."""
+    return tuple(card.device for card in cards if not uuids.takes_uuid(topology.card_of(card.device)))
+
+
+@made_once
+def scores_of_links(topology: Topology) -> PairScores:
+    """What HAMi publishes of the links between the machine's GPUs; MIG instances have none."""
+    gpus = [
+        GpuLinks(
+            uuid=gpu.id,
+            index=place,
+            links={
+                other: links_between(topology, gpu.id, peer.id)
+                for other, peer in enumerate(topology.gpus)
+                if other != place
+            },
+        )
+        for place, gpu in enumerate(topology.gpus)
+    ]
+    return {each.uuid: each.score for each in link_scores(gpus)}
+
+
+def links_between(topology: Topology, a: DeviceID, b: DeviceID) -> tuple[GpuLink, ...]:
+    """The path over PCIe between two GPUs, and their NVLinks, as far as a fabric manager does not keep them apart."""
+    link = topology.link_by_pair.get((a, b))
+    nvlinks = 0 if link is None or kept_apart(topology, a, b) else link.nvlinks
+    return (pcie_class(topology, a, b), *((nvlinks,) if nvlinks else ()))
