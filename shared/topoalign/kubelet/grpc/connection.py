@@ -1,7 +1,7 @@
 """
 One connection to a socket of this process, with a limit on the work and memory that its peer can cause.
 
-grpclib and h2 process at once whatever a chunk of bytes asks for. Here a connection reads 16 KiB at most, then nothing
+grpclib and h2 process at once whatever a chunk of bytes asks for. Here a connection reads 48 KiB at most, then nothing
 until that is handled, one portion (`frames`) at each of its turns (`turns`). Output waits for the peer to read it: as
 long as too much waits, the peer's frames wait as well. The bytes of requests are counted before they are decoded
 (`arriving`).
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 MOST_CALLS = 32
 """On a connection, streams included. A client waits with the next one, it is not refused."""
 
-CHUNK = 16 * 2**10
-"""Bytes that are read at once."""
+CHUNK = 48 * 2**10
+"""Bytes that are read at once: as many as a kubelet names 900 units in, in frames of 16 KiB."""
 
 MOST_RESET = 256
 """Calls that have ended of which a connection remembers how."""
