@@ -1,5 +1,6 @@
 """Reservations that are heard on the bus steer what the kubelet is told to take; nothing is given out because of them."""
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,6 +14,8 @@ from topoalign.core import wire
 from topoalign.core.model.events import AllocationDeviated, ReservationsChanged
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.ports import Message
+from topoalign.core.state.fold import NodeState
+from topoalign.core.state.reservations import NodeReservations
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
 
@@ -196,3 +199,22 @@ async def test_an_agent_waits_for_reservations_no_longer_than_it_must(is_there: 
         await node.clock.advance(2 * READ_SECONDS)
 
     assert [began + (0 if is_there else READ_SECONDS)] * 2 == done
+
+
+async def test_a_state_is_compared_with_what_is_reserved_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once more where it shows something of it: one call of the kubelet asks a dozen times for what is reserved."""
+    seen: list[NodeState] = []
+    observe = NodeReservations.observe
+
+    def noted(reserved: NodeReservations, state: NodeState, *, own: bool = False) -> NodeReservations:
+        seen.append(state)
+        return observe(reserved, state, own=own)
+
+    monkeypatch.setattr(NodeReservations, "observe", noted)
+    async with following() as node:
+        await node.reserve(changed(reservation("a", container("GPU-1")), reservation("b", container("GPU-2"))))
+        await node.device_allocations.allocate(GPU, [ids("GPU-1")])
+        preferred = await node.preferred(1)
+
+    assert {*ids("GPU-2")} == preferred
+    assert 2 == max(Counter(map(id, seen)).values())

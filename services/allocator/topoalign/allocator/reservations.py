@@ -21,6 +21,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, Unavailable
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.ports import Bus, Clock, Received, Stream
+from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
 from topoalign.runtime.tasks import either
 
@@ -44,6 +45,8 @@ class Reservations:
         """`bus`: the one that everybody hears."""
         self._ledger, self._bus, self._clock = ledger, bus, clock
         self._heard = NodeReservations()
+        self._observed: NodeState | None = None
+        """The state that shows nothing more of them: one call of the kubelet asks for them a dozen times."""
         self._began, self._read = clock.monotonic(), anyio.Event()
         self._expected_until = self._began
         """Monotonic seconds: until then there may be a reservation that matters and was not heard."""
@@ -54,8 +57,10 @@ class Reservations:
 
     def current(self) -> NodeReservations:
         """What is known of them now, with what the node has given since taken into account."""
-        if self._heard.reservations:
-            self._heard = self._heard.observe(self._ledger.state, own=True)
+        state = self._ledger.state
+        if self._heard.reservations and state is not self._observed:
+            before, self._heard = self._heard, self._heard.observe(state, own=True)
+            self._observed = state if self._heard is before else None
         return self._heard
 
     def expect(self) -> None:
@@ -112,7 +117,7 @@ class Reservations:
             self._note_unreadable(f"{type(event).__name__} of node {event.node!r}")
             return
         live, now = self._ledger.state.allocations.keys(), self._clock.monotonic()
-        self._heard = self.current().apply(event, received.position, now, live)
+        self._heard, self._observed = self.current().apply(event, received.position, now, live), None
 
     def _note_unreadable(self, finding: str) -> None:
         self.unreadable += 1
