@@ -315,6 +315,35 @@ async def test_a_slow_answer_ends_the_asking_and_does_not_block_other_endpoints(
         assert "A" == wire.answered(await bus.ask("test.shout", b"a", 5), str)
 
 
+async def test_answers_go_to_who_asked_in_whatever_order_they_come(bus: Bus) -> None:
+    """One comes after its question has timed out, and goes to nobody."""
+    let = [anyio.Event() for _ in range(4)]
+    answers: list[str] = []
+
+    def endpoint(number: int) -> Endpoint:
+        async def answer(body: bytes) -> bytes:
+            await let[number].wait()
+            return await shout(body)
+
+        return Endpoint(name=f"e{number}", subject=f"test.e{number}", answer=answer)
+
+    async def ask(number: int) -> None:
+        answer = await bus.ask(f"test.e{number}", b"question %d" % number, 5)
+        answers.append(wire.answered(answer, str))
+        let[number - 1].set()
+
+    async with bus.serve("topoalign-test", [endpoint(number) for number in range(4)]):
+        with pytest.raises(BusUnavailable):
+            await bus.ask("test.e0", b"question 0", 0.05)
+        let[0].set()
+        async with anyio.create_task_group() as tasks:
+            for number in (1, 2, 3):
+                tasks.start_soon(ask, number)
+            let[3].set()
+
+    assert ["QUESTION 3", "QUESTION 2", "QUESTION 1"] == answers
+
+
 async def test_questions_to_one_endpoint_are_answered_one_at_a_time(bus: Bus) -> None:
     inside = most = 0
 

@@ -82,7 +82,7 @@ async def test_each_call_that_waits_for_the_library_bears_a_cancellation_inside(
         opened = await open_connection([server.url], "test", Access())
         client = opened.client
         calls: list[tuple[str, Callable[[], Awaitable[object]]]] = [
-            ("request", lambda: opened.api("$JS.API.STREAM.INFO.X", b"")),
+            ("publish", lambda: opened.api("$JS.API.STREAM.INFO.X", b"")),
             ("publish", lambda: opened.send("x", b"", "y")),
             ("subscribe", lambda: opened.subscribe("x", never)),
         ]

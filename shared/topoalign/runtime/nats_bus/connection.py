@@ -27,6 +27,7 @@ from topoalign.runtime.clock import until_tick
 from topoalign.runtime.nats_bus.access import Access, shown
 from topoalign.runtime.nats_bus.deferred import load_websockets
 from topoalign.runtime.nats_bus.delivered import Delivered
+from topoalign.runtime.nats_bus.inbox import Inbox
 from topoalign.runtime.nats_bus.library import CLOCK, TolerantClient, abandon, contained, parked, socket_of
 
 OLDEST_SERVER = (2, 12)
@@ -57,7 +58,7 @@ class Connection:
         self.lost = anyio.Event()
         self.reason = ""
         """What the library said last: why a connection was lost or could not be made."""
-        self._inbox_prefix = inbox_prefix
+        self._inbox, self._inbox_prefix = Inbox(self.client), inbox_prefix
         self._violations: deque[str] = deque(maxlen=16)
         self._waits: set[Wait] = set()
         self._opening: anyio.CancelScope | None = None
@@ -110,10 +111,7 @@ class Connection:
                 "raise `max_payload` of nats-server to its default of 1 MiB, or say less",
             )
         with self.waiting(subject, seconds), self.translated(subject):
-            reply = await self.client.request(
-                subject, body, timeout=seconds + 1, headers=dict(headers) if headers else None
-            )
-        return reply.data
+            return await self._inbox.ask(subject, body, headers)
 
     def fits(self, body: bytes, headers: Mapping[str, str] | None = None) -> bool:
         """Whether the server takes a message so large, headers included. It ends the connection for one that is larger."""

@@ -1,0 +1,69 @@
+"""
+Questions on one connection, and the answers to them.
+
+Each question has a reply subject of its own under one inbox, which is subscribed to with the first of them; who answers one
+question cannot guess the subject of another. The client library has this, too: it hands each answer to a task over a queue,
+and keeps a timer for each question beside the time-out of who asks. A registry asks thousands of allocators in a round; so
+here an answer goes to who asked as it comes, and nothing is timed.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from secrets import token_hex
+
+from nats.errors import NoRespondersError
+
+from topoalign.runtime.nats_bus.delivered import Delivered
+from topoalign.runtime.nats_bus.library import TolerantClient
+
+NO_RESPONDERS = "503"
+"""The status of what the server answers where nobody is subscribed to the subject of a question."""
+
+
+TOKEN_BYTES = 8
+"""At random, of which the last token of a reply subject is made."""
+
+
+class Inbox:
+    """The questions of one connection that are under way."""
+
+    def __init__(self, client: TolerantClient) -> None:
+        self._client = client
+        self._subject = ""
+        """Empty: it is not subscribed to."""
+        self._asked: dict[bytes, asyncio.Future[Delivered]] = {}
+        """Reply subject -> the answer."""
+
+    async def ask(self, subject: str, body: bytes, headers: Mapping[str, str] | None) -> bytes:
+        """
+        Returns the answer to this question, whenever it comes: who asks sets a time-out. Raises the library's errors, among
+        them NoRespondersError.
+        """
+        if not self._subject:
+            await self._subscribe()
+        reply = f"{self._subject}.{token_hex(TOKEN_BYTES)}"
+        answer: asyncio.Future[Delivered] = asyncio.get_running_loop().create_future()
+        self._asked[reply.encode()] = answer
+        try:
+            await self._client.publish(subject, body, reply=reply, headers=dict(headers) if headers else None)
+            delivered = await answer
+        finally:
+            del self._asked[reply.encode()]
+        if delivered.status[0] == NO_RESPONDERS:
+            raise NoRespondersError
+        return delivered.body
+
+    async def _subscribe(self) -> None:
+        """Questions that come meanwhile are sent behind the subscription."""
+        self._subject = subject = self._client.new_inbox()
+        try:
+            self._client.deliver(await self._client.subscribe(f"{subject}.*"), self._hear)
+        except BaseException:
+            self._subject = ""
+            raise
+
+    def _hear(self, delivered: Delivered) -> None:
+        """Answers to a question that is over, or that was answered, are dropped."""
+        answer = self._asked.get(delivered.subject)
+        if answer is not None and not answer.done():
+            answer.set_result(delivered)
