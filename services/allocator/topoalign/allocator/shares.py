@@ -114,7 +114,7 @@ class Shares:
             return None
         state = self._state()
         newest = state.allocations.get(self._newest.id)
-        if newest is None or newest.pod_uid or is_of_kind(newest.device_ids, kind):
+        if newest is None or newest.pod_uid or has_kind(newest, kind):
             return None
         if poll is not None and self._is_entered(newest, poll.listing):
             return None
@@ -236,6 +236,11 @@ def is_of_units(devices: Collection[DeviceID]) -> bool:
 def is_of_kind(devices: Collection[DeviceID], kind: UnitKind) -> bool:
     """Whether these are units of this kind, by their ids."""
     return any(unit_kind(device) == kind for device in devices)
+
+
+def has_kind(grant: Allocation, kind: UnitKind) -> bool:
+    """Whether a grant has units of this kind."""
+    return any(each.cores if kind == "cores" else each.memory for each in grant.amounts.values())
 
 
 def share_asked(kind: UnitKind, size: int) -> Share:
