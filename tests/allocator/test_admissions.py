@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from decision_support import knapsack_machine
 from e2e_support import allocate, pod, release
+from unit_support import in_units
 
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
@@ -20,7 +21,8 @@ from topoalign.core.model.decisions import Admission, Explained, Refusal
 from topoalign.core.model.errors import NotFound, StateFault, Unavailable
 from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.hints import HintAnswer, HintQuestion, TopologyHint
-from topoalign.core.model.ids import CPU, GPU, NIC, ContainerName, NodeName, PodName
+from topoalign.core.model.holdings import Amount
+from topoalign.core.model.ids import CPU, GPU, NIC, ContainerName, NodeName, PodName, ResourceName
 from topoalign.core.model.maintenance import TrustRequest
 from topoalign.core.model.remote_errors import RemoteBadRequest, RemoteNoFit, RemoteUnavailable
 from topoalign.core.model.requests import (
@@ -541,3 +543,33 @@ async def test_a_bus_request_first_ensures_that_the_health_is_fresh() -> None:
         decision = await allocate(node.bus, NODE, pod("first", gpus=1))
 
     assert isinstance(decision, Refusal)
+
+
+async def test_pods_share_a_gpu_by_its_units_over_the_bus() -> None:
+    """Two halves by Koordinator's names are all of the GPU, also after a restart; what one gives back another gets."""
+
+    def half(name: str, hundredths: int = 50) -> PodRequest:
+        limits = {ResourceName("koordinator.sh/gpu"): hundredths}
+        container = ContainerRequest(name=ContainerName("main"), requests=limits, limits=limits)
+        annotations = {"scheduling.koordinator.sh/device-allocate-hint": "{}"}
+        return msgspec.structs.replace(pod(name), containers=(container,), annotations=annotations)
+
+    node = Node(in_units(load_machine("dgx-a100").topology, gpus=1))
+    async with node.serving(), node.hinting(None):
+        got = [await allocate(node.bus, NODE, half(name)) for name in ("a", "b", "a")]
+        full = await allocate(node.bus, NODE, half("c"))
+        for other in (half("a", 51), half("a", 100), pod("a", gpus=1)):
+            with pytest.raises(RemoteBadRequest, match="already holds"):
+                await allocate(node.bus, NODE, other)
+        restarted = Ledger(NODE, node.journal, ManualClock())
+        held = dict(restarted.state.allocations)
+        await release(node.bus, NODE, "default/a")
+        last = await allocate(node.bus, NODE, half("c"))
+
+    assert all(isinstance(each, Admission) for each in (*got, last)) and isinstance(full, Refusal)
+    first, _, again = (each.allocations for each in got if isinstance(each, Admission))
+    assert first == again
+    (gpu,) = node.topology.topology.gpus[:1]
+    assert [Amount(cores=50, memory=20 << 30)] * 2 == [each.amounts[gpu.id] for each in held.values()]
+    assert not frozenset.intersection(*(each.device_ids for each in held.values()))
+    assert 2 == len(node.ledger.state.allocations)

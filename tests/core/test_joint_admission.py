@@ -261,17 +261,6 @@ def test_koordinators_own_resources_ask_for_whole_devices() -> None:
 
 
 @pytest.mark.parametrize(
-    "share",
-    [{"koordinator.sh/gpu": 50}, {"koordinator.sh/gpu-memory": 8 * GIB}, {"koordinator.sh/gpu-memory-ratio": 5}],
-)
-def test_a_share_of_a_gpu_is_refused_because_only_whole_ones_are_given(share: dict[str, int]) -> None:
-    refusal = refused(admit(node(catalogue.machine("hgx-h100")), joint(container(others=share)), BEST))
-
-    assert "SharesRefused" == refusal.code
-    assert "whole GPUs" in refusal.finding
-
-
-@pytest.mark.parametrize(
     ("annotations", "where"),
     [
         ({"scheduling.koordinator.sh/device-joint-alocate": "{}"}, r"pod.annotations\[.*joint-alocate\]: is not known"),

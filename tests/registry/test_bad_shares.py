@@ -37,6 +37,13 @@ pytestmark = pytest.mark.anyio
 TYPES, POLICIES = "nvidia.com/use-gputype", "hami.io/gpu-scheduler-policy"
 NO_EFFECT = "has no effect on units of GPUs, which go where least is left"
 CHOOSE = "leave it out; nodeSelector and affinity choose the nodes"
+HINT = "scheduling.koordinator.sh/device-allocate-hint"
+PASSED_OVER = (
+    "a kubelet passes this name over, and gives no GPU for it; ask for a part of a GPU in units "
+    "(tencent.com/vcuda-core, tencent.com/vcuda-memory) or slots (nvidia.com/gpu with nvidia.com/gpucores and "
+    "nvidia.com/gpumem), and for whole ones as nvidia.com/gpu"
+)
+
 GOOD = units("20", "16")
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no cores": (pod(units("0"), {}), f"{SECOND}[{CORES}]: 0 units; leave it out, or ask for 1 or more"),
@@ -96,6 +103,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         pod(GOOD, {"topoalign.io/gang": "g", "topoalign.io/gang-size": "some"}),
         "metadata.annotations[topoalign.io/gang-size]: 'some' is not a number of pods; "
         "write how many pods the gang has, 1 to 9999",
+    ),
+    "a part of a GPU by Koordinator's name": (
+        pod({**GOOD, "koordinator.sh/gpu": "50"}, {HINT: "{}"}),
+        f"{SECOND}[koordinator.sh/gpu]: {PASSED_OVER}",
+    ),
+    "whole GPUs by Koordinator's name": (
+        pod({"koordinator.sh/gpu": "200", "topoalign.io/nic": "1"}, {HINT: "{}"}, "initContainers"),
+        f"spec.initContainers[0].resources.limits[koordinator.sh/gpu]: {PASSED_OVER}",
     ),
     "an unknown key": (
         pod(GOOD, {"scheduling.koordinator.sh/device-alocate-hint": "{}"}),

@@ -25,6 +25,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     aligns_jointly: bool
     """Devices that annotations name together are aligned together; otherwise each resource by itself, and they are chosen
     together within that alignment."""
+    asks_by_koordinators_names: bool
+    """Koordinator's names for GPUs ask for GPUs; otherwise they are passed over, and a pod with annotations is refused."""
 
     # What has to hold before a pod is decided.
     starts_kubelet: bool
@@ -82,6 +84,7 @@ KUBELET = Profile(
     drops_memory_of_init_containers=True,
     asks_for_zero_devices=True,
     aligns_jointly=False,
+    asks_by_koordinators_names=False,
     starts_kubelet=True,
     refuses_unknown_resources=False,
     prefers_by_empty_machine=True,
@@ -110,6 +113,7 @@ BEST = Profile(
     drops_memory_of_init_containers=False,
     asks_for_zero_devices=False,
     aligns_jointly=True,
+    asks_by_koordinators_names=True,
     starts_kubelet=False,
     refuses_unknown_resources=True,
     prefers_by_empty_machine=False,

@@ -19,10 +19,12 @@ from topoalign.core.model.decisions import Considered, PlacementContext
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Scope
 from topoalign.core.model.topology.bitmask import Mask, nodes_of
+from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.placement.preference import prefer
+from topoalign.core.placement.preference import prefer, prefer_gpus
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
+from topoalign.core.sharing.units import gpus_of
 from topoalign.core.state.fold import NodeState
 
 CHOSEN = {
@@ -62,8 +64,14 @@ def by_policy(state: NodeState, placement: str, gpus: Sequence[Candidate], count
     """The GPUs that the device policy chooses of these, those that init containers left first."""
     by_id = {DeviceID(gpu.device.id): gpu for gpu in gpus}
     left = [device for device, gpu in by_id.items() if gpu.device.left]
-    beside = PlacementContext(free=state.ownership.free(GPU))
-    chosen = prefer(state.hardware, GPU, tuple(by_id), left[:count], count, placement, beside=beside)
+    if by_id.keys() <= state.hardware.devices.get(GPU, NO_DEVICES).keys():
+        beside = PlacementContext(free=state.ownership.free(GPU))
+        chosen = prefer(state.hardware, GPU, tuple(by_id), left[:count], count, placement, beside=beside)
+    else:  # they are offered in units
+        unused = tuple(gpu for gpu, units in state.ownership.units_left.items() if units.unused)
+        chosen = prefer_gpus(
+            state.hardware, tuple(by_id), left[:count], count, placement, PlacementContext(free=unused)
+        )
     return [by_id[device] for device in chosen]
 
 
@@ -75,7 +83,7 @@ def sets_considered(
     for resource, chosen in got.devices.items():
         free = frozenset((*state.ownership.free(resource), *left, *chosen))
         could_have = [device for device in state.hardware.devices[resource] if device in free]
-        near = got.devices.get(GPU, ()) if resource == NIC else ()
+        near = gpus_of(state.hardware, got.devices) if resource == NIC else ()
         for each in considered(state.hardware, resource, could_have, None, chosen, near, ""):
             if each.chosen:
                 why = COMPAT if follows_koordinator(container) else CHOSEN[resource]

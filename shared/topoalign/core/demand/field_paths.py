@@ -1,8 +1,10 @@
 """Paths of fields as the manifest of a pod has them: what a `PodRequest` calls `pod.containers[0].limits`."""
 
 import re
+from collections.abc import Iterator
 
 from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.requests import ContainerRequest, PodRequest
 
 AMOUNT = re.compile(r"pod\.(\w+\[\d+\])\.(requests|limits)(?=\[|$)")
 """Of a container; a Pod has it in `resources`."""
@@ -28,3 +30,10 @@ def path_in_manifest(field: str) -> str:
 def in_manifest(error: InvalidField) -> InvalidField:
     """The same error with the path of the manifest."""
     return InvalidField(path_in_manifest(error.field), error.finding.removeprefix(f"{error.field}: "), error.remedy)
+
+
+def containers_of(pod: PodRequest) -> Iterator[tuple[str, ContainerRequest]]:
+    """The pod's containers with their paths in its manifest."""
+    for group, containers in (("initContainers", pod.init_containers), ("containers", pod.containers)):
+        for position, container in enumerate(containers):
+            yield f"spec.{group}[{position}]", container

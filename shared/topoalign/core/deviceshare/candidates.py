@@ -15,9 +15,11 @@ from topoalign.core.deviceshare.demand import JointDemand
 from topoalign.core.deviceshare.inventory import ANYWHERE, Device, Function, Inventory
 from topoalign.core.deviceshare.labels import matches
 from topoalign.core.deviceshare.names import RESOURCES, WHOLE, DeviceType, Exclusive, Strategy
+from topoalign.core.deviceshare.node_units import GpuUnits
 from topoalign.core.deviceshare.quantities import Quantities
 from topoalign.core.deviceshare.refusals import missing
 from topoalign.core.deviceshare.scores import Scorer, device_score
+from topoalign.core.model.ids import DeviceID
 
 Caps = Mapping[DeviceType, Mapping[int, Quantities]]
 """Type -> minor -> the most that may be taken of it; of a type listed here, other minors may not be taken."""
@@ -74,6 +76,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     chooser: Chooser | None = None
     """Says which whole GPUs to take of a scope that has more than enough. None: the first ones."""
     caps: Caps = {}
+    units: Mapping[DeviceID, GpuUnits] | None = None
+    """GPU -> the units of it that may be given, where GPUs are given in units. None: they are given whole."""
     step: Callable[[], None] | None = None
     """Told of each step of a search, so that many of them can have one limit: it may raise TooMuchWork."""
     first_look: bool = False

@@ -25,7 +25,6 @@ from topoalign.core.deviceshare.names import (
     Strategy,
 )
 from topoalign.core.deviceshare.quantities import FIELD, GpuDemand, Quantities, by_type, gpu_demand
-from topoalign.core.deviceshare.refusals import SharesRefused
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.ids import GPU, NIC, ResourceName
 from topoalign.core.model.requests import GANG, GANG_SIZE
@@ -48,6 +47,8 @@ class JointDemand(msgspec.Struct, frozen=True, kw_only=True):
     """Types that are decided together, the primary one first."""
     required_scope: str = ""
     partition: PartitionSpec | None = None
+    by_whole_name: bool = False
+    """Whether GPUs are asked for as `nvidia.com/gpu`: those that are offered whole under this name."""
     compat: bool = False
     """Whether Koordinator's answers are wanted, traps included."""
 
@@ -56,6 +57,11 @@ class JointDemand(msgspec.Struct, frozen=True, kw_only=True):
         """What is asked of GPUs. None: nothing."""
         asked = self.requests.get(DeviceType.GPU)
         return None if asked is None else gpu_demand(asked)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether parts of GPUs are asked for, so that others may have the rest."""
+        return self.gpu is not None and self.gpu.shared
 
     @property
     def same_pcie(self) -> bool:
@@ -137,6 +143,8 @@ def container_demand(
     A whole NIC by a virtual function, as `topoalign.io/nic: 2` with a `vfSelector`, is two functions of two NICs.
     """
     demand = read_demand(annotations, in_units(requests), compat=compat)
+    if requests.get(GPU):
+        demand = msgspec.structs.replace(demand, by_whole_name=True)
     nics, hint = requests.get(NIC, 0), demand.hint(DeviceType.RDMA)
     if not 0 < nics < WHOLE or hint.vf_selector is None:
         return demand
@@ -174,12 +182,6 @@ def kubelet_demand(annotations: Mapping[str, str], devices: Mapping[ResourceName
     elif asked.get(GPU) and DeviceType.RDMA in types and not asked.get(NIC):
         asked[NIC] = 1
     return container_demand(annotations, asked)
-
-
-def check_whole(demand: JointDemand) -> None:
-    """Raises SharesRefused where a part of a GPU is asked for."""
-    if demand.gpu is not None and demand.gpu.shared:
-        raise SharesRefused
 
 
 def in_units(requests: Mapping[ResourceName, int]) -> dict[str, int]:

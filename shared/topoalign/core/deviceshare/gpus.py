@@ -58,7 +58,7 @@ def used_minors(asked: Asked, candidates: Sequence[Candidate]) -> frozenset[int]
 
 def is_shared(asked: Asked) -> bool:
     """Whether a part of a GPU is asked for, so that other pods may have the rest."""
-    return asked.demand.gpu is not None and asked.demand.gpu.shared
+    return asked.demand.is_shared
 
 
 def is_honored(asked: Asked) -> bool:

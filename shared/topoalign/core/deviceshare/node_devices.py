@@ -2,24 +2,37 @@
 Joint allocation on a node that topoalign knows: from a container's requests and its pod's annotations to device ids.
 
 `nvidia.com/gpu` and `topoalign.io/nic` are whole devices; Koordinator's own resources can be asked for as well. A share of a
-GPU is refused, because an allocation holds whole GPUs. A share of a NIC is one unit by a virtual function, with which others
-may have the NIC's other functions; whatever else is asked of a NIC, it is given as a whole.
+GPU is so many units of a GPU that is offered in units (`node_units`). By Koordinator's names whole GPUs are those that are
+offered whole, and on a node that offers none so, those in units of which nobody has any. A share of a NIC is one unit by a
+virtual function, with which others may have the NIC's other functions; whatever else is asked of a NIC, it is given whole.
 """
+
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from topoalign.core.deviceshare.allocate import Allocation, allocate
 from topoalign.core.deviceshare.candidates import Asked, Chooser, Given, Wanted, wanted
 from topoalign.core.deviceshare.demand import JointDemand
-from topoalign.core.deviceshare.names import FUNCTION, RDMA, DeviceType, Strategy
-from topoalign.core.deviceshare.node_inventory import NOTHING, LeftOver, ids_of, inventory_of
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit
+from topoalign.core.deviceshare.names import CORE, FUNCTION, RATIO, RDMA, DeviceType, Strategy
+from topoalign.core.deviceshare.node_inventory import NOTHING, LeftOver, gpus_in_units, ids_of, inventory_of
+from topoalign.core.deviceshare.node_units import GpuUnits, amount_of, names_of_units, units_to_give
+from topoalign.core.deviceshare.refusals import DevicesDoNotFit, SharesNeedUnits
+from topoalign.core.deviceshare.scores import Packing, Scorer
+from topoalign.core.model.allocations import amounts_of
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import Mask, nodes_of
+from topoalign.core.model.topology.device_sets import NO_DEVICES
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
 
 RESOURCE = {DeviceType.GPU: GPU, DeviceType.RDMA: NIC}
-"""Under which resource devices of a type are held. There are no others on a node of ours."""
+"""Under which resource devices of a type are held that are given whole. There are no others on a node of ours."""
+
+LEAST_LEFT = Scorer(Packing.MOST_ALLOCATED, {CORE: 1, RATIO: 1})
+"""A share goes beside other shares."""
+AS_KOORDINATOR = Scorer()
+"""As its scheduler reserves a share where its configuration says nothing else: where the most is left."""
 
 
 class ContainerDevices(msgspec.Struct, frozen=True):
@@ -33,10 +46,37 @@ class ContainerDevices(msgspec.Struct, frozen=True):
     """Those of the devices that come with the others, without the kubelet being asked for them."""
 
 
+def check_shares_offered(topology: Topology, demand: JointDemand) -> None:
+    """Raises SharesNeedUnits where parts of GPUs are asked for and no GPU is offered in units."""
+    if demand.is_shared and not names_of_units(topology):
+        raise SharesNeedUnits
+
+
+def takes_units(topology: Topology, demand: JointDemand) -> bool:
+    """Whether the GPUs that are asked for are given in units: parts of them, or whole ones where none are offered so."""
+    if demand.gpu is None or demand.is_shared:
+        return demand.is_shared
+    if demand.by_whole_name or not names_of_units(topology):
+        return False
+    return topology.devices.get(GPU, NO_DEVICES).keys().isdisjoint(topology.gpu_by_id)
+
+
+def resources_given(topology: Topology, demand: JointDemand) -> frozenset[ResourceName]:
+    """The resources under which a container holds what it is given together."""
+    if not takes_units(topology, demand):
+        return frozenset(RESOURCE.values())
+    return frozenset(name for names in names_of_units(topology).values() for name in names.values()) | {NIC}
+
+
 def asked_of(state: NodeState, demand: JointDemand, left: LeftOver = NOTHING, chooser: Chooser | None = None) -> Asked:
-    """A demand put to a node, on all of its NUMA nodes."""
-    by_function = demand.hint(DeviceType.RDMA).vf_selector is not None
-    return Asked(demand=demand, inventory=inventory_of(state, left, by_function=by_function), chooser=chooser)
+    """A demand put to a node, on all of its NUMA nodes. The `chooser` is for whole GPUs."""
+    by_function, shared = demand.hint(DeviceType.RDMA).vf_selector is not None, demand.is_shared
+    units = units_to_give(state, left.devices) if takes_units(state.hardware, demand) else None
+    gpus = None if units is None else gpus_in_units(state, units, shared=shared)
+    asked = Asked(demand=demand, inventory=inventory_of(state, left, by_function=by_function, gpus=gpus), units=units)
+    if shared:
+        return msgspec.structs.replace(asked, scorer=AS_KOORDINATOR if demand.compat else LEAST_LEFT)
+    return msgspec.structs.replace(asked, chooser=chooser)
 
 
 def joint_devices(asked: Asked, affinity: Mask | None, *, spill: bool = False) -> ContainerDevices:
@@ -48,17 +88,24 @@ def joint_devices(asked: Asked, affinity: Mask | None, *, spill: bool = False) -
     """
     nodes = None if affinity is None else frozenset(nodes_of(affinity))
     try:
-        return named(allocate(msgspec.structs.replace(asked, nodes=nodes)))
+        return named(asked, allocate(msgspec.structs.replace(asked, nodes=nodes)))
     except DevicesDoNotFit:
         if affinity is None or not spill:
             raise
-        return named(allocate(msgspec.structs.replace(asked, nodes=None)))
+        return named(asked, allocate(msgspec.structs.replace(asked, nodes=None)))
 
 
-def named(given: Allocation) -> ContainerDevices:
+def named(asked: Asked, given: Allocation) -> ContainerDevices:
     """What is given, by ids instead of minors."""
+    devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
+    for kind, parts in given.items():
+        ids = ids_of(part.device for part in parts)
+        if asked.units is not None and kind is DeviceType.GPU:
+            devices |= units_of(asked, asked.units, ids)
+        else:
+            devices[RESOURCE[kind]] = ids
     return ContainerDevices(
-        devices={RESOURCE[kind]: ids_of(part.device for part in parts) for kind, parts in given.items()},
+        devices=devices,
         functions={
             DeviceID(part.device.id): tuple(function.bus for function in part.functions)
             for parts in given.values()
@@ -66,6 +113,18 @@ def named(given: Allocation) -> ContainerDevices:
             if part.functions and is_function(part)
         },
     )
+
+
+def units_of(
+    asked: Asked, units: Mapping[DeviceID, GpuUnits], gpus: Sequence[DeviceID]
+) -> dict[ResourceName, tuple[DeviceID, ...]]:
+    """The units that a container gets of these GPUs."""
+    assert asked.demand.gpu is not None, "GPUs are given to whoever asks for some"
+    found: dict[ResourceName, tuple[DeviceID, ...]] = {}
+    for gpu in gpus:
+        for name, some in units[gpu].given(asked.demand.gpu).items():
+            found[name] = (*found.get(name, ()), *some)
+    return found
 
 
 def is_function(given: Given | Wanted) -> bool:
@@ -76,8 +135,8 @@ def is_function(given: Given | Wanted) -> bool:
 
 def holds(state: NodeState, demand: JointDemand, held: ContainerDevices) -> bool:
     """
-    Whether a container that holds this holds what it asks for: exactly as many GPUs, and NICs as many or more, because it
-    may have been given one for each place where it has GPUs.
+    Whether a container that holds this holds what it asks for: exactly as many GPUs, or as much of each of as many, and NICs
+    as many or more, because it may have been given one for each place where it has GPUs.
     """
     asked = asked_of(state, demand)
     try:
@@ -93,7 +152,18 @@ def holds_of(asked: Asked, kind: DeviceType, held: ContainerDevices) -> bool:
         return not devices
     want, hint = wanted(asked, kind), asked.demand.hint(kind)
     if kind is DeviceType.GPU:
-        return len(devices) == want.count
+        return len(devices) == want.count if asked.units is None else holds_units(asked, asked.units, held)
     least = 1 if hint.allocate_strategy == Strategy.APPLY_FOR_ALL else want.count
     functions = {*devices} if hint.vf_selector is not None and is_function(want) else set()
     return len(devices) >= least and functions == {*held.functions}
+
+
+def holds_units(asked: Asked, units: Mapping[DeviceID, GpuUnits], held: ContainerDevices) -> bool:
+    """`holds` for GPUs that are given in units."""
+    gpu, amounts = asked.demand.gpu, amounts_of(unit for some in held.devices.values() for unit in some)
+    return (
+        gpu is not None
+        and GPU not in held.devices
+        and len(amounts) == gpu.count
+        and all(each in units and amount == amount_of(gpu, units[each].all_blocks) for each, amount in amounts.items())
+    )

@@ -2,12 +2,12 @@
 The inventory of a node from what topoalign knows of it: its topology, the health of its devices, and what is allocated.
 
 A device that an allocation holds is used as a whole, unless the allocation holds only virtual functions of it: such a
-NIC has its other functions to give, and is not given as a whole. Labels for selectors are `model` of GPUs and `name`,
-`linkLayer` and `state` of NICs, as far as they are known.
+NIC has its other functions to give, and is not given as a whole. Of a GPU in units (`node_units`) what is not left is used.
+Labels for selectors are `model` of GPUs and `name`, `linkLayer` and `state` of NICs, as far as they are known.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from topoalign.core.deviceshare.inventory import (
@@ -22,7 +22,8 @@ from topoalign.core.deviceshare.inventory import (
     Table,
 )
 from topoalign.core.deviceshare.names import CORE, FUNCTION, GPU_BYTES, RATIO, RDMA, WHOLE, DeviceType
-from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.deviceshare.node_units import GpuUnits, names_of_units
+from topoalign.core.model.ids import GPU, NIC, DeviceID
 from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.links import PcieClass
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
@@ -47,12 +48,15 @@ class LeftOver(NamedTuple):
 NOTHING = LeftOver()
 
 
-def inventory_of(state: NodeState, left: LeftOver = NOTHING, *, by_function: bool = False) -> Inventory:
+def inventory_of(
+    state: NodeState, left: LeftOver = NOTHING, *, by_function: bool = False, gpus: Sequence[Device] | None = None
+) -> Inventory:
     """
     Builds the inventory of a node's GPUs and NICs from its state.
 
     A NIC of which others have some functions has one unit to give, which is a function, to a pod that wants functions
     (`by_function`); to any other pod it has nothing.
+    `gpus`: what GPUs there are; None: those that are offered whole.
     """
     topology = state.hardware
     places = places_of(topology)
@@ -83,15 +87,33 @@ def inventory_of(state: NodeState, left: LeftOver = NOTHING, *, by_function: boo
         )
 
     offered = topology.devices.get(GPU, NO_DEVICES), topology.devices.get(NIC, NO_DEVICES)
-    gpus = [
-        device(gpu, DeviceType.GPU, gpu_labels(gpu), gpu_resources(gpu))
-        for gpu in topology.gpus
-        if gpu.id in offered[0]
-    ]
+    if gpus is None:
+        whole = (gpu for gpu in topology.gpus if gpu.id in offered[0])
+        gpus = [device(gpu, DeviceType.GPU, gpu_labels(gpu), gpu_resources(gpu)) for gpu in whole]
     nics = [
         device(nic, DeviceType.RDMA, nic_labels(nic), {RDMA: WHOLE}) for nic in topology.nics if nic.id in offered[1]
     ]
     return Inventory(devices=(*gpus, *nics), table=table_of(topology))
+
+
+def gpus_in_units(state: NodeState, units: Mapping[DeviceID, GpuUnits], *, shared: bool) -> list[Device]:
+    """The GPUs in units, of which parts are asked for (`shared`), or whole ones. `units`: what may be given of each."""
+    places = places_of(state.hardware)
+    return [
+        Device(
+            kind=DeviceType.GPU,
+            minor=gpu.index,
+            id=gpu.id,
+            healthy=state.health_of(gpu.id).usable,
+            labels=gpu_labels(gpu),
+            place=places.get(gpu.id),
+            resources=units[gpu.id].total,
+            used=units[gpu.id].used(shared=shared),
+            left=bool(units[gpu.id].left),
+        )
+        for gpu in state.hardware.gpus
+        if gpu.id in units
+    ]
 
 
 def gpu_resources(gpu: Gpu) -> dict[str, int]:
@@ -143,7 +165,7 @@ def places_of(topology: Topology) -> Mapping[DeviceID, Place]:
         chain = above(device.bridge, parents)
         pcie = chain[0] if chain else complexes.get(device.id, "")
         switch = (chain[1] if len(chain) > 1 else "") if chain else switches.get(device.id, "")
-        node = node_of(topology, GPU if isinstance(device, Gpu) else NIC, device.id)
+        node = node_of(topology, device)
         if pcie or node != ANYWHERE:
             places[device.id] = Place(node, pcie, switch)
     return places
@@ -169,9 +191,11 @@ def connected(topology: Topology, classes: Collection[PcieClass]) -> Mapping[Dev
     return {device: f"with {min(group)}" for device, group in groups.items()}
 
 
-def node_of(topology: Topology, resource: ResourceName, device: DeviceID) -> int:
-    """The NUMA node that a device is listed with; ANYWHERE if it is unknown, or the device not offered as a whole."""
-    nodes = topology.devices.get(resource, NO_DEVICES).get(device)
+def node_of(topology: Topology, device: Gpu | Nic) -> int:
+    """The NUMA node that a device is listed with; ANYWHERE if unknown, or if it is offered neither whole nor in units."""
+    listed = topology.devices.get(GPU if isinstance(device, Gpu) else NIC, NO_DEVICES)
+    in_units = device.id in names_of_units(topology)
+    nodes = topology.listed_nodes(device.numa_affinity) if in_units else listed.get(device.id)
     return nodes[0] if nodes else ANYWHERE
 
 

@@ -43,15 +43,16 @@ class DevicesDoNotFit(NoFit):
         )
 
 
-class SharesRefused(NoFit):
-    """Raised when a part of a GPU is asked for, and the node gives whole GPUs."""
+class SharesNeedUnits(NoFit):
+    """Raised when a part of a GPU is asked for, and the node offers no GPU in units."""
 
-    code = "SharesRefused"
+    code = "SharesNeedUnits"
 
     def __init__(self) -> None:
         super().__init__(
-            "a share of a GPU is asked for, and this node gives whole GPUs",
-            "ask for nvidia.com/gpu, or for koordinator.sh/gpu in multiples of 100",
+            "a part of a GPU is asked for, which is so many of its units, and this node offers no GPU in units",
+            "offer GPUs in units (sharing.units in the configuration of the node), or ask for whole GPUs: nvidia.com/gpu or "
+            "koordinator.sh/gpu in multiples of 100",
         )
 
 

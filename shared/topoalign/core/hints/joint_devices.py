@@ -15,11 +15,12 @@ from math import comb
 import msgspec
 
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand
+from topoalign.core.demand.units import resources_in_units
 from topoalign.core.deviceshare.candidates import Asked, Chooser
-from topoalign.core.deviceshare.demand import JointDemand
+from topoalign.core.deviceshare.demand import RESOURCES, JointDemand
 from topoalign.core.deviceshare.inventory import ANYWHERE, Device
 from topoalign.core.deviceshare.names import DeviceType
-from topoalign.core.deviceshare.node_devices import ContainerDevices, asked_of, holds, joint_devices
+from topoalign.core.deviceshare.node_devices import ContainerDevices, asked_of, holds, joint_devices, resources_given
 from topoalign.core.deviceshare.node_inventory import LeftOver
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit
 from topoalign.core.hints.provider import HintRequest
@@ -27,7 +28,7 @@ from topoalign.core.hints.reuse import allocation_for, held_by_pod, reusable_dev
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.hints import Hints, TopologyHint
-from topoalign.core.model.ids import GPU, NIC, DeviceID
+from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, mask_of
 from topoalign.core.numa_sets.search import SearchBudget
 from topoalign.core.policy import POLICIES
@@ -47,7 +48,8 @@ def asked_for(state: NodeState, demand: ContainerDemand, chooser: Chooser | None
 def left_to(state: NodeState, demand: Demand) -> LeftOver:
     """What init containers of the pod left to its other containers."""
     held = held_by_pod(state, demand)
-    devices = (reusable_devices(held, each, companions=True) for each in (GPU, NIC))
+    names = (GPU, NIC, *resources_in_units(state.hardware))
+    devices = (reusable_devices(held, each, companions=True) for each in names)
     return LeftOver(frozenset[DeviceID]().union(*devices), reusable_functions(held))
 
 
@@ -55,6 +57,11 @@ def is_held(state: NodeState, demand: ContainerDemand, held: Allocation) -> bool
     """Whether an allocation is what a container of a pod with devices that are decided together asks for."""
     got = ContainerDevices(held.devices, held.virtual_functions)
     return holds(state, demand.joint or NO_JOINT_DEMAND, got)
+
+
+def decided_together(state: NodeState, demand: ContainerDemand) -> frozenset[ResourceName]:
+    """By which resources a container asks for what is decided together, and under which it holds that."""
+    return RESOURCES | (resources_given(state.hardware, demand.joint) if demand.joint is not None else frozenset())
 
 
 def joint_hints(asked: HintRequest) -> Hints:
@@ -107,7 +114,7 @@ class Places:
         self.first = [self.asked(self.state, each) for each in self.containers]
         """Each container as if it were the first one."""
         kinds = {kind for asked in self.first for kind in asked.demand.requests}
-        devices = (device for asked in self.first[:1] for kind in kinds for device in asked.inventory.by_type[kind])
+        devices = (device for asked in self.first for kind in kinds for device in asked.inventory.by_type[kind])
         self.nodes = sorted({node_of(device) for device in devices} - {ANYWHERE})
 
     def asked(self, state: NodeState, container: ContainerDemand) -> Asked:
@@ -167,8 +174,11 @@ class Places:
         """
         How many NUMA nodes have as many GPUs as the containers need, at least; one more than there are where none have.
 
-        What an init container had is used again by those after it, but those that run together share nothing.
+        What an init container had is used again by those after it, but those that run together share nothing. One where GPUs
+        are given in units: of how many GPUs the parts are shows when they are chosen.
         """
+        if any(asked.units is not None for asked in self.first):
+            return 1
         counts = [asked.demand.gpu.count if asked.demand.gpu is not None else 0 for asked in self.first]
         together = sum(count for each, count in zip(self.containers, counts, strict=True) if each.role == "app")
         gpus = self.first[0].inventory.by_type[DeviceType.GPU]

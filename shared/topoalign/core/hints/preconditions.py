@@ -7,9 +7,11 @@ itself would not run with these rules, the pod is refused and the reason says wh
 
 from collections.abc import Collection
 
+from topoalign.core.demand.passed_over import check_not_passed_over
 from topoalign.core.demand.pod_demand import ContainerDemand, PodDemand
 from topoalign.core.demand.slots import amount_resources
-from topoalign.core.deviceshare.demand import RESOURCES, check_whole
+from topoalign.core.deviceshare.demand import RESOURCES
+from topoalign.core.deviceshare.node_devices import check_shares_offered
 from topoalign.core.hints.cpu_rules import check_cpu_manager_starts
 from topoalign.core.hints.memory_rules import check_hugepages_known, check_memory_manager_starts
 from topoalign.core.hints.reuse import held_by_pod
@@ -96,6 +98,8 @@ def check_decidable(state: NodeState, demand: PodDemand) -> None:
     if held_by_pod(state, demand):
         raise PodHasAllocations(demand)
     topology, rules = state.hardware, demand.rules
+    if not profile_of(rules.mode).asks_by_koordinators_names:
+        check_not_passed_over(demand.request)
     check_cpu_manager_starts(topology, rules)
     check_memory_manager_starts(topology, rules)
     if POLICIES[rules.policy].asks:
@@ -104,7 +108,7 @@ def check_decidable(state: NodeState, demand: PodDemand) -> None:
         check_memory_manager_answers(topology)
     for container in demand.containers:
         if container.joint is not None:
-            check_whole(container.joint)
+            check_shares_offered(topology, container.joint)
     for container in demand.containers:
         if profile_of(rules.mode).refuses_unknown_resources:
             check_resources_known(topology, container, RESOURCES if demand.jointly else ())

@@ -79,13 +79,25 @@ def prefer(
     if not free <= listed.keys() or len(free) < len(available) or not free.issuperset(must_include):
         return ()
     if kind == "gpu":
-        chosen = choose(PLACEMENTS[placement], gpu_choice(topology, available, must_include, size, beside))
-        gpus = tuple(topology.gpu_by_id)
-        picked = {gpus[i] for i in chosen}
+        picked = {*prefer_gpus(topology, available, must_include, size, placement, beside)}
     else:
         ranked = sorted(listed, key=lambda nic: nearness(topology, nic, near)) if kind == "nic" else [*listed]
         picked = first_of(ranked, free, must_include, size)
     return tuple(device for device in listed if device in picked)
+
+
+def prefer_gpus(
+    topology: Topology,
+    available: Collection[DeviceID],
+    must_include: Sequence[DeviceID],
+    size: int,
+    placement: str,
+    beside: PlacementContext,
+) -> tuple[DeviceID, ...]:
+    """`prefer` for whole GPUs of the machine, however they are offered; in the hardware's order."""
+    chosen = choose(PLACEMENTS[placement], gpu_choice(topology, available, must_include, size, beside))
+    gpus = tuple(topology.gpu_by_id)
+    return tuple(gpus[i] for i in chosen)
 
 
 def first_of(

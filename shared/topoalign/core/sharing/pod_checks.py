@@ -14,22 +14,24 @@ be meant, those that have no effect, and those that have one where no amount is 
 same name look at none. Where HAMi's rules choose the GPUs (`compat`), lists of policies can be meant.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Literal
 
 from topoalign.core.demand import hami_names as names
 from topoalign.core.demand.card_annotations import card_rules, said_of_cards, weights_meant
-from topoalign.core.demand.field_paths import in_manifest
+from topoalign.core.demand.field_paths import containers_of, in_manifest
 from topoalign.core.demand.gangs import gang_of, path
+from topoalign.core.demand.passed_over import check_not_passed_over
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.demand.slots import SlotResources, check_amounts
 from topoalign.core.demand.units import USUAL_NAMES, InvalidShare, Share, UnitResources, check_share
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.demand import check_keys, is_joint
+from topoalign.core.deviceshare.names import GPU_RESOURCES
 from topoalign.core.model.errors import InvalidField, NoFit
 from topoalign.core.model.ids import ResourceName
-from topoalign.core.model.requests import AdmissionRules, Compat, ContainerRequest, Mode, PodRequest
+from topoalign.core.model.requests import AdmissionRules, Compat, Mode, PodRequest
 from topoalign.core.model.topology.offers import CORES
 from topoalign.core.sharing.refusals import MemoryAboveCard, ShareFields
 
@@ -48,11 +50,13 @@ def check_pod(
     slots: Collection[SlotResources] = (),
     compat: Compat = "",
     otherwise: Collection[ResourceName] = (),
+    *,
+    by_kubelet: bool = False,
 ) -> None:
     """
     Raises InvalidField for what no node would take, and InvalidShare and MemoryAboveCard where none of the ways in which
     units are `offered`, or `slots`, could serve what is asked for in them. `otherwise`: what nodes offer in another way than
-    in slots.
+    in slots. Where kubelets decide on all nodes (`by_kubelet`) also PassedOverByKubelet.
     """
     try:
         gang_of(pod)
@@ -64,6 +68,8 @@ def check_pod(
             check_keys(pod.annotations)
     except InvalidField as error:
         raise in_manifest(error) from error
+    if by_kubelet:
+        check_not_passed_over(pod)
     units = sorted(offered, key=lambda each: (-each.most, each))
     check_one(partial(check_asked, pod, each) for each in units if asks_for(pod, each))
     by_amounts = sorted(slots, key=lambda each: (-each.most, each.resource))
@@ -136,13 +142,6 @@ def asks_for(pod: PodRequest, offered: UnitResources) -> bool:
     return any(not units.keys().isdisjoint(each.limits) for _, each in containers_of(pod))
 
 
-def containers_of(pod: PodRequest) -> Iterator[tuple[str, ContainerRequest]]:
-    """The pod's containers with their paths in its manifest."""
-    for group, containers in (("initContainers", pod.init_containers), ("containers", pod.containers)):
-        for position, container in enumerate(containers):
-            yield f"spec.{group}[{position}]", container
-
-
 def check_container(where: str, limits: Mapping[ResourceName, int], offered: UnitResources) -> None:
     """The same for one container, at the path `where`."""
     amounts = {"cores": 0, "memory": 0}
@@ -153,7 +152,7 @@ def check_container(where: str, limits: Mapping[ResourceName, int], offered: Uni
         if not limits[name]:
             raise InvalidShare(f"{where}.resources.limits[{name}]: 0 units", "leave it out, or ask for 1 or more")
         amounts[unit] += limits[name]
-    check_one_way(where, limits, units, offered.others)
+    check_one_way(where, limits, units, (*offered.others, *map(ResourceName, GPU_RESOURCES)))
     share, fields = Share(amounts["cores"], amounts["memory"]), offered.fields(where)
     check_share(share, fields)
     of_each = -(-share.blocks // share.gpus)

@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from topoalign.core.demand.field_paths import containers_of
 from topoalign.core.demand.hami_names import ResourceNames
 from topoalign.core.demand.slots import SlotResources
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.core.sharing.hami.admission import AdmissionSettings, Changes, Container, changes_to
-from topoalign.core.sharing.pod_checks import containers_of
 
 
 class FilledIn(NamedTuple):

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from topoalign.core.demand.pod_demand import PodDemand
-from topoalign.core.deviceshare.demand import RESOURCES
-from topoalign.core.hints.joint_devices import is_held
+from topoalign.core.hints.joint_devices import decided_together, is_held
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import CPU
 from topoalign.core.model.topology.cpuset import parse_cpuset
@@ -16,7 +15,6 @@ def holds(held: Sequence[Allocation], demand: PodDemand, state: NodeState) -> bo
     Whether these allocations are what the pod asks for: one for each container, with as many of each device, CPU and byte.
     Of NICs that are decided together there may be more (`core.deviceshare.nearest`).
     """
-    together = RESOURCES if demand.together else frozenset()
     asked = {container.container: container for container in demand.containers}
     if asked.keys() != {allocation.owner.container for allocation in held if allocation.owner is not None}:
         return False  # a part of it may have been given back
@@ -24,6 +22,7 @@ def holds(held: Sequence[Allocation], demand: PodDemand, state: NodeState) -> bo
         container = asked.get(allocation.owner.container) if allocation.owner is not None else None
         if container is None:
             return False
+        together = decided_together(state, container) if demand.together else frozenset()
         if together and not is_held(state, container, allocation):
             return False
         devices = {name: n for name, n in container.devices.items() if n and name not in together}

@@ -26,9 +26,9 @@ class PodChecks:
         return "hami" if "hami" in self._offers.compats else ""
 
     def check(self, request: PodRequest) -> None:
-        """Raises InvalidField, InvalidShare and MemoryAboveCard as `check_pod` of the core does."""
+        """Raises what `check_pod` of the core does: a kubelet decides on every node of Kubernetes."""
         offers = self._offers
-        check_pod(request, offers.units, offers.slots, self._compat, offers.not_in_slots)
+        check_pod(request, offers.units, offers.slots, self._compat, otherwise=offers.not_in_slots, by_kubelet=True)
 
     def check_waiting(self, pod: PodToSchedule) -> None:
         """The same of a pod that may come again."""
