@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 from faults_support import THOROUGH
 from share_support import NAMES, OTHER_ORDER, ShareNode, share_node
+from unit_support import spread
 
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import ResourceName
-from topoalign.core.model.requests import Policy
+from topoalign.core.model.requests import PodRequest, Policy
 
 pytestmark = pytest.mark.anyio
 
@@ -22,6 +23,18 @@ def share(chance: Random) -> tuple[int, int]:
     if chance.random() < 0.25:
         return 100 * chance.randint(1, 2), chance.choice([0, 0, 4, 8])
     return chance.choice([0, 5, 30, 60]), chance.randint(1, 8)
+
+
+def some_pod(it: ShareNode, name: str, chance: Random) -> PodRequest:
+    """One or two containers, now and then after an init container; of some pods all units are spread over two GPUs."""
+    is_spread = chance.random() < 0.2
+    shares = [
+        (chance.choice([0, 10, 30, 60]), 2 * chance.randint(1, 4)) if is_spread else share(chance)
+        for _ in range(chance.choice([1, 1, 1, 2]) + chance.choice([0, 0, 0, 1]))
+    ]
+    apps = min(len(shares), chance.choice([1, 2, 2]))
+    pod = it.pod(name, *shares[-apps:], init=tuple(shares[:-apps]))
+    return spread(pod, 2) if is_spread else pod
 
 
 def fail_between(it: ShareNode, chance: Random) -> None:
@@ -61,19 +74,17 @@ async def test_no_container_has_the_gpu_of_another(seed: int) -> None:
                     await it.start_agent(tasks)
                     fail_between(it, chance)
             name = f"p{number}"
-            shares = [share(chance) for _ in range(chance.choice([1, 1, 1, 2]))]
-            init = tuple(share(chance) for _ in range(chance.choice([0, 0, 0, 1])))
-            is_reserved = False
+            pod, is_reserved = some_pod(it, name, chance), False
             if chance.random() < 0.5:
-                (predicted,) = it.reserve(it.pod(name, *shares, init=init))
+                (predicted,) = it.reserve(pod)
                 is_reserved = isinstance(predicted, Admission) and it.is_whole(running)
-            decision = await it.admit(name, *shares, init=init)
+            decision = await it.kubelet.admit(pod, f"uid-{name}")
             if isinstance(decision, Admission):
                 running.append(name)
                 admitted += 1
             else:
                 assert isinstance(decision, Refusal) and decision.code and decision.finding and decision.remedy
-                assert not is_reserved or "gone" in decision.finding, (number, init, shares, decision.finding)
+                assert not is_reserved or "gone" in decision.finding, (number, pod, decision.finding)
                 await it.remove(name)
             await it.check(running)
         assert admitted

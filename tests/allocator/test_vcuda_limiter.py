@@ -62,6 +62,17 @@ def test_limits_of_memory_alone_and_of_whole_gpus(cores: list[int], blocks: int,
     assert (100 if not cores else expected.cores) == expected.utilization
 
 
+def test_limits_of_equal_parts_of_two_gpus_are_those_of_one() -> None:
+    """60 units and 8 blocks over two: the library looks at the first GPU, of which it has 30 and 4."""
+    units = {CORES: ("c", 30), MEMORY: ("m", 4)}
+    parts = [
+        Part(name, frozenset(DeviceID(f"GPU-{gpu}::{kind}{n}") for gpu in (0, 1) for n in range(many)), "uid-p", "c0")
+        for name, (kind, many) in units.items()
+    ]
+
+    assert Limits("uid-p", "c0", 30, 4 << 28, BUS) == limits_for(Holder("uid-p", "c0"), parts, with_addresses(TWO))
+
+
 async def test_a_program_in_c_reads_limits_and_processes_as_the_library(tmp_path: Path) -> None:
     compiler = shutil.which("cc")
     if compiler is None:

@@ -28,7 +28,7 @@ from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.events import AllocationRefused
 from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, PodName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.model.requests import CARDS, AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.reservations import NodeReservations, reservation_of
@@ -258,8 +258,10 @@ class ShareNode:
             running = self.kubelet.running[DEFAULT, PodName(name)]
             for container, halves in self.gpus(name).items():
                 cores, memory = (halves.get(resource, Counter()) for resource in self.names)
-                whole = cores.total() >= 100
-                assert {*cores.values()} == {100} if whole else len({*cores, *memory}) == 1, (name, halves)
+                whole, gpus = cores.total() >= 100, len({*cores, *memory})
+                equal = all(not half or (len(half) == gpus and len({*half.values()}) == 1) for half in (cores, memory))
+                most = int(running.pod.annotations.get(CARDS, 1))
+                assert {*cores.values()} == {100} if whole else equal and gpus in (1, most), (name, halves)
                 assert not whole or not memory or {*memory} == {*cores}, (name, halves)
                 answers = [answer for (of, _), answer in running.responses.items() if str(of) == container]
                 told = {answer.envs["NVIDIA_VISIBLE_DEVICES"] for answer in answers}

@@ -10,7 +10,7 @@ from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.model.requests import CARDS, AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import MEMORY_BLOCK, Offer
 from topoalign.core.model.topology.validate import validate
@@ -56,6 +56,17 @@ REVERSED = in_units(
 def asks(cores: int = 0, blocks: int = 0, name: str = "main") -> ContainerRequest:
     amounts = {CORES: cores, MEMORY: blocks}
     return container(name, others={resource: amount for resource, amount in amounts.items() if amount})
+
+
+def spread(pod: PodRequest, cards: object) -> PodRequest:
+    """The pod with its units spread over so many GPUs."""
+    return msgspec.structs.replace(pod, annotations={CARDS: str(cards)})
+
+
+def parts(state: NodeState, allocation: Allocation) -> dict[int, tuple[int, int]]:
+    """GPU's index -> units of computing time and of memory that an allocation has of it."""
+    amounts, by_id = allocation.amounts, state.hardware.gpu_by_id
+    return {by_id[gpu].index: (each.cores, each.memory // MEMORY_BLOCK) for gpu, each in amounts.items()}
 
 
 def gpus_of(state: NodeState, devices: Sequence[DeviceID]) -> list[int]:

@@ -2,9 +2,9 @@
 Whether a container may start with its units of GPUs.
 
 Allocate does not say for whom. When a container starts, the kubelet's checkpoint has what each container was given, so it is
-known then whether the halves of its share are of one GPU, and with whom it shares that. One that has halves on two GPUs,
-that has a whole GPU of which somebody else has units, or units of a GPU that somebody else has whole, does not start. So no
-container runs with the share of another.
+known then whether the halves of its share are of one GPU, or equal parts of the same ones, and with whom it shares these.
+One that has halves on different GPUs, that has a whole GPU of which somebody else has units, or units of a GPU that somebody
+else has whole, does not start. So no container runs with the share of another.
 
 Entries of the checkpoint count until their pods are gone. An init container leaves its units to the app containers of its
 pod: where one of two containers is not shown by PodResources, as init containers are not, they do not count against each
@@ -76,7 +76,7 @@ class ShareStarts:
         own = amounts_of(unit for part in of(mine, parts) for unit in part.devices)
         cores, memory = sum(each.cores for each in own.values()), sum(each.memory for each in own.values())
         check_share(Share(cores, memory // MEMORY_BLOCK), fields)
-        check_gpus(own, fields.memory)
+        check_gpus(own, fields.memory, cards=None)
         for name, theirs in self._others(mine, parts, poll):
             if gpus := excluded(own, theirs):
                 raise WholeGpuInUse(gpus, name, fields.cores)
@@ -132,10 +132,10 @@ def live_parts(listing: Listing) -> tuple[Part, ...]:
 
 
 def can_start(holder: Holder, parts: Collection[Part]) -> bool:
-    """Whether a container may run, by what these entries say: one with halves of two GPUs never did."""
+    """Whether a container may run, by what these entries say: one with halves of different GPUs never did."""
     own = amounts_of(unit for part in of(holder, parts) for unit in part.devices)
     try:
-        check_gpus(own)
+        check_gpus(own, cards=None)
     except NoFit:
         return False
     return True

@@ -8,8 +8,9 @@ anything.
 - GetPreferredAllocation: what is reserved for such a question, if the other half is on its GPU; else units of the GPU of the
   newest grant, if that may lack its other half; else of the GPU that `core.sharing.units` chooses. A whole GPU is followed
   by nothing, and follows nothing, but by a reservation.
-- Allocate: units of several GPUs are refused, but for whole GPUs and memory that is reserved with them. So is the memory of
-  a share whose computing time was given just before, of another GPU.
+- Allocate: units of several GPUs are refused, but for whole GPUs and memory that is reserved with them, and equal parts of
+  several as they are reserved. So is the memory of a share whose computing time was given just before, of another GPU, and
+  what a container that waits for as many of several GPUs would have instead.
 - Allocate, by the record (`grants`): a whole GPU is refused while anybody has units of it, and units while somebody has it
   whole. Records that have ended make way; those that are reserved for one pod do not count against each other.
 - PreStartContainer (`share_starts`): the kubelet's checkpoint has by then what each container was given.
@@ -17,16 +18,15 @@ anything.
 Which grant may lack its other half is not in the record: an agent that has just started knows none.
 """
 
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from topoalign.allocator.ports import Listing, Poll
+from topoalign.allocator.preferred_units import followed, gpus_for, share_asked
 from topoalign.allocator.reconciliation.liveness import Liveness
 from topoalign.core.demand.units import Share, UnitFields, check_share, unit_of
 from topoalign.core.model.allocations import Allocation, amounts_of
+from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import UnitKind, unit_kind
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.offers import CORES
@@ -36,19 +36,21 @@ from topoalign.core.sharing.refusals import ShareSplit
 from topoalign.core.sharing.reserved_units import (
     OpenHalf,
     ShareQuestion,
+    are_together,
     given_half,
     has_others,
     has_whole,
     is_all_of,
+    is_spread,
     needs_memory,
     reservations_of,
     reserved_units,
+    spread_for,
     with_reserved_shares,
 )
-from topoalign.core.sharing.units import check_gpus, choose_gpus, units_on, with_missing
+from topoalign.core.sharing.units import check_gpus, units_on
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
-from topoalign.core.state.unit_amounts import UnitsLeft
 
 OPEN_SECONDS = 5.0
 """For so long the other half of a share may follow a grant; the kubelet needs milliseconds."""
@@ -185,6 +187,8 @@ class Shares:
         own = reserved_units(live, reserved, now, question, half)
         if own is not None and not own.is_swapped:
             return own.units
+        if own is None and spread_for(reserved, now, resource, size) is not None:
+            return ()  # Allocate refuses all others
         offered -= required | overlapping(live.ownership, devices, displaced)
         for state in (with_reserved_shares(live, reserved, now), live) if reserved.reservations else (live,):
             spare = offered - held_among(state.ownership, resource, devices)
@@ -206,25 +210,42 @@ class Shares:
             cores = sum(each.cores for each in amounts.values())
             check_share(Share(cores, len(units)), UnitFields(cores=FIELD, memory=FIELD))
             reserved = reservations_of(self._reserved(), self._clock.monotonic(), resource, units)
-            if not (len(amounts) > 1 and not cores and any(has_whole(container) for _, container in reserved)):
+            if not any(is_spread(units) or (not cores and has_whole(container)) for _, container in reserved):
                 check_gpus(amounts, FIELD)
 
     def check_half(self, resource: ResourceName, units: Collection[DeviceID], poll: Poll | None) -> None:
         """
-        Raises ShareSplit for memory of another GPU than the computing time that was given just before, if nobody has a
-        reservation for it. Once: should the pod of that have been refused meanwhile, this was not its other half.
+        As `check_spread`. Raises ShareSplit also for memory of another GPU than the computing time that was given just
+        before, if nobody has a reservation for it. Once: should the pod of that have been refused meanwhile, this was not
+        its other half.
         """
+        self.check_spread(resource, units)
         if not is_of_kind(units, "memory"):
             return
         half = self.open_half("memory", poll)
-        if half is None or not half.is_certain or amounts_of(units).keys() <= half.allocation.amounts.keys():
+        if half is None or not half.is_certain or are_together(units, half.allocation):
             return
         if any(reservations_of(self._reserved(), self._clock.monotonic(), resource, units)):
             return
         self._newest = None
-        (gpu,) = half.allocation.amounts
+        gpus = " and ".join(sorted(half.allocation.amounts))
         raise ShareSplit(
-            FIELD, f"the container has computing time of {gpu}, and that has not enough memory left for it"
+            FIELD, f"the container has computing time of {gpus}, and not enough memory is left there for it"
+        )
+
+    def check_spread(self, resource: ResourceName, units: Collection[DeviceID]) -> None:
+        """
+        Raises ShareSplit for units, not given by now, while a container waits for as many that are spread over several GPUs:
+        what it has besides is not known here, and a share of other GPUs, or of one, is not what it asked for.
+        """
+        own = spread_for(self._reserved(), self._clock.monotonic(), resource, len(units), units)
+        if own is None:
+            return
+        gpus, theirs = (quoted(sorted(amounts_of(ids))) for ids in (units, own))
+        raise ShareSplit(
+            FIELD,
+            f"{len(units)} units of {gpus}, and a container that waits for as many is to have equal parts of {theirs}",
+            "delete the pod and let the scheduler choose again; the kubelet has aligned it to other NUMA nodes",
         )
 
 
@@ -241,52 +262,3 @@ def is_of_kind(devices: Collection[DeviceID], kind: UnitKind) -> bool:
 def has_kind(grant: Allocation, kind: UnitKind) -> bool:
     """Whether a grant has units of this kind."""
     return any(each.cores if kind == "cores" else each.memory for each in grant.amounts.values())
-
-
-def share_asked(kind: UnitKind, size: int) -> Share:
-    """What is asked for where the kubelet asks for so many units: a share of computing time comes with some memory."""
-    return Share(size, 0 if size >= CORES else 1) if kind == "cores" else Share(0, size)
-
-
-def followed(
-    half: OpenHalf | None,
-    share: Share,
-    must_include: Sequence[DeviceID],
-    fitting: Mapping[DeviceID, int],
-    *,
-    is_reserved: bool,
-) -> tuple[DeviceID, ...]:
-    """
-    The GPU of the newest grant, where units of it should be the other half; () else. Of whole GPUs they should be only
-    where a reservation says that memory comes with them (`is_reserved`). `fitting`: GPU -> units that can be had.
-    """
-    if half is None or share.whole or must_include:
-        return ()
-    amounts = half.allocation.amounts
-    size = share.cores or share.blocks
-    fits = len(amounts) == 1 and all(fitting.get(gpu, 0) >= size for gpu in amounts)
-    return tuple(amounts) if fits and (is_reserved or all(each.cores < CORES for each in amounts.values())) else ()
-
-
-def gpus_for(
-    state: NodeState, share: Share, must_include: Sequence[DeviceID], fitting: Mapping[DeviceID, int], compat: str
-) -> tuple[DeviceID, ...]:
-    """
-    The GPUs of the units that a container should get: those of what it takes over from an init container, if they have
-    enough, and of whole GPUs others beside them; () where none have enough. `compat`: as in the rules of the node.
-    """
-    left = {gpu: counted(units, share, fitting.get(gpu, 0)) for gpu, units in state.ownership.units_left.items()}
-    taken = Counter(map(state.hardware.card_of, must_include))
-    if not taken:
-        return choose_gpus(state.hardware, left, share, fitting, compat)
-    gpus = with_missing(state.hardware, left, share, tuple(taken), fitting, compat)
-    size = share.cores or share.blocks
-    return gpus if sum(taken[gpu] + fitting.get(gpu, 0) for gpu in gpus) >= size else ()
-
-
-def counted(left: UnitsLeft, share: Share, spare: int) -> UnitsLeft:
-    """What is left of a GPU, as far as the kubelet may take it."""
-    if share.cores:
-        unused = left.unused and spare >= CORES
-        return msgspec.structs.replace(left, cores=min(left.cores, spare), unused=unused)
-    return msgspec.structs.replace(left, blocks=min(left.blocks, spare))

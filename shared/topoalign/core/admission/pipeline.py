@@ -19,6 +19,7 @@ from topoalign.core.admission.within_alignment import place_within
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.demand.slots import slots_asked
+from topoalign.core.demand.units import share_of
 from topoalign.core.deviceshare.node_devices import ContainerDevices
 from topoalign.core.hints.cpu import CpuProvider, shared_cpus
 from topoalign.core.hints.devices import DeviceProvider
@@ -272,9 +273,13 @@ class AdmissionRun:
 
     @property
     def chooses_cards(self) -> bool:
-        """Whether annotations choose the GPUs of which it asks for slots."""
-        asking = [each for each in self.demand.containers if each.about_cards]
-        return any(slots_asked(self.state.hardware, each.devices) is not None for each in asking)
+        """Whether annotations choose the GPUs of which it asks for slots, or spread its units."""
+        hardware, containers = self.state.hardware, self.demand.containers
+        asking = [each for each in containers if each.about_cards]
+        spread = [each for each in containers if each.cards > 1]
+        return any(slots_asked(hardware, each.devices) is not None for each in asking) or any(
+            share_of(hardware, each.devices, each.cards) is not None for each in spread
+        )
 
     def notes(self) -> Iterator[str]:
         """What a prediction cannot say for certain, or people would not expect of the kubelet."""

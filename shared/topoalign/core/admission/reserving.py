@@ -7,6 +7,7 @@ from topoalign.core.deviceshare.demand import needs_companions
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation
+from topoalign.core.model.topology.offers import CORES
 from topoalign.core.state.reservations import reservation_of
 
 
@@ -24,13 +25,26 @@ def reserved_for(
         seconds,
         gang,
         needs_companions=needs_companions(pod.annotations),
-        may_move=not has_its_own(pod, allocations),
+        may_move=not limits_slots(pod, allocations),
     )
 
 
 def has_its_own(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
     """
-    Whether a pod limits its GPUs in slots, and so must have those that a decision gives it, or none. What pods without slots
-    say about cards is not looked at. HAMi's rules and ours read the limits alike, and HAMi's know all policies.
+    Whether a pod must have the GPUs that a decision gives it, or none, as it limits its GPUs in slots, or spreads units over
+    several GPUs.
+    """
+    return limits_slots(pod, allocations) or any(map(is_spread, allocations))
+
+
+def limits_slots(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
+    """
+    Whether a pod limits its GPUs in slots. What pods without slots say about cards is not looked at. HAMi's rules and ours
+    read the limits alike, and HAMi's know all policies.
     """
     return any(each.slots for each in allocations) and card_rules(said_of_cards(pod.annotations), as_hami=True).limits
+
+
+def is_spread(allocation: Allocation) -> bool:
+    """Whether a container has parts of several GPUs in units."""
+    return len(allocation.amounts) > 1 and any(each.cores < CORES for each in allocation.amounts.values())

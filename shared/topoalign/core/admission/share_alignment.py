@@ -12,8 +12,9 @@ whose end would change that: what a pod holds of GPUs, of CPUs and of memory bec
 
     the 8 CPUs are held by the pod that has 60 cores of a GPU of node 0: when it ends, the cores are free, too: no danger
 
-Pods that come before are rivals: each may take its share of any GPUs. And a pod that limits its GPUs must have those that
-are reserved for it: to such a one each other set is a danger. Devices that become healthy are not reckoned with.
+Pods that come before are rivals: each may take its share of any GPUs. And a pod that limits its GPUs, or spreads its units
+over several, must have those that are reserved for it: to such a one each other set is a danger. Devices that become
+healthy are not reckoned with.
 """
 
 from collections import Counter, defaultdict
@@ -104,7 +105,7 @@ def share_in(topology: Topology, container: ContainerDemand) -> tuple[ResourceNa
     slots = slots_asked(topology, container.devices, container.about_cards, as_hami=container.as_hami)
     if slots is not None:
         return slots.resource, slots
-    units = share_of(topology, container.devices)
+    units = share_of(topology, container.devices, container.cards)
     name = next((name for name, amount in container.devices.items() if amount and unit_of(topology, name)), None)
     return (name, units) if units is not None and name is not None else None
 
@@ -193,7 +194,7 @@ class Search:
     def _suffices(self, left: Left, number: int, *, is_here: bool = False) -> bool:
         share = self._part.share
         if not isinstance(share, SlotShare):
-            return self._are_enough(left, number)
+            return (share.cards == 1 or is_here) and self._are_enough(left, number)
         if share.rules.limits and not is_here:
             return False
         if not share.rules.numa_bind:
@@ -261,8 +262,8 @@ def has_enough(
         others = [each for each in rivals if isinstance(each, Share)]
         rest = msgspec.structs.replace(
             left,
-            cores=left.cores - sum(min(CORES, each.cores) for each in others),
-            blocks=left.blocks - sum(-(-each.blocks // each.gpus) for each in others),
+            cores=left.cores - sum(min(CORES, each.of_each.cores) for each in others),
+            blocks=left.blocks - sum(each.of_each.blocks for each in others),
             unused=left.unused and not others,
         )
         return has_room(rest, share)

@@ -20,6 +20,7 @@ from topoalign.core.demand.quantities import (
     pod_wide,
 )
 from topoalign.core.demand.rules import check_rules
+from topoalign.core.demand.spread import cards_said
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.demand import (
     RESOURCES,
@@ -61,6 +62,8 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     """What its pod says about GPUs by amounts, unread: about other devices it may say what it likes."""
     as_hami: bool = False
     """Whether HAMi's rules choose its GPUs in slots."""
+    cards: int = 1
+    """Over how many GPUs its units are spread, if it asks for any."""
 
     @property
     def containers(self) -> "tuple[ContainerDemand, ...]":
@@ -190,6 +193,7 @@ def container_of(
         memory=in_order(memory_part(container, profile)) if manages_memory else {},
         about_cards=said_of_cards(pod.annotations),
         as_hami=rules.compat == "hami",
+        cards=cards_said(pod.annotations) or 1,
     )
 
 

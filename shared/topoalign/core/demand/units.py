@@ -1,13 +1,16 @@
 """
 What a container asks for of GPUs that are offered in units: hundredths of computing time, and blocks of memory.
 
-A share is of one GPU, so both are. From 100 on computing time is that of whole GPUs, and their memory comes with them.
+A share is of one GPU, so both are; or of several in equal parts, where the pod says so (`spread`). From 100 on computing
+time is that of whole GPUs, and their memory comes with them.
 
     20 of computing time, 16 blocks       a fifth of a GPU, and 4 GiB of it
     16 blocks                             4 GiB of a GPU, without a claim on its computing time
+    60 of computing time, 40 blocks,      30 and 20 of each of two GPUs
+    spread over 2
     200 of computing time                 two GPUs, with all of their memory
     20 of computing time                  refused: how much memory of the GPU is meant?
-    150 of computing time, 16 blocks      refused: of one GPU there are 100, and of several only all
+    150 of computing time, 16 blocks      refused: of one GPU there are 100, and above that only whole ones
 
 What is written as 0 is refused (`core.sharing.pod_checks`), although a kubelet would give nothing and start the container.
 """
@@ -43,11 +46,18 @@ class Share(NamedTuple):
     """Hundredths of computing time, of all GPUs together."""
     blocks: int
     """Of memory, of all GPUs together."""
+    cards: int = 1
+    """Over how many GPUs it is spread in equal parts. Whole ones are told by computing time alone."""
 
     @property
     def gpus(self) -> int:
         """How many GPUs it is of."""
-        return max(1, self.cores // CORES)
+        return max(self.cards, self.cores // CORES)
+
+    @property
+    def of_each(self) -> "Share":
+        """What it is of each GPU: of 60 and 40 over two 30 and 20. A remainder of blocks is rounded up."""
+        return Share(self.cores // self.gpus, -(-self.blocks // self.gpus))
 
     @property
     def whole(self) -> bool:
@@ -66,14 +76,14 @@ def unit_of(topology: Topology, resource: ResourceName) -> UnitKind | None:
     return resources_in_units(topology).get(resource)
 
 
-def share_of(topology: Topology, devices: Quantities) -> Share | None:
-    """What is asked for in units on this machine; None: nothing is."""
+def share_of(topology: Topology, devices: Quantities, cards: int) -> Share | None:
+    """What is asked for in units on this machine, spread over so many GPUs; None: nothing is."""
     in_units = resources_in_units(topology)
     amounts: dict[UnitKind, int] = {}
     for resource, amount in devices.items() if in_units else ():
         if amount and (unit := in_units.get(resource)) is not None:
             amounts[unit] = amounts.get(unit, 0) + amount
-    return Share(amounts.get("cores", 0), amounts.get("memory", 0)) if amounts else None
+    return Share(amounts.get("cores", 0), amounts.get("memory", 0), cards) if amounts else None
 
 
 class UnitFields(NamedTuple):
@@ -90,6 +100,8 @@ class UnitResources(NamedTuple):
     """In the order of the names."""
     most: int
     """Blocks of memory of the largest of its GPUs that are in units."""
+    gpus: int
+    """How many GPUs are in units."""
     others: tuple[ResourceName, ...]
     """Resources of GPUs that are whole, MIG instances or shared in another way, `nvidia.com/gpu` always. Ascending."""
 
@@ -112,7 +124,9 @@ def unit_resources(topology: Topology) -> UnitResources | None:
         if offer.unit is None and any(topology.card_of(base) in topology.gpu_by_id for base in offer.devices)
     }
     most = max((offer.replicas for offer in topology.offered if offer.unit == "memory"), default=0)
-    return UnitResources(tuple(sorted(in_units.items())), most, tuple(sorted({*others, GPU} - in_units.keys())))
+    gpus = {gpu for offer in topology.offered if offer.unit is not None for gpu in offer.devices}
+    ways = tuple(sorted({*others, GPU} - in_units.keys()))
+    return UnitResources(tuple(sorted(in_units.items())), most, len(gpus), ways)
 
 
 def check_share(share: Share, fields: UnitFields) -> None:
@@ -136,12 +150,13 @@ def check_share(share: Share, fields: UnitFields) -> None:
 
 def has_room(left: UnitsLeft, share: Share) -> bool:
     """
-    Whether a GPU has enough left for a share, or for its part of one that is of whole GPUs. Where all computing time is
+    Whether a GPU has enough left for a share, or for its part of one that is of several GPUs. Where all computing time is
     held, memory alone would take some of it.
     """
     if share.whole:
-        return left.unused
-    return left.cores >= max(1, share.cores) and left.blocks >= share.blocks
+        return left.unused and left.all_blocks >= share.of_each.blocks
+    part = share.of_each
+    return left.cores >= max(1, part.cores) and left.blocks >= part.blocks
 
 
 def gpus_with_room(left: Left, share: Share) -> tuple[DeviceID, ...]:

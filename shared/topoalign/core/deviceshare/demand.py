@@ -27,14 +27,14 @@ from topoalign.core.deviceshare.names import (
 from topoalign.core.deviceshare.quantities import FIELD, GpuDemand, Quantities, by_type, gpu_demand
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.ids import GPU, NIC, ResourceName
-from topoalign.core.model.requests import GANG, GANG_SIZE
+from topoalign.core.model.requests import CARDS, GANG, GANG_SIZE
 
 RESOURCES = frozenset(map(ResourceName, (*GPU_RESOURCES, RDMA, FPGA))) | {GPU, NIC}
 """What a pod with annotations asks for its devices by."""
 
 OWN_DOMAIN = "topoalign.io/"
-KNOWN = frozenset((*ANNOTATIONS, ALLOCATED_ANNOTATION, GANG, GANG_SIZE))
-"""The annotations in the domains looked at; a gang is for the scheduler."""
+KNOWN = frozenset((*ANNOTATIONS, ALLOCATED_ANNOTATION, GANG, GANG_SIZE, CARDS))
+"""The annotations in the domains looked at; a gang is for the scheduler, and cards are for units of GPUs."""
 
 
 class JointDemand(msgspec.Struct, frozen=True, kw_only=True):

@@ -118,8 +118,8 @@ def device_answer(asked: HintRequest) -> ProviderHints:
 
 def free_of(asked: HintRequest, resource: ResourceName) -> DeviceSet:
     """
-    What may be handed out of a resource; of units, where the mode knows of that, those of GPUs with room for all, and a slot
-    of each GPU with room.
+    What may be handed out of a resource; of units, where the mode knows of that, those of GPUs with room for all, of a share
+    that is spread its part of each, and a slot of each GPU with room.
     """
     state, demand, rules = asked
     free = state.ownership.free(resource)
@@ -133,15 +133,32 @@ def free_of(asked: HintRequest, resource: ResourceName) -> DeviceSet:
     if unit_of(state.hardware, resource) is None:
         return free
     gpus = {gpu for each in demand.containers for gpu in gpus_for_units(state, each)}
-    return units_of(state, gpus, resource) & free
+    found = units_of(state, gpus, resource) & free
+    asking = [each for each in demand.containers if each.devices.get(resource)]
+    return spread_part(state, asking[0], resource, found) if len(asking) == 1 else found
 
 
 def gpus_for_units(state: NodeState, container: ContainerDemand) -> frozenset[DeviceID]:
     """The GPUs with room for the share that a container asks for, and those of which earlier containers left it units."""
-    share = share_of(state.hardware, container.devices)
+    share = share_of(state.hardware, container.devices, container.cards)
     if share is None:
         return frozenset()
     return frozenset((*gpus_with_room(state.ownership.units_left, share), *taken_over(state, container)))
+
+
+def spread_part(state: NodeState, container: ContainerDemand, resource: ResourceName, free: DeviceSet) -> DeviceSet:
+    """
+    Of these units those that a container may have besides what it takes over: of each GPU no more than its part, where its
+    share is spread. Example: of 60 units over two GPUs, of which it takes over 10 of GPU-0, 20 of that and 30 of each other.
+    """
+    if container.cards == 1:
+        return free
+    part = container.devices[resource] // container.cards
+    held = free.devices.some(reusable_devices(held_by_pod(state, container), resource))
+    found = free.devices.nothing
+    for units in free.devices.by_base.values():
+        found |= (units & free).first(max(0, part - len(units & held)))
+    return found
 
 
 def taken_over(state: NodeState, container: ContainerDemand) -> tuple[DeviceID, ...]:

@@ -26,7 +26,7 @@ Load = tuple[int, int, NodeName]
 
 def wants_gpu(topology: Topology, demand: PodDemand) -> bool:
     """Whether gpu-admission looks at a pod: by the sums over its app containers, as all others are unknown to it."""
-    shares = [share_of(topology, each.devices) for each in demand.containers if each.role == "app"]
+    shares = [share_of(topology, each.devices, each.cards) for each in demand.containers if each.role == "app"]
     cores, blocks = (sum(each[kind] for each in shares if each is not None) for kind in (0, 1))
     return asks_for_gpu(cores, blocks)
 

@@ -37,7 +37,7 @@ def chooser_of(state: NodeState, container: ContainerDemand, resource: ResourceN
     in the rules of the node.
     """
     hardware = state.hardware
-    share = share_of(hardware, container.devices) if unit_of(hardware, resource) is not None else None
+    share = share_of(hardware, container.devices, container.cards) if unit_of(hardware, resource) is not None else None
     if share is not None:
         return UnitChooser(state, container, share, resource, compat)
     chooser = slots.chooser_of(state, container) if offers_in_slots(hardware) else None
@@ -51,8 +51,9 @@ def check_shares(
     devices: Mapping[ResourceName, Sequence[DeviceID]],
 ) -> None:
     """Raises ShareSplit and WholeGpuInUse where the container cannot have these devices together; others are all right."""
-    if share_of(state.hardware, container.devices) is not None:
-        check_units(state, demand, devices)
+    share = share_of(state.hardware, container.devices, container.cards)
+    if share is not None:
+        check_units(state, demand, devices, share)
     chooser = slots.chooser_of(state, container) if offers_in_slots(state.hardware) else None
     if chooser is not None:
         chooser.check_given(devices.get(chooser.resource, ()))

@@ -7,11 +7,13 @@ way in which some node offers these refuses it. The field is named as the pod's 
 
     spec.containers[1].resources.limits[tencent.com/vcuda-core]: 150 units of computing time, of which a GPU has 100
 
-Refused are, in units: amounts of 0, parts of several GPUs, computing time without memory, more memory than a GPU has, units
-beside GPUs that are asked for in another way, and all annotations of HAMi and Gaia about cards, which have no effect there.
-With slots: amounts that no GPU has, amounts without a number of GPUs, units in the same container, annotations that cannot
-be meant, those that have no effect, and those that have one where no amount is named: nodes that offer whole GPUs under the
-same name look at none. Where HAMi's rules choose the GPUs (`compat`), lists of policies can be meant.
+Refused are, in units: amounts of 0, parts of several GPUs where nothing spreads them, computing time without memory, more
+memory than a GPU has, units beside GPUs that are asked for in another way, and all annotations of HAMi and Gaia about cards,
+which have no effect there. So is the number of GPUs over which units are spread, if it is above what a node has, if amounts
+do not divide evenly, and beside whole GPUs, slots, or no units at all. With slots: amounts that no GPU has, amounts without
+a number of GPUs, units in the same container, annotations that cannot be meant, those that have no effect, and those that
+have one where no amount is named: nodes that offer whole GPUs under the same name look at none. Where HAMi's rules choose
+the GPUs (`compat`), lists of policies can be meant.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -25,15 +27,16 @@ from topoalign.core.demand.gangs import gang_of, path
 from topoalign.core.demand.passed_over import check_not_passed_over
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.demand.slots import SlotResources, check_amounts
+from topoalign.core.demand.spread import cards_said, check_cards
 from topoalign.core.demand.units import USUAL_NAMES, InvalidShare, Share, UnitResources, check_share
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.demand import check_keys, is_joint
 from topoalign.core.deviceshare.names import GPU_RESOURCES
 from topoalign.core.model.errors import InvalidField, NoFit
 from topoalign.core.model.ids import ResourceName
-from topoalign.core.model.requests import AdmissionRules, Compat, Mode, PodRequest
+from topoalign.core.model.requests import CARDS, AdmissionRules, Compat, Mode, PodRequest
 from topoalign.core.model.topology.offers import CORES
-from topoalign.core.sharing.refusals import MemoryAboveCard, ShareFields
+from topoalign.core.sharing.refusals import MemoryAboveCard, NotEnoughShareCards, ShareFields
 
 CORE_LIMIT = "tencent.com/vcuda-core-limit"
 """Gaia's: up to how much computing time the containers of a pod may use while nobody else does."""
@@ -54,12 +57,13 @@ def check_pod(
     by_kubelet: bool = False,
 ) -> None:
     """
-    Raises InvalidField for what no node would take, and InvalidShare and MemoryAboveCard where none of the ways in which
-    units are `offered`, or `slots`, could serve what is asked for in them. `otherwise`: what nodes offer in another way than
-    in slots. Where kubelets decide on all nodes (`by_kubelet`) also PassedOverByKubelet.
+    Raises InvalidField for what no node would take, and InvalidShare, MemoryAboveCard and NotEnoughShareCards where none of
+    the ways in which units are `offered`, or `slots`, could serve what is asked for in them. `otherwise`: what nodes offer
+    in another way than in slots. Where kubelets decide on all nodes (`by_kubelet`) also PassedOverByKubelet.
     """
     try:
         gang_of(pod)
+        cards_said(pod.annotations)
         valid = validate_pod(pod)
         if is_joint(pod.annotations):
             for mode in Mode:
@@ -72,6 +76,8 @@ def check_pod(
         check_not_passed_over(pod)
     units = sorted(offered, key=lambda each: (-each.most, each))
     check_one(partial(check_asked, pod, each) for each in units if asks_for(pod, each))
+    if offered or slots or otherwise:  # else it is not known by which names units are asked for
+        check_spread(pod, units)
     by_amounts = sorted(slots, key=lambda each: (-each.most, each.resource))
     check_one(
         partial(check_slots_asked, pod, each, compat) for each in by_amounts if is_for_slots(pod, each, otherwise)
@@ -93,12 +99,31 @@ def check_one(checks: Iterable[Callable[[], None]]) -> None:
 
 
 def check_asked(pod: PodRequest, offered: UnitResources) -> None:
-    """Raises InvalidShare and MemoryAboveCard for what is asked for in units that are offered so. `pod`: valid."""
+    """
+    Raises InvalidShare, MemoryAboveCard and NotEnoughShareCards for what is asked for in units that are offered so. `pod`:
+    valid.
+    """
     if not asks_for(pod, offered):
         return
     for where, container in containers_of(pod):
-        check_container(where, container.limits, offered)
+        check_container(where, container.limits, offered, cards_said(pod.annotations))
     check_annotations(pod.annotations, "units")
+
+
+def check_spread(pod: PodRequest, offered: Iterable[UnitResources]) -> None:
+    """
+    Raises InvalidShare where a pod says over how many GPUs its units are spread, and asks for no units of those that are
+    `offered`, nor for any under their usual names. `pod`: valid.
+    """
+    if CARDS not in pod.annotations:
+        return
+    units = {*USUAL_NAMES, *(name for each in offered for name, _ in each.units)}
+    if all(units.isdisjoint(container.limits) for _, container in containers_of(pod)):
+        raise InvalidShare(
+            f"{path(CARDS)}: spreads units of GPUs, and no container asks for any",
+            f"leave it out, or ask for {' and '.join(USUAL_NAMES)}; how many GPUs a container has whole or has slots of, it "
+            "says by their number",
+        )
 
 
 def check_slots_asked(pod: PodRequest, offered: SlotResources, compat: Compat = "") -> None:
@@ -111,8 +136,19 @@ def check_slots_asked(pod: PodRequest, offered: SlotResources, compat: Compat = 
             check_amounts(where, container.limits, offered)
         card_rules(said_of_cards(pod.annotations), as_hami=compat == "hami")
         check_annotations(pod.annotations, "slots")
+        check_counts(pod.annotations, offered)
     elif any(container.limits.get(offered.resource) for _, container in containers_of(pod)):
         check_says_nothing(pod.annotations, offered)
+        check_counts(pod.annotations, offered)
+
+
+def check_counts(annotations: Mapping[str, str], offered: SlotResources) -> None:
+    """Raises InvalidShare for a number of GPUs of a pod with slots, of which it has as many as it asks for slots."""
+    if CARDS in annotations:
+        raise InvalidShare(
+            f"{path(CARDS)}: has no effect on slots of GPUs, which the pod asks for",
+            f"leave it out; {offered.resource} says of how many GPUs a container has slots",
+        )
 
 
 def check_says_nothing(annotations: Mapping[str, str], offered: SlotResources) -> None:
@@ -142,8 +178,10 @@ def asks_for(pod: PodRequest, offered: UnitResources) -> bool:
     return any(not units.keys().isdisjoint(each.limits) for _, each in containers_of(pod))
 
 
-def check_container(where: str, limits: Mapping[ResourceName, int], offered: UnitResources) -> None:
-    """The same for one container, at the path `where`."""
+def check_container(
+    where: str, limits: Mapping[ResourceName, int], offered: UnitResources, cards: int | None = None
+) -> None:
+    """The same for one container, at the path `where`. `cards`: over how many GPUs its units are spread; None: not said."""
     amounts = {"cores": 0, "memory": 0}
     units = {name: unit for name, unit in offered.units if name in limits}
     if not units:
@@ -155,6 +193,11 @@ def check_container(where: str, limits: Mapping[ResourceName, int], offered: Uni
     check_one_way(where, limits, units, (*offered.others, *map(ResourceName, GPU_RESOURCES)))
     share, fields = Share(amounts["cores"], amounts["memory"]), offered.fields(where)
     check_share(share, fields)
+    if cards is not None:
+        share = share._replace(cards=cards)
+        check_cards(share, fields)
+        if cards > offered.gpus:
+            raise NotEnoughShareCards(ShareFields(cards=path(CARDS)), cards, offered.gpus)
     of_each = -(-share.blocks // share.gpus)
     if of_each > offered.most:
         raise MemoryAboveCard(ShareFields(memory=fields.memory), of_each, offered.most, "blocks of memory")

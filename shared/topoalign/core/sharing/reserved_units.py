@@ -2,11 +2,14 @@
 What reservations say to a kubelet that asks for units of GPUs.
 
 It asks for the two halves of a share one after the other, and names no container. Both halves of a reservation are of one
-GPU, so they are tied: the second is the answer only if the first is on its GPU. Example:
+GPU, or of the same ones, so they are tied: the second is the answer only if the first is on its GPU. Example:
 
     reserved: for pod a 20 units of computing time and 16 blocks of GPU-0, for pod b 20 and 8 of GPU-1
     asked for 20 units of computing time: those of GPU-0; then for 8 blocks: none of these, the kubelet came for pod b, and
     follows what that has been given of GPU-0
+
+A share that is spread over several GPUs is given as it is reserved or not at all: who gives it does not know that it is
+spread, and of one GPU a container would have another share than was meant.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -113,8 +116,27 @@ def has_others(
 
 
 def is_share(container: ReservedContainer, units: Collection[DeviceID]) -> bool:
-    """Whether units that are reserved for a container are of one GPU, or it has whole ones."""
-    return len(amounts_of(units)) == 1 or has_whole(container)
+    """Whether units that are reserved for a container are of one GPU, or of equal parts of several, or it has whole ones."""
+    return len(amounts_of(units)) == 1 or has_whole(container) or is_spread(units)
+
+
+def is_spread(units: Collection[DeviceID]) -> bool:
+    """Whether units are equal parts of several GPUs."""
+    amounts = amounts_of(units)
+    return len(amounts) > 1 and len({*amounts.values()}) == 1
+
+
+def spread_for(
+    reserved: NodeReservations, now: float, resource: ResourceName, size: int, units: Collection[DeviceID] = ()
+) -> frozenset[DeviceID] | None:
+    """
+    The units, not given yet at monotonic second `now`, of a container that waits for so many of several GPUs, none of them
+    whole. None: there is none, or just these `units` are what somebody waits for.
+    """
+    waiting = [(container, ids) for _, container, ids in parts_of(reserved, now, resource) if len(ids) == size]
+    if any(ids == frozenset(units) for _, ids in waiting):
+        return None
+    return next((ids for container, ids in waiting if is_spread(ids) and not has_whole(container)), None)
 
 
 def has_whole(container: ReservedContainer) -> bool:

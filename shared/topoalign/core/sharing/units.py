@@ -7,6 +7,7 @@ Example:
 
     left of GPU-0: 100 and 320 blocks, of GPU-1: 60 and 200, of GPU-2: 40 and 30
     asked for 20 and 16 blocks: GPU-2; for 20 and 60 blocks: GPU-1; for 100: GPU-0
+    asked for 60 and 40 blocks, spread over two: 30 and 20 of each of GPU-1 and GPU-2
 """
 
 from collections import Counter
@@ -67,12 +68,17 @@ def choose_gpus(
 ) -> tuple[DeviceID, ...]:
     """
     The GPUs, of these, that a container gets its units of; () where none have enough left. `compat`: as in the rules of the
-    node.
+    node; gpu-manager knows no parts of several GPUs.
     """
-    request = ShareRequest(cores=share.cores, memory=-(-share.blocks // share.gpus) * MEMORY_BLOCK)
+    part = share.of_each
+    request = ShareRequest(
+        cores=share.cores if share.whole else part.cores,
+        memory=part.blocks * MEMORY_BLOCK,
+        cards=1 if share.whole else share.gpus,
+    )
     cards, some = cards_of(topology, left), tuple(among)
     try:
-        if compat == "gaia":
+        if compat == "gaia" and request.cards == 1:
             chosen = choose_cards(topology, cards, request, frozenset(some))
         else:
             chosen = choose(cards, request, set_scorer(topology), CardRules(uuids=Selection(wanted=some)))
@@ -97,9 +103,11 @@ class UnitChooser:
         there are none.
         """
         healthy = self._state.ownership.usable(self._resource)
-        found = healthy & units_of(self._state, gpus_for_units(self._state, self._container), self._resource)
-        if healthy and not found:
-            raise ShareSplit(SHARE, "no GPU has enough left of what the container asks for")
+        gpus, cards = gpus_for_units(self._state, self._container), self._share.cards
+        found = healthy & units_of(self._state, gpus, self._resource)
+        if healthy and (not found or len(gpus) < cards):
+            lacking = "no GPU has" if cards == 1 else f"{len(gpus)} GPUs, and not {cards}, have"
+            raise ShareSplit(SHARE, f"{lacking} enough left of what the container asks for")
         return found
 
     def check_takeover(self, reusable: Collection[DeviceID], amount: int) -> None:
@@ -142,11 +150,15 @@ def with_missing(
     among: Iterable[DeviceID],
     compat: str,
 ) -> tuple[DeviceID, ...]:
-    """These GPUs, and of whole ones as many others as the share has more; () where there are not so many."""
+    """These GPUs, and as many others as the share has more; () where there are not so many."""
     missing = share.gpus - len(gpus)
     if missing <= 0:
         return tuple(gpus)
-    rest = share if not gpus else Share(missing * CORES, share.blocks * missing // share.gpus)
+    rest = share._replace(
+        cores=share.cores * missing // share.gpus,
+        blocks=share.blocks * missing // share.gpus,
+        cards=1 if share.whole else missing,
+    )
     others = choose_gpus(topology, left, rest, (gpu for gpu in among if gpu not in gpus), compat)
     return (*gpus, *others) if others else ()
 
@@ -161,27 +173,31 @@ def units_on(
     available: DeviceSet, must_include: Sequence[DeviceID], size: int, gpus: Collection[DeviceID]
 ) -> tuple[DeviceID, ...]:
     """
-    So many of the available units of these GPUs, those that must be included first, and equally many of each as far as can
-    be. Fewer where they have not enough.
+    So many of the available units of these GPUs, those that must be included first, and with them equally many of each as
+    far as can be. Fewer where they have not enough.
     """
     devices = available.devices
-    rest, found = available - devices.some(must_include), devices.nothing
-    of_gpus = sorted((rest & devices.by_base[gpu] for gpu in gpus if gpu in devices.by_base), key=len)
-    for number, units in enumerate(of_gpus):
-        missing = size - len(must_include) - len(found)
-        found |= units.first(missing // (len(of_gpus) - number))
+    must = devices.some(must_include)
+    of_gpus = [devices.by_base[gpu] & (available | must) for gpu in gpus if gpu in devices.by_base]
+    found, missing = devices.nothing, size - len(must) + sum(len(units & must) for units in of_gpus)
+    for number, units in enumerate(sorted(of_gpus, key=len)):
+        own = units & must
+        more = (units - must).first(max(0, missing // (len(of_gpus) - number) - len(own)))
+        found, missing = found | more, missing - len(own) - len(more)
     return (*must_include, *found)
 
 
-def check_units(state: NodeState, demand: PodDemand, devices: Mapping[ResourceName, Sequence[DeviceID]]) -> None:
+def check_units(
+    state: NodeState, demand: PodDemand, devices: Mapping[ResourceName, Sequence[DeviceID]], share: Share
+) -> None:
     """
-    Raises ShareSplit where the units that a container would get are not of one GPU, and WholeGpuInUse where somebody else
-    has it whole, or has units of one that it would have whole, and ShareSplit for memory alone of one of which all computing
-    time is held: an init container may have had it whole. Init containers of its own pod have ended by then. `devices`:
-    resource -> what it would get.
+    Raises ShareSplit where the units that a container would get are not of as many GPUs as its share, and WholeGpuInUse
+    where somebody else has one whole, or has units of one that it would have whole, and ShareSplit for memory alone of one
+    of which all computing time is held: an init container may have had it whole. Init containers of its own pod have ended
+    by then. `devices`: resource -> what it would get.
     """
     amounts = amounts_of(device for ids in devices.values() for device in ids)
-    check_gpus(amounts)
+    check_gpus(amounts, cards=share.cards)
     own = {each.id for each in held_by_pod(state, demand) if each.role == "init"}
     live = [each for each in state.allocations.values() if each.id not in own]
     for each in unshareable(live, amounts):
@@ -200,18 +216,21 @@ def titled(allocation: Allocation) -> str:
     return allocation.id if owner is None else f"{owner.namespace}/{owner.pod}"
 
 
-def check_gpus(amounts: Mapping[DeviceID, Amount], field: str = SHARE) -> None:
+def check_gpus(amounts: Mapping[DeviceID, Amount], field: str = SHARE, cards: int | None = 1) -> None:
     """
-    Raises ShareSplit where the units that a container has are not of one GPU, or not of whole ones and memory of each or
-    none of them: both halves tell the container which GPUs it has. `amounts`: GPU -> what it has of it; `field`: where it
-    asks for them.
+    Raises ShareSplit where the units that a container has are not equal parts of so many GPUs, or not of whole ones and
+    memory of each or none of them: both halves tell the container which GPUs it has. `amounts`: GPU -> what it has of it;
+    `field`: where it asks for them; `cards`: over how many it is spread, None: it is not known.
     """
     whole = all(each.cores == CORES for each in amounts.values())
-    if len(amounts) <= 1 or (whole and len({each.memory > 0 for each in amounts.values()}) == 1):
+    if not amounts or (whole and len({each.memory > 0 for each in amounts.values()}) == 1):
+        return
+    if len({*amounts.values()}) == 1 and cards in (None, len(amounts)):
         return
     found = " and ".join(
         f"{each.cores} units of computing time and {each.memory // MEMORY_BLOCK} blocks of {quoted([gpu])}"
         for gpu, each in sorted(amounts.items())
     )
+    asked = "" if cards in (None, 1) else f", and not equal parts of {cards}"
     is_large = sum(each.cores for each in amounts.values()) >= CORES
-    raise ShareSplit(field, f"the units are of {len(amounts)} GPUs: {found}", WHOLE_REMEDY if is_large else WAIT)
+    raise ShareSplit(field, f"the units are of {len(amounts)} GPUs{asked}: {found}", WHOLE_REMEDY if is_large else WAIT)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from topoalign.core.demand.pod_demand import PodDemand
+from topoalign.core.demand.units import share_of
 from topoalign.core.hints.joint_devices import decided_together, is_held
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import CPU
@@ -24,6 +25,9 @@ def holds(held: Sequence[Allocation], demand: PodDemand, state: NodeState) -> bo
             return False
         together = decided_together(state, container) if demand.together else frozenset()
         if together and not is_held(state, container, allocation):
+            return False
+        share = share_of(state.hardware, container.devices, container.cards)
+        if share is not None and len(allocation.amounts) != share.gpus:
             return False
         devices = {name: n for name, n in container.devices.items() if n and name not in together}
         sizes = {block.resource: 0 for block in allocation.memory}

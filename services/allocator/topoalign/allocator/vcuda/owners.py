@@ -71,11 +71,16 @@ class Calls:
 
 
 def limits_for(holder: Holder, parts: Collection[Part], hardware: Topology) -> Limits:
-    """What a container is limited to. Of whole GPUs it has all memory, whatever it has asked for."""
+    """
+    What a container is limited to: of equal parts of several GPUs to one, as the library looks at its first GPU alone. Of
+    whole GPUs it has all memory, whatever it has asked for.
+    """
     amounts = amounts_of(unit for part in of(holder, parts) for unit in part.devices)
     gpus = [gpu for gpu in hardware.gpus if gpu.id in amounts]
     cores, memory = sum(each.cores for each in amounts.values()), sum(each.memory for each in amounts.values())
     if cores >= CORES:
         memory = max(memory, sum(gpu.memory or 0 for gpu in gpus))
+    else:
+        cores, memory = (amount // max(1, len(amounts)) for amount in (cores, memory))
     pci = next((gpu.pci for gpu in gpus if gpu.pci), "")
     return Limits(holder.pod, str(holder.container), cores, memory, pci[-12:].upper())

@@ -14,7 +14,7 @@ def are_mistakable(one: Reservation, other: Reservation) -> bool:
     """
     Whether the node may answer its kubelet's question for one of the pods with the GPUs of the other, and that matters: NICs
     come with them, or as many slots are reserved for both and one must have its own, or holds other amounts by them, or as
-    many units of one kind, and of the other kind not as many.
+    many units of one kind, and of the other kind not as many, or of other numbers of GPUs.
     """
     if any(are_other_slots(a, b) or are_other_units(a, b) for a in one.containers for b in other.containers):
         return True
@@ -33,11 +33,12 @@ def are_other_slots(one: ReservedContainer, other: ReservedContainer) -> bool:
 
 
 def are_other_units(one: ReservedContainer, other: ReservedContainer) -> bool:
-    """Whether two containers have as many units of one kind, and not of the other."""
+    """Whether two containers have as many units of one kind, and not of the other, or they are of more GPUs."""
     counts, others = units_of(one), units_of(other)
-    return counts != others and not counts.items().isdisjoint(others.items())
+    return counts != others and any(name in others and others[name][0] == n for name, (n, _) in counts.items())
 
 
-def units_of(container: ReservedContainer) -> dict[str, int]:
-    """Resource -> how many units of it are reserved for a container."""
-    return {name: len(ids) for name, ids in container.devices.items() if amounts_of(ids)}
+def units_of(container: ReservedContainer) -> dict[str, tuple[int, int]]:
+    """Resource -> how many units of it are reserved for a container, and of how many GPUs these are."""
+    gpus = {name: len(amounts_of(ids)) for name, ids in container.devices.items()}
+    return {name: (len(ids), gpus[name]) for name, ids in container.devices.items() if gpus[name]}

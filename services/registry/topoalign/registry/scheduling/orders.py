@@ -11,7 +11,7 @@ about its devices is bound beside no other one that asks for as many GPUs, until
 beside no other one that asks for as much of one kind and for something else of the other, and one with slots beside no other
 one that asks for as many and for other amounts, or by other annotations (`are_mistakable`).
 
-A pod that must have the slots that are reserved for it is also to be aligned to the same NUMA nodes in every order:
+A pod that must have the slots or units that are reserved for it is also to be aligned to the same NUMA nodes in every order:
 elsewhere the node refuses it. Example: a pod for GPU-0 or GPU-2 with 4 CPUs comes after one with as many. The two fit in
 both orders, but where it comes first it is aligned to the NUMA node of GPU-0, and GPU-2 is reserved for it.
 """
@@ -35,7 +35,7 @@ from topoalign.core.admission.realignment import (
     left_elsewhere,
     realigned,
 )
-from topoalign.core.admission.reserving import has_its_own
+from topoalign.core.admission.reserving import has_its_own, is_spread
 from topoalign.core.admission.share_alignment import finds_gpus
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.slots import SlotShare, slots_asked
@@ -53,7 +53,7 @@ MOST_PENDING = 3
 
 
 Place = tuple[object, tuple[tuple[int, ...] | None, ...]]
-"""What a pod asks for, and the NUMA nodes to which its containers with slots are aligned; None: the policy does not say."""
+"""What a pod asks for, and the NUMA nodes to which its parts of GPUs are aligned; None: the policy does not say."""
 Ends = frozenset[tuple[Place, int]]
 """How often pods are aligned so that must have what is reserved for them, after one order of all pods."""
 
@@ -103,7 +103,7 @@ def are_mistakable(topology: Topology, one: Comer, other: Comer) -> bool:
 
 def shares_of(topology: Topology, pod: Comer) -> set[Share]:
     """What the containers of a pod ask for of GPUs in units."""
-    asked = (share_of(topology, each.devices) for each in pod.demand.containers)
+    asked = (share_of(topology, each.devices, each.cards) for each in pod.demand.containers)
     return {share for share in asked if share is not None}
 
 
@@ -293,7 +293,7 @@ async def fit_from(
 
 
 def places_of(pod: Comer, admission: Admission) -> tuple[Place, ...]:
-    """Where a pod is aligned that must have the slots that are reserved for it; empty for others."""
+    """Where a pod is aligned that must have the slots or units that are reserved for it; empty for others."""
     if not has_its_own(pod.demand.request, admission.allocations):
         return ()
-    return ((pod.key, tuple(each.affinity for each in admission.allocations if each.slots)),)
+    return ((pod.key, tuple(each.affinity for each in admission.allocations if each.slots or is_spread(each))),)

@@ -27,7 +27,7 @@ from topoalign.core.hints.preconditions import UnknownResource
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, ContainerName, Namespace, NodeName, PodName
-from topoalign.core.model.requests import ContainerRequest, PodRequest
+from topoalign.core.model.requests import CARDS, ContainerRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import without_uuids
 from topoalign.core.scoring.scorers import Scorer
@@ -42,7 +42,7 @@ PODS_KEPT = 4_096
 """Pods of which it is kept which request they are."""
 MOST_SHAPES = 64
 """For which it is kept what of a request its score depends on."""
-COUNTING = frozenset((*ANNOTATIONS, *CHOOSING))
+COUNTING = frozenset((*ANNOTATIONS, *CHOOSING, CARDS))
 """Annotations by which a pod's devices are decided."""
 NAMESPACE, POD = Namespace("pod to schedule"), PodName("pod to schedule")
 """Names that no pod can have: what is decided for a request depends on none."""

@@ -19,13 +19,13 @@ from topoalign.core.demand.gangs import path
 from topoalign.core.deviceshare.demand import OWN_DOMAIN
 from topoalign.core.model.errors import BadRequest, clean, quoted
 from topoalign.core.model.ids import GPU, NIC, Namespace, ResourceName
-from topoalign.core.model.requests import GANG, GANG_SIZE, PodRequest
+from topoalign.core.model.requests import CARDS, GANG, GANG_SIZE, PodRequest
 from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.core.sharing.slot_defaults import FilledIn, with_defaults
 from topoalign.kubelet.files import manifest
 from topoalign.registry.scheduling.annotations import with_counting
 
-OF_USERS = frozenset({GANG, GANG_SIZE})
+OF_USERS = (GANG, GANG_SIZE, CARDS)
 """The annotations in our domain that users write."""
 DEFAULT_SCHEDULER = "default-scheduler"
 MIRROR = "kubernetes.io/config.mirror"
@@ -147,7 +147,7 @@ def check_annotations(new: Mapping[str, str], old: Mapping[str, str]) -> None:
     for key in sorted(new):
         if key.startswith(OWN_DOMAIN) and key not in OF_USERS and new[key] != old.get(key):
             raise Forbidden(
-                path(clean(key)), "is not for users to write", f"leave it out; users write {GANG} and {GANG_SIZE}"
+                path(clean(key)), "is not for users to write", f"leave it out; users write {', '.join(OF_USERS)}"
             )
 
 
