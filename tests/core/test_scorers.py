@@ -33,6 +33,7 @@ def scored(scoring: Scoring, packing: Packing, state: NodeState) -> int:
         (Scoring.LEAST_NUMA_NODES, (9, 9)),  # 94
         (Scoring.QUALITY, (8, 9)),  # of four GPUs one or two are held: 7 + 3 x 1/4 or 2/4
         (Scoring.GAIA, (10, 10)),  # the pod asks for no units: every node will do
+        (Scoring.HAMI, (10, 10)),  # neither has GPUs in slots
     ],
 )
 def test_each_name_has_its_score(scoring: Scoring, expected: tuple[int, int]) -> None:

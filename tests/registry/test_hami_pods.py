@@ -8,13 +8,21 @@ from decision_support import pod
 from hami_slot_support import as_hami, hardware, state_of
 from slot_choice_reference import BIND, POLICY
 from slot_support import asks
-from view_support import NODE, RULES, OneNode, Says, asked, tell_all
+from view_support import NODE, RULES, SETTLED, OneNode, Says, asked, tell_all
 
 from topoalign.core.admission.admit import admit
+from topoalign.core.demand.hami_names import NODE_POLICY
 from topoalign.core.demand.units import InvalidShare
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Policy
+from topoalign.core.scoring.quality import Packing
+from topoalign.core.scoring.scorers import Scoring, scorer_of
+from topoalign.registry.cluster import Cluster
+from topoalign.registry.scheduling.pod_checks import PodChecks
+from topoalign.registry.scheduling.scheduler import Scheduler
+from topoalign.registry.scheduling.view import ClusterView
+from topoalign.runtime.clock import ManualClock
 
 HAMI = as_hami(RULES)
 LIST = {POLICY: "numa,binpack"}
@@ -79,3 +87,31 @@ def test_a_node_that_chooses_otherwise_from_now_on_is_read_anew() -> None:
     it.tell((it.says.usage(),))
 
     assert (NODE,) == it.scheduler.filter(asked(request), (NODE,)).passed
+
+
+def test_prioritize_ranks_nodes_as_hami_does() -> None:
+    """The fullest first, or the emptiest where the pod says so; what it says makes it another request."""
+    cluster = Cluster(usage=True)
+    for name, used in {"a": {0: [(25, 2_000)]}, "b": {0: [(50, 6_000)], 1: [(25, 2_000)]}, "c": {}, "d": {}}.items():
+        says = Says(name, hardware(), HAMI)
+        tell_all(cluster, [*says.all(), *(says.grant(each) for each in state_of(used).allocations.values())])
+    scheduler = Scheduler(
+        ClusterView(cluster, lambda: SETTLED, ManualClock(), scorer_of(Scoring.HAMI, Packing.BINPACK))
+    )
+    names, share = tuple(map(NodeName, "abcd")), pod(asks(memory=1))
+    spread = msgspec.structs.replace(share, annotations={NODE_POLICY: "spread"})
+
+    found = [scheduler.prioritize(asked(each, uid), names) for each, uid in ((share, "uid-1"), (spread, "uid-2"))]
+
+    assert [[9, 10, 8, 8], [9, 8, 10, 10]] == found
+    assert names == scheduler.filter(asked(spread), names).passed
+
+
+def test_a_policy_for_nodes_is_denied_where_nodes_are_not_ranked_by_it() -> None:
+    it = world(HAMI)
+    it.view.renew()
+    spread = msgspec.structs.replace(pod(asks(memory=1)), annotations={NODE_POLICY: "spread"})
+
+    with pytest.raises(InvalidShare, match="has no effect on slots"):
+        it.scheduler.checks.check(spread)
+    PodChecks(it.view.offers, ranks_as_hami=True).check(spread)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.scoring import gaia, numa, quality
+from topoalign.core.scoring import gaia, hami, numa, quality
 from topoalign.core.scoring.gaia import Load
 from topoalign.core.scoring.numa import NumaNeed, NumaScore
 from topoalign.core.scoring.quality import DeviceNeed, FreeDevices, Packing
@@ -46,6 +46,8 @@ class Scoring(StrEnum):
     LEAST_NUMA_NODES = NumaScore.LEAST_NUMA_NODES.value
     GAIA = "gaia"
     """The order in which gpu-admission tries nodes (`scoring.gaia`)."""
+    HAMI = "hami"
+    """How full the GPUs in slots are, as HAMi ranks nodes (`scoring.hami`)."""
 
 
 class Scorer(Protocol, Generic[Need, Left]):
@@ -127,6 +129,28 @@ class GaiaScorer:
         return gaia.order
 
 
+@dataclass(frozen=True)
+class HamiScorer:
+    """Scores by the place of a node in HAMi's order (`scoring.hami`)."""
+
+    def need(self, topology: Topology, demand: PodDemand) -> str | None:
+        """The pod's policy for nodes."""
+        return hami.policy_of(topology, demand)
+
+    def left(self, state: NodeState, rules: AdmissionRules) -> float:
+        """How full the GPUs in slots are."""
+        return hami.fullness(state)
+
+    def score(self, topology: Topology, need: str | None, left: float) -> int:
+        """That of the node alone, without others."""
+        return by_place([self.order(need, left)])[0]
+
+    @property
+    def order(self) -> Callable[[str | None, float], Key]:
+        """The fullest first, or the emptiest."""
+        return hami.order
+
+
 def scorer_of(scoring: Scoring, packing: Packing) -> Scorer[Any, Any]:
     """The scorer of this name; `packing` counts for `quality` alone."""
     match scoring:
@@ -134,6 +158,8 @@ def scorer_of(scoring: Scoring, packing: Packing) -> Scorer[Any, Any]:
             return QualityScorer(packing)
         case Scoring.GAIA:
             return GaiaScorer()
+        case Scoring.HAMI:
+            return HamiScorer()
         case _:
             return NumaScorer(NumaScore(scoring))
 

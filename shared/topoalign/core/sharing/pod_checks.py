@@ -13,7 +13,7 @@ which have no effect there. So is the number of GPUs over which units are spread
 do not divide evenly, and beside whole GPUs, slots, or no units at all. With slots: amounts that no GPU has, amounts without
 a number of GPUs, units in the same container, annotations that cannot be meant, those that have no effect, and those that
 have one where no amount is named: nodes that offer whole GPUs under the same name look at none. Where HAMi's rules choose
-the GPUs (`compat`), lists of policies can be meant.
+the GPUs (`compat`), lists of policies and a policy for nodes can be meant.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -32,10 +32,11 @@ from topoalign.core.demand.units import USUAL_NAMES, InvalidShare, Share, UnitRe
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.demand import check_keys, is_joint
 from topoalign.core.deviceshare.names import GPU_RESOURCES
-from topoalign.core.model.errors import InvalidField, NoFit
+from topoalign.core.model.errors import InvalidField, NoFit, quoted
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import CARDS, AdmissionRules, Compat, Mode, PodRequest
 from topoalign.core.model.topology.offers import CORES
+from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
 from topoalign.core.sharing.refusals import MemoryAboveCard, NotEnoughShareCards, ShareFields
 
 CORE_LIMIT = "tencent.com/vcuda-core-limit"
@@ -135,7 +136,7 @@ def check_slots_asked(pod: PodRequest, offered: SlotResources, compat: Compat = 
         for where, container in containers_of(pod):
             check_amounts(where, container.limits, offered)
         card_rules(said_of_cards(pod.annotations), as_hami=compat == "hami")
-        check_annotations(pod.annotations, "slots")
+        check_annotations(pod.annotations, "slots", compat)
         check_counts(pod.annotations, offered)
     elif any(container.limits.get(offered.resource) for _, container in containers_of(pod)):
         check_says_nothing(pod.annotations, offered)
@@ -218,14 +219,32 @@ def check_one_way(
             )
 
 
-def check_annotations(annotations: Mapping[str, str], what: Literal["units", "slots"]) -> None:
+def check_annotations(annotations: Mapping[str, str], what: Literal["units", "slots"], compat: Compat = "") -> None:
     """Raises InvalidShare for annotations that have no effect on these, and first for weights that are none."""
     if (weights := annotations.get(names.SCORING_WEIGHTS)) is not None:
         weights_meant(weights)
     why = ", which go where least is left" if what == "units" else ""
     for key in WITHOUT_EFFECT[what]:
-        if key in annotations:
+        if key == names.NODE_POLICY and what == "slots" and compat == "hami":
+            check_node_policy(annotations)
+        elif key in annotations:
             raise InvalidShare(
                 f"{path(key)}: has no effect on {what} of GPUs{why}",
                 "leave it out; nodeSelector and affinity choose the nodes",
             )
+
+
+def check_node_policy(annotations: Mapping[str, str]) -> None:
+    """Raises InvalidShare for a word by which HAMi ranks no nodes: it reads each other one as `binpack`."""
+    policy = annotations.get(names.NODE_POLICY, BINPACK)
+    if policy not in (BINPACK, SPREAD):
+        raise InvalidShare(
+            f"{path(names.NODE_POLICY)}: {quoted([policy])} is no policy",
+            f"write {BINPACK} or {SPREAD}, or leave it out",
+        )
+
+
+def check_no_node_policy(pod: PodRequest, slots: Iterable[SlotResources]) -> None:
+    """Raises InvalidShare for a policy for nodes of a pod with amounts of slots, where nodes are not ranked by it."""
+    if any(names_amounts(pod, each) for each in slots):
+        check_annotations({key: pod.annotations[key] for key in pod.annotations if key == names.NODE_POLICY}, "slots")

@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 from topoalign.core.model.errors import InvalidField, NoFit
 from topoalign.core.model.requests import Compat, PodRequest
-from topoalign.core.sharing.pod_checks import check_pod
+from topoalign.core.sharing.pod_checks import check_no_node_policy, check_pod
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.offered import OfferedResources
 
@@ -15,8 +15,9 @@ PODS_KEPT = 4_096
 class PodChecks:
     """Judges pods by what the nodes offer."""
 
-    def __init__(self, offers: OfferedResources) -> None:
-        self._offers = offers
+    def __init__(self, offers: OfferedResources, *, ranks_as_hami: bool = False) -> None:
+        """`ranks_as_hami`: whether pods may say by which of HAMi's policies nodes are ranked for them."""
+        self._offers, self._ranks_as_hami = offers, ranks_as_hami
         self._known: OrderedDict[str, tuple[PodRequest, object, InvalidField | NoFit | None]] = OrderedDict()
         """UID -> the pod as it came, what was offered then, and why it cannot be meant."""
 
@@ -29,6 +30,8 @@ class PodChecks:
         """Raises what `check_pod` of the core does: a kubelet decides on every node of Kubernetes."""
         offers = self._offers
         check_pod(request, offers.units, offers.slots, self._compat, otherwise=offers.not_in_slots, by_kubelet=True)
+        if not self._ranks_as_hami:
+            check_no_node_policy(request, offers.slots)
 
     def check_waiting(self, pod: PodToSchedule) -> None:
         """The same of a pod that may come again."""

@@ -16,6 +16,7 @@ import msgspec
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG
+from topoalign.core.scoring.scorers import HamiScorer
 from topoalign.registry.scheduling.binding import PODS_PENDING
 from topoalign.registry.scheduling.holds import Requested
 from topoalign.registry.scheduling.lone_pods import LonePods
@@ -79,7 +80,7 @@ class Scheduler:
         """Whether Kubernetes lets the pod go to the node, where the scheduler has not said so."""
         self.refused: Callable[[PodToSchedule, Counter[str]], None] = lambda pod, codes: None
         """Told a pod that none of the nodes takes that were asked about, with how many refuse it for each reason."""
-        self.checks = PodChecks(view.offers)
+        self.checks = PodChecks(view.offers, ranks_as_hami=isinstance(view.scorer, HamiScorer))
         """Refuses pods that cannot be meant, whatever is free."""
         self.quotas: Quotas | None = None
         """What namespaces may hold. None: the registry has no access to Kubernetes."""

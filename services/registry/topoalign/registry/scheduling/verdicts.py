@@ -19,6 +19,7 @@ from topoalign.core.admission.feasibility import Need, alignment_need, need_of, 
 from topoalign.core.admission.kinds import Kind
 from topoalign.core.admission.share_alignment import parts_of
 from topoalign.core.demand.card_annotations import CHOOSING
+from topoalign.core.demand.hami_names import NODE_POLICY
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.slots import amount_resources
 from topoalign.core.demand.validate import validate_pod
@@ -42,8 +43,8 @@ PODS_KEPT = 4_096
 """Pods of which it is kept which request they are."""
 MOST_SHAPES = 64
 """For which it is kept what of a request its score depends on."""
-COUNTING = frozenset((*ANNOTATIONS, *CHOOSING, CARDS))
-"""Annotations by which a pod's devices are decided."""
+COUNTING = frozenset((*ANNOTATIONS, *CHOOSING, CARDS, NODE_POLICY))
+"""Annotations by which a pod's devices are decided, and the nodes ranked."""
 NAMESPACE, POD = Namespace("pod to schedule"), PodName("pod to schedule")
 """Names that no pod can have: what is decided for a request depends on none."""
 DEVICES_UNKNOWN = "DevicesUnknown"

@@ -75,8 +75,12 @@ def place(node: NodeCards, pod: PodShares) -> Placed | Unfit:
 
 def choose_node(scores: Mapping[NodeName, float], policy: str = BINPACK) -> NodeName | None:
     """The node of the highest score, with `spread` of the lowest; of equal ones the first by name. None without nodes."""
-    sign = 1 if policy == SPREAD else -1
-    return min(scores, key=lambda name: (sign * scores[name], name), default=None)
+    return min(scores, key=lambda name: (-node_rank(scores[name], policy), name), default=None)
+
+
+def node_rank(score: float, policy: str = BINPACK) -> float:
+    """What nodes of such scores are ranked by, the best one highest: the score, with `spread` the other way round."""
+    return -score if policy == SPREAD else score
 
 
 def node_policy(annotations: Mapping[str, str], policy: str = BINPACK) -> str:

@@ -1,0 +1,87 @@
+"""Nodes ranked as HAMi ranks them: against its formula, and by the integers that are left of it."""
+
+from fractions import Fraction
+
+import msgspec
+import pytest
+from decision_support import container, machine, node, pod
+from hami_slot_support import SIZES, as_hami, hardware, state_of, usage
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slot_choice_reference import Used
+from slot_support import MIB, asks, holding, in_slots
+from unit_support import BEST, DGX, KUBELET, refused
+
+from topoalign.core.admission.admit import admit
+from topoalign.core.demand.hami_names import NODE_POLICY
+from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import PodRequest
+from topoalign.core.scoring.hami import fullness, order, policy_of
+from topoalign.core.scoring.scorers import by_place
+from topoalign.core.sharing.hami.place import choose_node
+
+
+def saying(policy: str, request: PodRequest) -> PodRequest:
+    return msgspec.structs.replace(request, annotations={NODE_POLICY: policy})
+
+
+def full(used: Used) -> Fraction:
+    """10 x (slots + cores + memory that are held, as parts of all): five GPUs with four slots and 100 cores."""
+    held = [each for some in used.values() for each in some]
+    slots, cores, memory = len(held), sum(cores for cores, _ in held), sum(memory for _, memory in held)
+    return 10 * (Fraction(slots, 20) + Fraction(cores, 500) + Fraction(memory, sum(SIZES)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(usage(), min_size=1, max_size=14), st.sampled_from(["binpack", "spread"]))
+def test_nodes_are_ranked_by_hamis_score_before_the_pod(several: list[Used], policy: str) -> None:
+    """The node that HAMi chooses has 10; no better one has less, the first nine are told apart, and equal ones never."""
+    exact = [full(used) * (-1 if policy == "spread" else 1) for used in several]
+    scores = [fullness(state_of(used)) for used in several]
+
+    found = by_place([order(policy, score) for score in scores])
+
+    chosen = choose_node({NodeName(f"{at:02}"): score for at, score in enumerate(scores)}, policy)
+    better = [len({other for other in exact if other > each}) for each in exact]
+    assert chosen is not None and 10 == found[int(chosen)]
+    assert [max(1, 10 - ahead) for ahead in better] == found
+
+
+def test_the_documented_nodes_are_ranked_so() -> None:
+    """Example of HAMi's tests: 3 and 8."""
+    plain = machine(gpus=(0, 1))
+    sized = tuple(msgspec.structs.replace(each, memory=8_000 * MIB) for each in plain.gpus)
+    empty = node(in_slots(msgspec.structs.replace(plain, gpus=sized), 10))
+    scores = [fullness(holding(empty, each)) for each in ((0, 25, 2_000), (1, 75, 6_000))]
+
+    assert [pytest.approx(3.0), pytest.approx(8.0)] == scores
+    assert ([9, 10], [10, 9]) == tuple(by_place([order(policy, each) for each in scores]) for policy in ("", "spread"))
+
+
+def test_gpus_that_are_not_in_slots_count_nothing() -> None:
+    """One of ten slots, 40 of 100 cores and half of the memory of one GPU, of two in slots and six others."""
+    half = DGX.gpus[0].memory
+    assert half is not None
+    used = holding(node(in_slots(DGX, 10, 2)), (0, 40, half // MIB // 2))
+
+    assert pytest.approx(10 * (1 / 20 + 40 / 200 + 1 / 4)) == fullness(used)
+    assert 0.0 == fullness(node(DGX))
+
+
+def test_to_pods_without_gpus_all_nodes_are_equal() -> None:
+    plain, share = (read_pod(saying("spread", pod(each)), as_hami(KUBELET)) for each in (container(nics=1), asks()))
+
+    assert (None, "spread") == (policy_of(hardware(), plain), policy_of(hardware(), share))
+    assert [10, 10] == by_place([order(None, each) for each in (1.0, 2.0)])
+
+
+def test_a_policy_for_nodes_is_for_nodes_where_hami_chooses() -> None:
+    state, share = node(hardware()), pod(asks(memory=1))
+
+    for policy in ("spread", "binpack"):
+        assert isinstance(admit(state, saying(policy, share), as_hami(BEST)), Admission)
+        assert "has no effect on slots" in refused(state, saying(policy, share), KUBELET).finding
+    other = refused(state, saying("fullest", share), as_hami(KUBELET))
+    assert ("InvalidShare", True) == (other.code, "'fullest' is no policy" in other.finding)
