@@ -105,6 +105,20 @@ def test_a_container_takes_over_the_units_of_an_init_container() -> None:
     assert {*found[0].devices[CORES]} < {*found[1].devices[CORES]}
 
 
+def test_units_that_were_taken_over_are_held_once() -> None:
+    """By the app container that took them over, and not by the init containers as well, which have ended."""
+    state = node(in_units(DGX, gpus=1))
+    inits = [asks(20, 20, name="first"), asks(30, 30, name="second")]
+    for each in admitted(state, pod(asks(50, 10), init=inits), BEST):
+        state = state.holding(each)
+
+    left = state.ownership.units_left[state.hardware.gpus[0].id]
+
+    assert (50, 160 - 30) == (left.cores, left.blocks)
+    assert isinstance(admit(state, pod(asks(50, 130), name="pod-2"), BEST), Admission)
+    assert isinstance(admit(state, pod(asks(51, 10), name="pod-2"), BEST), Refusal)
+
+
 def test_a_gpu_is_offered_whole_or_in_units() -> None:
     topology = in_units(DGX)
     both = msgspec.structs.replace(

@@ -4,10 +4,12 @@ How much of each GPU is left, where GPUs are offered in units.
 Of a GPU of which all computing time or all memory is held nothing is left: a share needs both. Example: one container
 holds `GPU-0::c0` to `GPU-0::c99` and 40 blocks, two others each 50 units of computing time of GPU-1 and 10 blocks. Nothing
 is left of either, although 280 and 300 blocks were not given out.
+
+Two allocations may name one unit: an init container that has ended, and the container that took it over, which holds it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from typing import NamedTuple
 
@@ -15,7 +17,7 @@ import msgspec
 
 from topoalign.core.model.allocations import Allocation, Owner, amounts_of
 from topoalign.core.model.holdings import Amount
-from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.ids import AllocationID, DeviceID, Namespace, PodName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.views import made_once
@@ -55,10 +57,11 @@ NOTHING = HeldOfGpu()
 
 
 def held_of_gpus(allocations: Iterable[Allocation]) -> Mapping[DeviceID, HeldOfGpu]:
-    """GPU -> what these allocations hold of it in units, for the GPUs of which any is held so."""
-    found: dict[DeviceID, HeldOfGpu] = {}
-    for allocation in allocations:
-        for gpu, amount in allocation.amounts.items():
+    """GPU -> what these allocations hold of it in units, for the GPUs of which any is held so. Oldest first."""
+    live, found = [*allocations], dict[DeviceID, HeldOfGpu]()
+    left = left_by_init_containers(live)
+    for allocation in live:
+        for gpu, amount in left.get(allocation.id, allocation.amounts).items():
             former = found.get(gpu, NOTHING)
             found[gpu] = HeldOfGpu(
                 former.cores + amount.cores,
@@ -67,6 +70,29 @@ def held_of_gpus(allocations: Iterable[Allocation]) -> Mapping[DeviceID, HeldOfG
                 former.settled and bool(allocation.pod_uid),
             )
     return found
+
+
+def left_by_init_containers(allocations: Sequence[Allocation]) -> Mapping[AllocationID, Mapping[DeviceID, Amount]]:
+    """
+    Init container's allocation -> what it holds of GPUs in units that no later container of its pod has taken over.
+    `allocations`: oldest first.
+    """
+    found: dict[AllocationID, Mapping[DeviceID, Amount]] = {}
+    pods = {pod_of(each) for each in allocations if each.role == "init" and each.amounts} - {None}
+    taken = defaultdict[object, set[DeviceID]](set)
+    for each in reversed(allocations) if pods else ():
+        if (pod := pod_of(each)) not in pods:
+            continue
+        if each.role == "init":
+            found[each.id] = amounts_of(each.device_ids - taken[pod])
+        taken[pod] |= each.device_ids
+    return found
+
+
+def pod_of(allocation: Allocation) -> tuple[Namespace, PodName] | None:
+    """Namespace and name of the pod that has an allocation; None: it is not known."""
+    owner = allocation.owner
+    return None if owner is None else (owner.namespace, owner.pod)
 
 
 class Holder(NamedTuple):
