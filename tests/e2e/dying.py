@@ -2,10 +2,18 @@
 Runs node agents that die by SIGKILL at a chosen step.
 
 A program of its own: it imports everything once and then forks an agent for each line it reads, so that a start costs
-milliseconds. A line is `{"environment": {...}, "arm": PATH, "step": N, "log": PATH, "compact_after": N}`; the
+milliseconds. A line is `{"environment": {...}, "arm": PATH, "step": N, "call": NAME, "log": PATH, "compact_after": N}`; its
 answer is the agent's pid.
-Once the file `arm` exists, every write, sync, rename and send of the agent is a step, and before its Nth the agent
-kills itself. What a power button would do to a process, at every moment that the outside world can see.
+Once the file `arm` exists, every write, sync, rename and send of the agent is a step, and before its Nth the agent kills
+itself. What a power button would do to a process, at every moment that the outside world can see. With a `call` only the
+steps of that name count:
+
+    write journal               a write to the file of this name; so are pwrite, fsync, ftruncate, replace, rename and link
+    fsync journal done          the moment after it
+    allocate, allocate done     a call of the kubelet has arrived, or is about to be answered; so is pre_start_container
+
+The environment may name what a real node has and a test does not: HOST_PROC and HOST_CGROUPS stand for /proc and
+/sys/fs/cgroup where containers are told of their devices.
 """
 
 import json
@@ -14,11 +22,14 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import anyio
 
+from topoalign.allocator.device_plugin.containers import Containers
+from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.runtime.installed import find
 from topoalign.runtime.logging import configure_logging
@@ -37,27 +48,63 @@ STEPS: list[tuple[Any, str]] = [
     (socket.socket, "sendall"),
     (socket.socket, "sendmsg"),
 ]
+CALLS = ("allocate", "pre_start_container")
+"""Of the kubelet, which count by their names alone: what they do counts otherwise."""
 
 
 class Fuse:
-    """Counts steps once armed."""
+    """Counts steps once armed: all, or those of one name."""
 
-    def __init__(self, arm: str, step: int) -> None:
-        self.arm, self.left = arm, step
+    def __init__(self, arm: str, step: int, call: str) -> None:
+        self.arm, self.left, self.call = arm, step, call
 
-    def burn(self) -> None:
-        if os.path.exists(self.arm):
+    def burn(self, call: str) -> None:
+        if call == self.call and os.path.exists(self.arm):
             self.left -= 1
             if self.left == 0:
                 open(f"{self.arm}.died", "x").close()  # a process that dies can still be seen for a moment
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    def guard(self, step: Callable[..., Any]) -> Callable[..., Any]:
+    def guard(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            self.burn()
-            return step(*args, **kwargs)
+            self.burn("")
+            if not self.call:
+                return step(*args, **kwargs)
+            call = name_of(name, args)
+            self.burn(call)
+            done = step(*args, **kwargs)
+            self.burn(f"{call} done")
+            return done
 
         return guarded
+
+    def guard_call(self, name: str, answer: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def guarded(*args: Any) -> Any:
+            self.burn(name)
+            answered = await answer(*args)
+            self.burn(f"{name} done")
+            return answered
+
+        return guarded
+
+
+def name_of(step: str, args: tuple[Any, ...]) -> str:
+    """A step with the name of the file that it is about."""
+    match args:
+        case (int(file), *_):
+            return f"{step} {os.path.basename(os.readlink(f'/proc/self/fd/{file}'))}"
+        case (_, str() | os.PathLike() as target, *_):
+            return f"{step} {os.path.basename(target)}"
+        case _:
+            return step
+
+
+def play_host(environment: dict[str, str]) -> None:
+    """What is not as on a real node."""
+    if "HOST_PROC" in environment:
+        assert Containers.__init__.__defaults__ is not None
+        host = Path(environment["HOST_PROC"]), Path(environment["HOST_CGROUPS"])
+        Containers.__init__.__defaults__ = (*Containers.__init__.__defaults__[:2], *host)
 
 
 def agent(order: dict[str, Any]) -> None:
@@ -66,9 +113,12 @@ def agent(order: dict[str, Any]) -> None:
     os.dup2(log, 2)
     assert Ledger.__init__.__kwdefaults__ is not None
     Ledger.__init__.__kwdefaults__["compact_after"] = order["compact_after"]
-    fuse = Fuse(order["arm"], order["step"])
+    play_host(order["environment"])
+    fuse = Fuse(order["arm"], order["step"], order["call"])
     for owner, name in STEPS:
-        setattr(owner, name, fuse.guard(getattr(owner, name)))
+        setattr(owner, name, fuse.guard(name, getattr(owner, name)))
+    for name in CALLS:
+        setattr(DevicePlugin, name, fuse.guard_call(name, getattr(DevicePlugin, name)))
     configure_logging("console", "info")
     anyio.run(run_services, SERVICES, {**os.environ, **order["environment"]})
 

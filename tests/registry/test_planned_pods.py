@@ -17,13 +17,12 @@ from topoalign.core.admission.admit import decide
 from topoalign.core.admission.free_amounts import free_of
 from topoalign.core.admission.realignment import fit_as_counted
 from topoalign.core.demand.pod_demand import pod_demand, read_pod
-from topoalign.core.deviceshare.names import JOINT_ANNOTATION
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import Nodes
 from topoalign.core.diagnosis.records import ClusterRecord, record_of
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import MEMORY, Namespace
-from topoalign.core.model.requests import CARDS, GANG, GANG_SIZE, PodRequest, Policy
+from topoalign.core.model.requests import GANG, GANG_SIZE, PodRequest, Policy
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.state.fold import NodeState
@@ -247,24 +246,6 @@ async def test_a_planned_pod_does_not_wait_until_others_have_ended() -> None:
 
     assert ("PodsPending", "") == (alone, gang)
     assert "PodsPending" == await world.scheduler.fits_in_every_order(NODE, asked(new))
-
-
-@pytest.mark.parametrize("said", [{CARDS: "two"}, {JOINT_ANNOTATION: "{"}])
-async def test_a_reserved_pod_that_cannot_be_meant_any_more_refuses_no_other(said: dict[str, str]) -> None:
-    """Its annotations have changed. Planned it counts as held; where a kubelet may ask for it, a bind beside it waits."""
-    world = OneNode(RULES, machine(gpus=(0, 0, 0)))
-    world.tell(world.says.all())
-    (reserved,) = planned(world, [(pod(container("main", gpus=1), name="changed"), "g")])
-    changed = msgspec.structs.replace(pod(container("main", gpus=1), name="changed"), annotations=said)
-    world.scheduler.requested = lambda _: changed
-    beside, large = (asked(pod(container("main", gpus=gpus), name=f"n{gpus}")) for gpus in (1, 3))
-
-    assert {} == world.scheduler.filter(beside, (NODE,)).refused
-    assert "" == await world.scheduler.fits_in_every_order(NODE, beside)
-    assert "NotAligned" == world.scheduler.filter(large, (NODE,)).refused[NODE].code
-    world.view.hold(NODE, [Hold(reserved=msgspec.structs.replace(reserved, planned=False))])
-    assert {} == world.scheduler.filter(beside, (NODE,)).refused
-    assert "PodsPending" == await world.scheduler.fits_in_every_order(NODE, beside)
 
 
 def test_pods_that_fit_as_counted_are_admitted_one_after_the_other() -> None:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,13 +43,22 @@ class Agents:
         )
         self.pids: list[int] = []
 
-    def start(self, environment: dict[str, str], arm: Path, step: int, log: Path, compact_after: int = 1_000) -> int:
-        """An agent that dies before its `step`th step once `arm` exists."""
+    def start(
+        self,
+        environment: dict[str, str],
+        arm: Path,
+        step: int,
+        log: Path,
+        compact_after: int = 1_000,
+        call: str = "",
+    ) -> int:
+        """An agent that dies before its `step`th step, or its `step`th of this name, once `arm` exists."""
         assert self._program.stdin is not None and self._program.stdout is not None
         order = {
             "environment": environment,
             "arm": str(arm),
             "step": step,
+            "call": call,
             "log": str(log),
             "compact_after": compact_after,
         }
@@ -84,12 +93,15 @@ class Life:
         self.environment = environment(node, nats, folder)
         machine = load_machine("dgx-a100").topology
         self.kubelet = FakeKubelet(plugins, resources, machine, AdmissionRules(policy=Policy.BEST_EFFORT))
+        self.offered: Mapping[ResourceName, int] = {GPU: 8, NIC: 10}
+        """Resource -> how many devices of it the kubelet hears of."""
 
-    def start(self, step: int = 1_000_000, compact_after: int = 1_000) -> int:
-        return self.agents.start(self.environment, self.arm, step, self.folder / "agent.log", compact_after)
+    def start(self, step: int = 1_000_000, compact_after: int = 1_000, call: str = "") -> int:
+        log = self.folder / "agent.log"
+        return self.agents.start(self.environment, self.arm, step, log, compact_after, call)
 
     async def listed(self) -> None:
-        await self.kubelet.until(lambda k: k.allocatable(GPU) == 8 and k.allocatable(NIC) == 10)
+        await self.kubelet.until(lambda k: all(k.allocatable(each) == count for each, count in self.offered.items()))
 
     async def unlisted(self) -> None:
         """
@@ -97,7 +109,7 @@ class Life:
         plugin that has the name by then.
         """
         await self.kubelet.until(lambda k: k.plugins.streams == 0)
-        assert (0, 0) == (self.kubelet.allocatable(GPU), self.kubelet.allocatable(NIC))
+        assert [] == [each for each in self.offered if self.kubelet.allocatable(each)]
 
     async def killed_while_allocating(self, step: int, compact_after: int) -> bool:
         """Returns whether the first agent survived the allocation."""

@@ -13,7 +13,6 @@ themselves the first one is always let through, and whichever else leaves room f
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -22,7 +21,6 @@ import msgspec
 from topoalign.core.admission.free_amounts import Free, free_of
 from topoalign.core.admission.realignment import Waiting, fit_as_counted, left_elsewhere
 from topoalign.core.demand.pod_demand import pod_demand
-from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import PodName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.registry.scheduling.holds import Requested, unknown_request
@@ -66,21 +64,16 @@ class PlannedPods:
         self._crowds = WeakKeyDictionary[NodeView, Crowd]()
 
     def on(self, node: NodeView | None) -> list[Planned]:
-        """
-        The pods that are planned to a node, in the order of their reservations; without those that cannot be meant any more,
-        as their annotations have changed: they count as held.
-        """
+        """The pods that are planned to a node, in the order of their reservations."""
         if node is None or node.kind is None:
             return []
-        found, rules = list[Planned](), node.kind.rules
-        for place, each in enumerate(self._view.holds(node.name).planned):
-            asked = self.requested(each)
-            if asked is None:
-                continue
-            with suppress(InvalidField):
-                request = self._request(PodToSchedule(uid=each.pod_uid, request=asked))
-                found.append(Planned(each.pod_uid, each.gang, self.comer(f"planned {place}", request, node, rules)))
-        return found
+        asked = [(each, self.requested(each)) for each in self._view.holds(node.name).planned]
+        return [
+            Planned(each.pod_uid, each.gang, self.comer(f"planned {place}", pod, node, node.kind.rules))
+            for place, (each, request) in enumerate(asked)
+            if request is not None
+            for pod in [self._request(PodToSchedule(uid=each.pod_uid, request=request))]
+        ]
 
     def comer(
         self, name: str, request: Request, node: NodeView | None, rules: AdmissionRules, *, must_fit: bool = True

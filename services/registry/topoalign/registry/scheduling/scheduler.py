@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from topoalign.core.model.errors import InvalidField, Unavailable
+from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG
 from topoalign.core.scoring.scorers import HamiScorer
@@ -225,13 +225,10 @@ class Scheduler:
         if len(waiting) > MOST_PENDING:
             return PODS_PENDING
         moving = uids | {each.uid for each, _ in waiting} | {each.uid for each in planned}
-        try:
-            comers = [
-                self._planned.comer(str(place), self._verdicts.request(each), view, fixed.rules, must_fit=must_fit)
-                for place, (each, must_fit) in enumerate(((pod, True), *waiting))
-            ]
-        except InvalidField:  # annotations of one that is reserved have changed: its kubelet will not mind
-            return PODS_PENDING
+        comers = [
+            self._planned.comer(str(place), self._verdicts.request(each), view, fixed.rules, must_fit=must_fit)
+            for place, (each, must_fit) in enumerate(((pod, True), *waiting))
+        ]
         comers[0] = comers[0]._replace(may_wait=bool(waiting) or not is_planned)
         if any(are_mistakable(fixed.state.hardware, comers[0], other) for other in comers[1:]):
             return PODS_PENDING
