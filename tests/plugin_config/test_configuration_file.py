@@ -169,6 +169,7 @@ def test_a_link_to_nothing_says_nothing(tmp_path: Path) -> None:
 
 TIME = "sharing: {timeSlicing: "
 REPLICAS = "sharing.timeSlicing.resources[0].replicas"
+RENAME = "sharing.timeSlicing.resources[0].rename"
 ONE = TIME + "{resources: [{name: gpu, replicas: 2"
 
 
@@ -226,6 +227,12 @@ ONE = TIME + "{resources: [{name: gpu, replicas: 2"
         ("sharing: {units: {memory: nvidia.com/gpu}}", "sharing.units.memory", "another name"),
         ("sharing: {units: {cores: topoalign.io/nic}}", "sharing.units.cores", "another name"),
         (ONE + "}]}, units: {}}", "sharing.units.name", "resources.gpus"),
+        (
+            "flags: {mpsRoot: /mps}\nsharing: {units: {}, mps: {resources: [{name: gpu, replicas: 2}]}}",
+            "sharing.units.name",
+            "resources.gpus",
+        ),
+        (TIME + "{resources: [{name: a, rename: gpu, replicas: 2}]}, slots: {}}", RENAME, "another name"),
         ("sharing: {limiter: vcuda}", "sharing.limiter", "sharing.units"),
         ("sharing: {units: {}, limiter: hami}", "sharing.limiter", "vcuda"),
         ("sharing: {units: {}, limiter: vcuda}", "flags.vcudaRoot", "/run/topoalign/vcuda"),

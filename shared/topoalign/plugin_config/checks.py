@@ -220,11 +220,11 @@ def units(path: str, sharing: Sharing) -> Units:
         cores=names.resource(f"{path}.cores", found.cores),
         memory=names.resource(f"{path}.memory", found.memory),
     )
-    if named.name in {names.resource(path, each.name) for each in sharing.time_slicing.resources}:
-        finding = f"{quoted([named.name])} is shared by sharing.timeSlicing"
-        raise InvalidField(
-            f"{path}.name", finding, "share it in one way; resources.gpus can give some GPUs another name"
-        )
+    for way, others in (("timeSlicing", sharing.time_slicing), ("mps", sharing.mps)):
+        if named.name in {names.qualified(each.name, names.GPU_DOMAIN) for each in others.resources}:
+            finding = f"{quoted([named.name])} is shared by sharing.{way}"
+            remedy = "share it in one way; resources.gpus can give some GPUs another name"
+            raise InvalidField(f"{path}.name", finding, remedy)
     if named.cores == named.memory:
         raise InvalidField(f"{path}.memory", "computing time and memory would be one resource", "use another name")
     return named
@@ -271,9 +271,11 @@ def keep_apart(found: Configuration) -> None:
     for way, section in (("timeSlicing", found.sharing.time_slicing), ("mps", found.sharing.mps)):
         for place, each in enumerate(section.resources):
             mine, others = (nics, gpus) if each.name in nics else (gpus, nics)
+            path = f"sharing.{way}.resources[{place}].rename"
             if each.rename in others:
-                path = f"sharing.{way}.resources[{place}].rename"
                 raise InvalidField(path, "GPUs and NICs would be one resource", "use another name")
+            if found.sharing.slots is not None and each.rename == found.sharing.slots.name:
+                raise InvalidField(path, "slots and other shares would be one resource", "use another name")
             mine.add(each.rename or each.name)
     if found.sharing.units is not None:
         for field in ("cores", "memory"):
