@@ -7,6 +7,7 @@ import platform
 import signal
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +154,14 @@ def test_links_are_replaced_and_never_written_through(tmp_path: Path) -> None:
     assert WHOLE == (to / LIBRARY).read_bytes()
     assert not (to / LIBRARY).is_symlink()
     assert missing(to) is None
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, lambda draft: draft.symlink_to("/dev/null"), Path.touch])
+def test_whatever_has_the_name_of_a_draft_makes_room(put: Callable[[Path], object], tmp_path: Path) -> None:
+    """A pipe is waited for by who opens it, and a link leads elsewhere."""
+    put(tmp_path / f".{LIBRARY}.new")
+
+    install(WHOLE, tmp_path)
+
+    assert WHOLE == (tmp_path / LIBRARY).read_bytes()
+    assert {LIBRARY, PRELOAD} == {each.name for each in tmp_path.iterdir()}

@@ -119,7 +119,9 @@ def replace_file(directory: int, name: str, content: bytes, mode: int) -> bool:
     if is_there(directory, name, content, mode):
         return False
     draft = f".{name}.new"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    with suppress(FileNotFoundError):  # whatever it is: a pipe would be waited for
+        os.unlink(draft, dir_fd=directory)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     file = os.open(draft, flags, mode, dir_fd=directory)
     try:
         os.fchmod(file, mode)
