@@ -13,7 +13,7 @@ from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(7200 if THOROUGH else 600)]
 
 ALLOCATE = ("allocate", "write journal", "fsync journal done", "allocate done")
 START = ("pre_start_container", "pre_start_container done")

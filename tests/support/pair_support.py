@@ -35,6 +35,8 @@ RESIDENT = (60, 9)
 """Cores and blocks of a pod on each GPU that stays from the first agent to the last: neither half fits beside another."""
 SHARE = (20, 3)
 """Of the pods in whose admission agents die."""
+PATIENCE = 60.0
+"""Seconds in which this process, which is both kubelet and caller, is sure to answer itself, however busy it is."""
 
 
 class Step(NamedTuple):
@@ -210,7 +212,7 @@ class Pair(Life):
         """
         state = await agreeing(self.kubelet, self.bus, self.node)
         async with PodResourcesClient(self.resources / "kubelet.sock", self.plugins, SystemClock()) as pod_resources:
-            holdings = (await pod_resources.listing()).holdings
+            holdings = (await pod_resources.listing(PATIENCE)).holdings
         recorded = {
             (each.owner.pod, frozenset(ids))
             for each in state.allocations.values()
