@@ -23,6 +23,7 @@ from h2.settings import SettingCodes, Settings
 
 from topoalign.core.model.errors import clean
 from topoalign.kubelet.grpc import sockets
+from topoalign.kubelet.grpc.coalescing import CoalescingTransport
 from topoalign.kubelet.grpc.frames import LONGEST_HEADERS, Frames
 from topoalign.kubelet.grpc.turns import Client
 
@@ -102,7 +103,7 @@ class Connection(H2Protocol, BufferedProtocol, Client):
         self._h2.increment_flow_control_window(
             self.config.http2_connection_window_size - self._h2.local_settings.initial_window_size
         )
-        self.connection = Link(self._h2, self.transport, config=self.config)
+        self.connection = Link(self._h2, CoalescingTransport(self.transport), config=self.config)
         self.connection.ours = ref(self)
         self.connection.flush()
         self.connection.initialize()
