@@ -144,7 +144,7 @@ async def test_a_listener_that_believed_others_hears_everything_anew(bus: Bus, t
 
 async def test_what_is_said_of_the_hardware_is_stored_under_another_id_too() -> None:
     bus, clock = MemoryBus(), ManualClock()
-    announcer = Announcer(bus, bus, clock)
+    announcer = Announcer(bus, clock)
     mine = DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices={})
     await bus.publish(msgspec.structs.replace(wire.encode(mine, 0), body=b"{}"))
     async with anyio.create_task_group() as tasks:

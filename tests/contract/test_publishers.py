@@ -82,7 +82,7 @@ class HealthWriter(Announcer):
     revision = 0
 
     def __init__(self, bus: Bus, clock: ManualClock) -> None:
-        super().__init__(bus, bus, clock)
+        super().__init__(bus, clock)
 
     def write(self) -> None:
         self.revision += 1

@@ -13,11 +13,14 @@ from topoalign.core.model.errors import BadRequest, DriverFault, Unavailable
 from topoalign.core.model.events import DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.requests import AliveRequest, AnnounceRequest
+from topoalign.core.ports import Stream
 from topoalign.discovery.announcer import POLL_SECONDS
 from topoalign.discovery.device_health import HealthKeeper
 from topoalign.discovery.record import RecordFile
 from topoalign.discovery.xids import XidRules
+from topoalign.runtime.node_bus import NodeBus
 from topoalign.runtime.publisher import FIRST_PAUSE, LONGEST_PAUSE
+from topoalign.runtime.tasks import background
 
 pytestmark = pytest.mark.anyio
 
@@ -181,3 +184,30 @@ async def test_a_restart_at_a_repeated_time_of_the_clock_is_heard(tmp_path: Path
 
     assert (before.epoch + 1, 1) == (after.epoch, after.revision)
     assert "XID 79" == after.devices[DeviceID("GPU-0")].reason
+
+
+async def test_the_services_of_its_process_hear_the_news_without_the_bus(world: World) -> None:
+    """Whether the bus is away, or takes a publication and does not answer: the kubelet is told at once."""
+    own = NodeBus(world.bus, NODE)
+    heard: list[int] = []
+    subject = wire.subject(DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices={}))
+
+    async def hear() -> None:
+        async with own.follow(Stream.NODES, subject) as messages:
+            async for received in messages:
+                event = wire.decode(received.message)
+                assert isinstance(event, DeviceHealthChanged)
+                heard.append(len(event.devices))
+
+    world.discovery = discovery_with(world.hardware, own, world.clock, hub=world.bus)
+    async with world.running(), background() as tasks:
+        tasks.start_soon(hear)
+        await world.clock.advance(POLL_SECONDS)
+        world.bus.cut = world.bus.away = True
+        await world.becomes(inventory(0, 1, 2))
+        world.bus.cut = world.bus.away = False
+        world.bus.open = anyio.Event()
+        await world.becomes(inventory(0, 1, 2, 3))
+        await world.becomes(inventory(0, 1, 2, 3, 4))
+
+    assert [2, 3, 4, 5] == heard

@@ -10,6 +10,7 @@ from topoalign.core.ports import Bus, Endpoint
 from topoalign.discovery.announcer import Announcer
 from topoalign.discovery.epochs import Epochs
 from topoalign.runtime.answers import answering
+from topoalign.runtime.node_bus import NodeBus
 
 
 class Discovery:
@@ -17,7 +18,7 @@ class Discovery:
 
     def __init__(self, world: World, bus: Bus, hub: Bus) -> None:
         self._world, self._bus = world, bus
-        self._announcer = Announcer(bus, hub, world.clock)
+        self._announcer = Announcer(hub, world.clock, bus.near if isinstance(bus, NodeBus) else None)
         self._epochs = Epochs(self._begin, world.clock)
         self._revision = 0
 

@@ -24,6 +24,7 @@ from topoalign.plugin_config.watching import ConfigurationFile
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.figures import registry_of
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.node_bus import NodeBus
 from topoalign.runtime.tasks import background
 
 NODE = NodeName("rack1.node-1")
@@ -99,6 +100,7 @@ def discovery_with(
         hold_down_seconds=HOLD_DOWN_SECONDS,
         boot_id=boot_id,
         hub=hub,
+        near=bus.near if isinstance(bus, NodeBus) else None,
         answers=answers,
     )
 
@@ -127,6 +129,8 @@ class Bus(MemoryBus):
         return await super().publish(message, expected_last)
 
     async def last_position(self, stream: Stream, subject: str = ">") -> int:
+        if self.away:
+            raise BusUnavailable(self.why)
         return 0 if self.emptied else await super().last_position(stream, subject)
 
 

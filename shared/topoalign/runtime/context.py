@@ -59,6 +59,8 @@ class Context:
     bus: Bus
     hub: Bus | None = None
     """The bus that everybody hears, where `bus` is a shorter way to the services of this process; None if they are one."""
+    near: Bus | None = None
+    """The bus of this process alone, where `bus` is that and `hub`; None if there is none."""
     clock: Clock
     environment: Mapping[str, str]
     """`TOPOALIGN_*` settings: the process environment under what the command line said."""

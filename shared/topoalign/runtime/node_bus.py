@@ -24,6 +24,11 @@ class NodeBus:
         self._own = wire.token(node)
 
     @property
+    def near(self) -> Bus:
+        """The bus of this process alone, which hears what concerns the node whether or not the hub answers."""
+        return self._local
+
+    @property
     def connected(self) -> bool:
         """Whether the hub is connected."""
         return self.hub.connected

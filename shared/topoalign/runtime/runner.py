@@ -91,8 +91,8 @@ async def serve_all(
     environment = {**environment, "TOPOALIGN_NODE": node}
     stopping = anyio.Event()
     async with bus_of(settings, services, node, bus) as used:
-        hub = used.hub if isinstance(used, NodeBus) else used
-        context = Context(bus=used, hub=hub if hub is not used else None, clock=SystemClock(), environment=environment)
+        context = context_on(used, environment)
+        hub = context.hub or used
         context.checks["bus"] = lambda: trouble(hub)
         watchdog = Watchdog(context.clock)
         context.figures.extend(watchdog.figures())
@@ -119,6 +119,12 @@ async def serve_all(
                 await anyio.sleep_forever()
     if not stopping.is_set():
         raise StoppedUnasked(" and ".join(sorted(services, key=order)) or "topoalign", "a task of it was cancelled")
+
+
+def context_on(bus: Bus, environment: Mapping[str, str]) -> Context:
+    """The context of services that share this bus."""
+    hub, near = (bus.hub, bus.near) if isinstance(bus, NodeBus) else (None, None)
+    return Context(bus=bus, hub=hub, near=near, clock=SystemClock(), environment=environment)
 
 
 async def serve_pages(tasks: TaskGroup, context: Context, settings: RuntimeSettings) -> str | None:

@@ -1,6 +1,9 @@
 """
 Publishes the newest topology and health on the bus, and retries until they are confirmed (`runtime.publisher`).
 
+The services of the same process are told at once: a GPU that fails, and a MIG instance for which a container waits, need no
+bus that is there and quick.
+
 Only the newest topology and health matter, so at most one message of each kind waits. Three events can replace it in the
 stream: the stream was lost or rolled back; another machine uses this node's name by mistake and has published before its
 agent was refused; a message was forged. So the stream is checked every few seconds and before each publication, and if it
@@ -32,13 +35,15 @@ log = structlog.get_logger("topoalign.discovery")
 class Announcer:
     """Publishes the newest message of each subject."""
 
-    def __init__(self, bus: Bus, hub: Bus, clock: Clock) -> None:
-        """`hub` is the bus that everybody hears, where `bus` also has a shorter way to the services of this process."""
-        self.speaker = Speaker(bus, clock)
+    def __init__(self, hub: Bus, clock: Clock, near: Bus | None = None) -> None:
+        """`hub` is the bus that everybody hears; `near` that of this process alone, where there is one beside it."""
+        self.speaker = Speaker(hub, clock)
         self.publisher = Publisher(self, self._publish, clock)
-        self._hub, self._clock = hub, clock
+        self._hub, self._clock, self._near = hub, clock, near
         self._waiting: dict[str, Message] = {}
-        self._news = anyio.Event()
+        self._untold: list[Message] = []
+        """What the services of this process have not been told yet."""
+        self._news, self._near_news = anyio.Event(), anyio.Event()
         self._positions: dict[str, int] = {}
         self._spoken_over = False
         """Whether somebody else had said something of this node at the last look."""
@@ -73,13 +78,29 @@ class Announcer:
         """Publish this message in the place of an earlier one of its kind that still waits."""
         message = wire.encode(event, self._clock.wall())
         self._waiting[message.subject] = message
+        if self._near is not None:
+            self._untold.append(message)
+            self._near_news.set()
         kind = "topology" if isinstance(event, TopologyDiscovered) else "health"
         self._said[kind] = Said(epoch=event.epoch, revision=event.revision, digest=wire.body_digest(message.body))
         self._news.set()
 
     async def run(self) -> None:
         """Until cancelled."""
-        await self.publisher.run()
+        async with anyio.create_task_group() as tasks:
+            if self._near is not None:
+                tasks.start_soon(self._tell_near, self._near)
+            tasks.start_soon(self.publisher.run)
+
+    async def _tell_near(self, near: Bus) -> None:
+        """Tells the services of this process whatever is said, in its order."""
+        while True:
+            untold, self._untold = self._untold, []
+            for message in untold:
+                await near.publish(message)
+            if not self._untold:
+                await self._near_news.wait()
+                self._near_news = anyio.Event()
 
     def due(self) -> Sequence[Message]:
         """The newest message of each subject that waits."""

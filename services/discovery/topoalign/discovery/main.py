@@ -49,6 +49,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
         hold_down_seconds=health.hold_down_seconds,
         boot_id=boot,
         hub=context.hub,
+        near=context.near,
         answers=[
             UseMeter(settings.node, driver, context.clock, settings.sysfs_root, settings.driver_seconds).endpoint()
         ],

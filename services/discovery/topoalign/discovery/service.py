@@ -60,10 +60,11 @@ class Discovery:
         hold_down_seconds: float,
         boot_id: str,
         hub: Bus | None = None,
+        near: Bus | None = None,
         answers: Sequence[Endpoint] = (),
     ) -> None:
         """
-        `hub` is the bus that everybody hears, if `bus` is a shorter way to the services of this process. `offered` gives a
+        `hub` is the bus that everybody hears and `near` that of this process alone, if `bus` is both. `offered` gives a
         topology its offers, told the one before. `answers`: to questions that concern no other part of the service.
         """
         self._node, self._driver, self._bus, self._clock, self._metrics = node, driver, bus, clock, metrics
@@ -71,7 +72,7 @@ class Discovery:
         self._read_seconds, self._hold_down_seconds = read_seconds, hold_down_seconds
         self._epochs = Epochs(caretaker.new_epoch, clock)
         self._boot_id, self._answers = boot_id, answers
-        self.announcer = Announcer(bus, hub or bus, clock)
+        self.announcer = Announcer(hub or bus, clock, near)
         self._topology: TopologyDiscovered | None = None
         self._health: DeviceHealthChanged | None = None
         self._findings: tuple[str, ...] = ()
