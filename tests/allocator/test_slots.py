@@ -78,6 +78,21 @@ async def test_what_a_gpu_has_not_left_is_refused() -> None:
         await it.check(["a"])
 
 
+async def test_a_whole_gpu_is_not_given_beside_memory_of_another() -> None:
+    """Who has memory alone has no cores that would be lacking; the kubelet need not take what is reserved."""
+    async with slot_node() as (it, _):
+        memory, whole = it.asking("a", Ask(memory=100)), it.asking("b", Ask(cores=100))
+        it.reserve_beside(memory)
+        assert isinstance(await it.admit_pod(memory), Admission)
+        await it.check(["a"])
+        (gpu,) = it.held("a")
+        it.reserve_beside(whole)
+        it.forced = {GPU: [DeviceID(f"{gpu}::7")]}
+
+        assert "100 cores" in refused(await it.admit_pod(whole))
+        await it.check(["a"])
+
+
 async def test_a_record_that_has_ended_makes_room() -> None:
     async with slot_node() as (it, _):
         first = it.asking("a", Ask(4, cores=95, memory=100))

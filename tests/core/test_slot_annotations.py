@@ -27,6 +27,7 @@ from slot_support import MIB, asks, given, holding, in_mig_mode, in_slots
 from unit_support import BEST, DGX, KUBELET, admitted, refused
 
 from topoalign.core.admission.admit import admit
+from topoalign.core.demand.slots import are_on_one_node
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import CPU
@@ -301,3 +302,13 @@ def test_what_annotations_choose_is_told_to_be_by_reservation() -> None:
 
     assert any("the kubelet reads no annotations" in each for each in told)
     assert () == untold
+
+
+@pytest.mark.parametrize(
+    ("near", "expected"), [((0, 0), True), ((0, 1), False), ((0, None), False), ((None, None), False), ((None,), True)]
+)
+def test_gpus_are_on_one_numa_node_where_that_is_known(near: tuple[int | None, ...], expected: bool) -> None:
+    """One alone is, wherever that may be."""
+    hardware = machine(gpus=near, nics=())
+
+    assert expected is are_on_one_node(hardware, [gpu.id for gpu in hardware.gpus])
