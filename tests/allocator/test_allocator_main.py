@@ -10,14 +10,18 @@ from pathlib import Path
 import anyio
 import pytest
 from kubelet_support import offers, pod, short_directory
+from slot_support import in_slots
 
 from topoalign.allocator import main as allocator
 from topoalign.allocator.takeover import SUCCESSOR_LOCK
 from topoalign.core import wire
+from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import InvalidField, StateFault
 from topoalign.core.model.events import KubeletObserved, UsageObserved
+from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import GPU, ContainerName, Namespace, PodName
 from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Stream
 from topoalign.discovery import main as discovery
 from topoalign.machines import load_machine
@@ -36,7 +40,7 @@ def configuration(ways: str, ids: str) -> str:
     return f"version: v1\nflags:\n  plugin:\n    deviceListStrategy: {ways}\n    deviceIDStrategy: {ids}\n"
 
 
-def context(directory: Path, file: Path) -> Context:
+def context(directory: Path, file: Path, compat: str = "gaia") -> Context:
     environment = {
         "NODE": "node-1",
         "MACHINE": "dgx-a100",
@@ -44,7 +48,7 @@ def context(directory: Path, file: Path) -> Context:
         "STATE_DIR": str(directory / "state"),
         "KUBELET_DIR": str(directory / "device-plugins"),
         "CDI_DIR": str(directory / "cdi"),
-        "COMPAT": "gaia",
+        "COMPAT": compat,
     }
     return Context(
         bus=MemoryBus(),
@@ -54,20 +58,22 @@ def context(directory: Path, file: Path) -> Context:
 
 
 @asynccontextmanager
-async def node(text: str) -> AsyncIterator[tuple[Context, FakeKubelet, Path]]:
-    """Runs both services and a kubelet; yields when the kubelet can give out every GPU and NIC."""
+async def node(
+    text: str, compat: str = "gaia", offered: Topology = MACHINE
+) -> AsyncIterator[tuple[Context, FakeKubelet, Path]]:
+    """Runs both services and a kubelet; yields when the kubelet can give out all that is `offered`."""
     with short_directory() as directory:
         for name in ("device-plugins", "pod-resources", "state"):
             (directory / name).mkdir(mode=0o700)
         file = directory / "config.yaml"
         file.write_text(text)
-        it = context(directory, file)
+        it = context(directory, file, compat)
         kubelet = FakeKubelet(directory / "device-plugins", directory / "pod-resources", MACHINE, AdmissionRules())
         async with anyio.create_task_group() as tasks:
             await tasks.start(kubelet.run)
             for service in (discovery, allocator):
                 await tasks.start(partial(run, service.serve, it))
-            await kubelet.until(offers(MACHINE))
+            await kubelet.until(offers(offered))
             yield it, kubelet, file
             tasks.cancel_scope.cancel()
 
@@ -108,6 +114,17 @@ async def test_what_the_kubelet_decides_by_is_announced() -> None:
     assert {} == kubelet.devices, "what discovery announces is not said twice"
     assert ("best-effort", "gaia") == (kubelet.rules.policy, kubelet.rules.compat)
     assert kubelet.rules.unknown.startswith("the node's own settings stand for")
+
+
+@pytest.mark.parametrize(("compat", "gpus"), [("", 1), ("hami", 2)])
+async def test_containers_get_gpus_as_the_setting_compat_says(compat: str, gpus: int) -> None:
+    """Two slots that no reservation names: HAMi spreads them, and topoalign takes both of one GPU."""
+    async with node("version: v1\nsharing:\n  slots: {}\n", compat, in_slots(MACHINE)) as (_, kubelet, _):
+        for name in ("first", "second"):
+            assert isinstance(await kubelet.admit(pod(name, gpus=1)), Admission)
+        parts = [part for running in kubelet.running.values() for part in running.parts()]
+
+    assert gpus == len({base_of(slot) for _, _, slots in parts for slot in slots})
 
 
 async def announced(bus: Bus) -> KubeletObserved:
