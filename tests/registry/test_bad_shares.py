@@ -14,6 +14,7 @@ from bad_share_support import (
     WEIGHTS,
     cluster,
     filtered,
+    first_in_order,
     pod,
     requested,
     review,
@@ -57,10 +58,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         f"{SECOND}[{MEMORY}]: no memory of the GPU beside 20 units of its computing time; "
         "say how many blocks of memory are needed, or ask for the whole GPU",
     ),
-    "below 0": (
-        pod(units("-1", "16"), {}),
-        f"{SECOND}[{CORES}]: '-1' is no amount; write a whole number of devices",
-    ),
+    "below 0": (pod(units("-1", "16"), {}), f"{SECOND}[{CORES}]: '-1' is no amount; write a whole number of devices"),
     "with a unit": (
         pod(units("20", "1.5"), {}),
         f"{SECOND}[{MEMORY}]: '1.5' is no amount; write a whole number of devices",
@@ -111,6 +109,16 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "whole GPUs by Koordinator's name": (
         pod({"koordinator.sh/gpu": "200", "topoalign.io/nic": "1"}, {HINT: "{}"}, "initContainers"),
         f"spec.initContainers[0].resources.limits[koordinator.sh/gpu]: {PASSED_OVER}",
+    ),
+    "150 hundredths by Koordinator's name": (
+        pod({**GOOD, "koordinator.sh/gpu": "150"}, {HINT: "{}"}),
+        f"{SECOND}[koordinator.sh/gpu]: invalid resource unit koordinator.sh/gpu: 150; "
+        "ask for up to 100 units of one device, or for whole devices in multiples of 100",
+    ),
+    "computing time alone by Koordinator's name": (
+        pod({**GOOD, "koordinator.sh/gpu-core": "50"}, {HINT: "{}"}),
+        f"{SECOND}: invalid resource device requests: [koordinator.sh/gpu-core]; ask for whole GPUs, or for gpu-core with "
+        "either gpu-memory or gpu-memory-ratio, evenly over gpu.shared",
     ),
     "an unknown key": (
         pod(GOOD, {"scheduling.koordinator.sh/device-alocate-hint": "{}"}),
@@ -203,6 +211,31 @@ async def test_amounts_of_slots_are_refused_in_the_same_words(tmp_path: Path) ->
             assert {text} == await filtered(http, given), name
             assert text == what_if(node, given, tmp_path), name
     assert f"{SECOND}[{GPUS}]: GPUs in two ways" in what_if(node, pod({GPUS: "1", **GOOD}, {}), tmp_path)
+
+
+@pytest.mark.parametrize("policy", [None, "Always"], ids=["init", "sidecar"])
+@pytest.mark.parametrize("way", [(in_units(DGX), BAD), (in_slots(DGX), BAD_IN_SLOTS)], ids=["units", "slots"])
+async def test_init_containers_and_sidecars_are_refused_as_app_containers(
+    way: tuple[Topology, dict[str, tuple[dict[str, Any], str]]], policy: str | None, tmp_path: Path
+) -> None:
+    """By all three, with the path of the container that asks."""
+    hardware, cases = way
+    node = cluster(hardware)
+    offers = node.view.offers
+    webhook = Webhook("", lambda resource: resource in offers.names, node.scheduler.checks.check, offers.left_out)
+    apps = {name: case for name, case in cases.items() if "initContainers" not in case[0]["spec"]}
+    async with (
+        serving(node.scheduler, more=webhook.routes()) as url,
+        httpx.AsyncClient(base_url=url, timeout=60) as http,
+    ):
+        for name, (given, begin) in apps.items():
+            asked = first_in_order(given, policy)
+            text = await said(http, asked, "/webhook")
+            assert text.startswith(begin.replace("spec.containers[1]", "spec.initContainers[0]")), name
+            assert {text} == await filtered(http, asked), name
+            assert text == what_if(node, asked, tmp_path), name
+
+    assert len(apps) > 15
 
 
 @pytest.mark.parametrize(("key", "text"), [(WEIGHTS, "slot=-1"), (WEIGHTS, "slot=1,core=1,memory=3"), (UUIDS, "GPU-1")])

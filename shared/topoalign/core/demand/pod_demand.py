@@ -30,6 +30,7 @@ from topoalign.core.deviceshare.demand import (
     is_joint,
     kubelet_demand,
 )
+from topoalign.core.deviceshare.quantities import FIELD
 from topoalign.core.model.allocations import Role
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import ContainerName, Namespace, PodName, ResourceName, is_native
@@ -174,11 +175,16 @@ def container_of(
     devices = wanted_devices(device_limits(container), profile)
     together = RESOURCES.intersection(devices) if jointly and profile.aligns_jointly else NO_RESOURCES
     joint = None
-    if together:
-        part = {name: devices[name] for name in devices if name in together}
-        joint = container_demand(pod.annotations, part, compat=rules.compat == "koordinator")
-    elif jointly:
-        joint = kubelet_demand(pod.annotations, devices)
+    try:
+        if together:
+            part = {name: devices[name] for name in devices if name in together}
+            joint = container_demand(pod.annotations, part, compat=rules.compat == "koordinator")
+        elif jointly:
+            joint = kubelet_demand(pod.annotations, devices)
+    except InvalidField as error:
+        if not error.field.startswith(FIELD):  # an annotation
+            raise
+        raise of_container(error, pod, container) from error
     init = container in pod.init_containers
     return ContainerDemand(
         namespace=pod.namespace,
@@ -195,6 +201,14 @@ def container_of(
         as_hami=rules.compat == "hami",
         cards=cards_said(pod.annotations) or 1,
     )
+
+
+def of_container(error: InvalidField, pod: PodRequest, container: ContainerRequest) -> InvalidField:
+    """The same error about what is asked for, with the path of the limits of this container."""
+    init = container in pod.init_containers
+    group, containers = ("initContainers", pod.init_containers) if init else ("containers", pod.containers)
+    field = f"pod.{group}[{containers.index(container)}].limits{error.field.removeprefix(FIELD)}"
+    return type(error)(field, error.finding.removeprefix(f"{error.field}: "), error.remedy)
 
 
 def wanted_devices(limits: Quantities, profile: Profile) -> dict[ResourceName, int]:

@@ -28,6 +28,7 @@ from topoalign.core.deviceshare.refusals import NotMeant
 Quantities = Mapping[str, int]
 
 FIELD = "pod.requests"
+"""Of the pod as a whole, as Koordinator adds its containers up; whoever asks for one container names that."""
 COUNTED = (HUNDREDTHS, *RESOURCES[DeviceType.RDMA], *RESOURCES[DeviceType.FPGA])
 """Resources in hundredths of a device: above one device they come in whole ones."""
 
