@@ -1,7 +1,5 @@
 """/metrics of a node tells which container uses how much of which GPU, under the names that were asked for."""
 
-from collections.abc import Callable
-
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,8 +14,6 @@ from topoalign.core.model.errors import DriverFault, InvalidField
 from topoalign.core.model.events import UsageObserved
 from topoalign.core.model.ids import AllocationID, DeviceID
 from topoalign.core.model.library_use import LibraryCount, LibraryReading, LibraryUse
-from topoalign.core.usage import attribution
-from topoalign.core.usage.attribution import HolderUse, NodeShares
 
 pytestmark = pytest.mark.anyio
 
@@ -45,6 +41,8 @@ def of(container: str, pod: str, gpu: str, mig: str = "") -> frozenset[tuple[str
     return labels(namespace="ml", pod=pod, container=container, gpu_uuid=gpu, mig_uuid=mig)
 
 
+UNITS = held(1, *(f"GPU-0::c{n}" for n in range(20)), *(f"GPU-0::m{n}" for n in range(8)), of=TRAIN, uid=UIDS[0])
+"""20 units of computing time, and memory of 2 GiB."""
 TRAIN_0, TRAIN_MIG = of("main", "train", "GPU-0"), of("main", "train", "GPU-2", "MIG-1")
 INFER_1 = of('a"b?', "infer", "GPU-1")
 
@@ -120,6 +118,10 @@ async def test_under_the_names_of_hamis_monitor_units_are_its_own() -> None:
         found["hami_host_gpu_utilization_ratio"],
     )
     assert 3 == len(found["hami_host_gpu_memory_used_bytes"]), "an instance is no host's GPU"
+    controller = labels(device_index="0", device_uuid="GPU-0", device_type="NVIDIA-NVIDIA H100")
+    assert {controller: 17.0} == found["hami_host_gpu_memory_controller_utilization_ratio"]
+    instance = {"mig_uuid": "MIG-1", "profile": "1g.10gb", "gpu_instance_id": "1", "compute_instance_id": "0"}
+    assert {labels(**train, **instance, vdevice_index="1", device_uuid="GPU-2"): 1.0} == found["hami_mig_device_info"]
     assert "container_gpu_utilization" in found
 
 
@@ -186,10 +188,9 @@ async def test_two_pods_of_one_name_have_one_series_with_their_sum() -> None:
     assert {of("main", "train", "GPU-1"): 3 * GIB} == found["topoalign_container_gpu_memory_used_bytes"]
 
 
-async def test_a_container_above_its_memory_is_told_and_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No container is given an amount yet, so this one is given one here."""
-    node = Node(ALLOCATIONS[0])
-    monkeypatch.setattr(attribution, "shares_of", given(2 * GIB, attribution.shares_of))
+async def test_a_container_above_its_memory_is_told_and_logged_once() -> None:
+    """It was given 20 units of computing time and 2 GiB, and uses 12."""
+    node = Node(UNITS)
     series, name = UseSeries(node.ledger, node.bus, ()), "topoalign_container_gpu_memory_exceeded"
     async with node.answering():
         with capture_logs() as logs:
@@ -204,25 +205,20 @@ async def test_a_container_above_its_memory_is_told_and_logged_once(monkeypatch:
     ]
 
 
-async def test_an_excess_is_announced_when_it_begins_and_when_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_excess_is_announced_when_it_begins_and_when_it_has_ended() -> None:
     """And not with every measurement; a node whose kubelet has not been read says nothing yet."""
-    node = Node(ALLOCATIONS[0])
-    with monkeypatch.context() as patched:
-        patched.setattr(attribution, "shares_of", given(2 * GIB, attribution.shares_of))
-        series, said = UseSeries(node.ledger, node.bus, (), announces=True), []
-        async with node.answering():
-            for time in range(6):
-                if time == 3:
-                    assert None is node.ledger.state.usage
-                    node.ledger.observe(containers=())
-                more = process(1, (12 + time) * GIB, in_pod(UIDS[0]), 60)
-                node.measured = measurement(use("GPU-0", more), time=float(time))
-                await scraped(series)
-                said.append(node.ledger.state.usage)
-            patched.undo()
-            node.measured = measurement(use("GPU-0", more), time=7.0)
+    node = Node(UNITS)
+    series, said = UseSeries(node.ledger, node.bus, (), announces=True), []
+    async with node.answering():
+        for time in range(7):
+            if time == 3:
+                assert None is node.ledger.state.usage
+                node.ledger.observe(containers=())
+            used = (12 + time) * GIB if time < 6 else 2 * GIB
+            node.measured = measurement(use("GPU-0", process(1, used, in_pod(UIDS[0]), 60)), time=float(time))
             await scraped(series)
-    ended = node.ledger.state.usage
+            said.append(node.ledger.state.usage)
+    ended = said.pop()
     (excess,) = said[3].exceeding if said[3] is not None else ()
 
     assert said[3] is said[4] is said[5]
@@ -238,20 +234,6 @@ def test_who_is_within_its_memory_costs_no_byte_of_the_event() -> None:
 
     assert b"exceeding" not in msgspec.json.encode(usage)
     assert () == usage.exceeding
-
-
-def given(memory: int, shares_of: Callable[..., NodeShares]) -> Callable[..., NodeShares]:
-    """As if every holder had been given this much."""
-
-    def less(holder: HolderUse) -> HolderUse:
-        return msgspec.structs.replace(holder, memory=memory)
-
-    def of_less(*arguments: object) -> NodeShares:
-        shares = shares_of(*arguments)
-        rows = (msgspec.structs.replace(row, holders=tuple(map(less, row.holders))) for row in shares.devices)
-        return msgspec.structs.replace(shares, devices=tuple(rows))
-
-    return of_less
 
 
 def test_a_family_without_samples_is_not_written() -> None:

@@ -201,6 +201,7 @@ def test_what_the_library_counts_stands_in_the_row_of_its_container() -> None:
         memory=None,
         memory_used=None,
         utilization=None,
+        memory_utilization=None,
         failure="",
         holders=holders,
         others=(other,),

@@ -15,7 +15,7 @@
  *                                                     of it (`kind`); `at` is start:size; `place=0:1` of an instance where it is
  *   fail nvmlDeviceGetName 2 15                       answers 15 (GPU is lost) for GPU 2, or for all with `*`
  *   hang nvmlDeviceGetName                            does not answer until standin_release
- *   use 0 21474836480 97                              bytes in use and percent of time busy of GPU 0; otherwise 0 and not told
+ *   use 0 21474836480 97 30                           bytes in use, percent of time busy of GPU 0 and of its memory; otherwise 0, not told, 0
  *   process 0 pid=41 memory=1073741824 kind=graphics sm=40 at=5 mig=1     of GPU 0, here of its second instance; kind is compute
  *                                                     unless said; without memory or sm that is not told; sm as sampled at 5 us
  *   gpu uuid=GPU-9 late=1                             is seen once NVML was closed by all and opened anew
@@ -51,7 +51,7 @@ typedef struct Device {
     int index, minor, own, late, mig_mode, fields, migs, fabric, clique, state, status, gi, ci, slices, compute, capability, mode;
     char uuid[96], pci[32], name[96];
     unsigned long long memory, cpus, nodes, used;
-    int slot, busy; /* of an instance its place on the GPU, and -1 of a GPU; percent */
+    int slot, busy, busy_memory; /* of an instance its place on the GPU, and -1 of a GPU; percent */
     Profile profile[PROFILES];
     Placement place;
     int of_profile; /* of an instance: NVML's id of its profile */
@@ -172,8 +172,8 @@ static void statement(char *line) {
         gpus[a]->field[gpus[a]->fields++] = (Field){(unsigned)b, OK, (uint64_t)c};
     } else if (!strcmp(verb, "lost") && sscanf(rest, "%d %d", &a, &b) == 2) {
         gpus[a]->field[gpus[a]->fields++] = (Field){(unsigned)b, GPU_IS_LOST, 0};
-    } else if (!strcmp(verb, "use") && sscanf(rest, "%d %llu %d", &a, &bytes, &b) >= 2) {
-        gpus[a]->used = bytes, gpus[a]->busy = b;
+    } else if (!strcmp(verb, "use") && sscanf(rest, "%d %llu %d %d", &a, &bytes, &b, &c) >= 2) {
+        gpus[a]->used = bytes, gpus[a]->busy = b, gpus[a]->busy_memory = c;
     } else if (!strcmp(verb, "process") && process_count < PROCESSES) {
         processes[process_count++] = process_of(atoi(strtok_r(NULL, " \t", &rest)), &rest);
     } else if (!strcmp(verb, "fabric") && sscanf(rest, "%d %d %d %d %32s", &a, &b, &c, &d, hex) == 5) {
@@ -324,7 +324,7 @@ int nvmlDeviceGetMemoryInfo(Device *d, Memory *memory) {
 int nvmlDeviceGetUtilizationRates(Device *d, Rates *rates) {
     ENTER(d);
     if (d->busy < 0 || d->mig_mode) return NOT_SUPPORTED;
-    *rates = (Rates){(unsigned)d->busy, 0};
+    *rates = (Rates){(unsigned)d->busy, (unsigned)d->busy_memory};
     return OK;
 }
 

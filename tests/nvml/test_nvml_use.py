@@ -35,7 +35,10 @@ async def measured(node: Node, *more: str) -> dict[str, DeviceUse]:
 
 async def test_memory_time_and_processes_of_a_gpu_are_told(node: Node) -> None:
     uses = await measured(
-        node, "use 2 21474836480 97", "process 2 pid=41 memory=17179869184 sm=90", "process 2 pid=9 memory=1073741824"
+        node,
+        "use 2 21474836480 97 30",
+        "process 2 pid=41 memory=17179869184 sm=90",
+        "process 2 pid=9 memory=1073741824",
     )
 
     expected = DeviceUse(
@@ -43,6 +46,7 @@ async def test_memory_time_and_processes_of_a_gpu_are_told(node: Node) -> None:
         memory=80 * GIB,
         memory_used=20 * GIB,
         utilization=97,
+        memory_utilization=30,
         processes=(
             GpuProcess(pid=9, kinds=("compute",), memory=GIB, utilization=0),
             GpuProcess(pid=41, kinds=("compute",), memory=16 * GIB, utilization=90),

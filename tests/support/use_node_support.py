@@ -31,6 +31,7 @@ MEASURED = measurement(
         process(2, GIB, on_host(), 0),
         used=14 * GIB,
         utilization=61,
+        memory_utilization=17,
     ),
     use("GPU-1", process(3, 2 * GIB, in_pod(UIDS[1], 'a"b\n'), 5), used=2 * GIB),
     use("GPU-2", used=3 * GIB),

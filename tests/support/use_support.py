@@ -62,9 +62,19 @@ def process(
     return GpuProcess(pid=pid, kinds=("compute",), memory=memory, utilization=utilization, identity=identity)
 
 
-def use(device: str, *processes: GpuProcess, used: int = 0, utilization: int | None = None) -> DeviceUse:
+def use(
+    device: str,
+    *processes: GpuProcess,
+    used: int = 0,
+    utilization: int | None = None,
+    memory_utilization: int | None = None,
+) -> DeviceUse:
     return DeviceUse(
-        device=DeviceID(device), memory=None, memory_used=used, utilization=utilization, processes=processes
+        device=DeviceID(device),
+        memory_used=used,
+        utilization=utilization,
+        memory_utilization=memory_utilization,
+        processes=processes,
     )
 
 

@@ -29,6 +29,7 @@ def measured(time: float, used: int | None, given: int | None = GIVEN, allocatio
         memory=80 * GIB,
         memory_used=used,
         utilization=None,
+        memory_utilization=None,
         failure="",
         holders=(holder,),
         others=(),

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from topoalign.core.model.allocations import Owner
 from topoalign.core.model.library_use import LibraryCount
+from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.usage.attribution import WHOLE_DEVICE, DeviceShares, HolderUse, NodeShares
 from topoalign.core.usage.excess import Excess
@@ -147,13 +148,40 @@ def gaia(shares: NodeShares, hardware: Topology) -> Iterator[Family]:
 
 def hami(shares: NodeShares, hardware: Topology) -> Iterator[Family]:
     """Under the names of HAMi's monitor: bytes and percent; `vdevice_index` counts a container's devices."""
+    yield from hami_hosts(shares, hardware)
     seen: dict[tuple[str, ...], int] = {}
-    containers: list[tuple[dict[str, str], HolderUse]] = []
+    containers: list[tuple[dict[str, str], DeviceShares, HolderUse]] = []
     for row, holder, owned in held(shares):
         key = tuple(owned.values())
         index = seen[key] = seen.get(key, -1) + 1
-        containers.append(({**owned, "vdevice_index": str(index), "device_uuid": row.device}, holder))
-    hosts = [
+        containers.append(({**owned, "vdevice_index": str(index), "device_uuid": row.device}, row, holder))
+    memory: list[Sample] = [(labels, holder.use.memory) for labels, _, holder in containers]
+    yield Family("hami_vgpu_memory_used_bytes", "GPU memory used by a container", memory)
+    yield Family(
+        "hami_vgpu_memory_limit_bytes", "GPU memory given to a container", [(at, h.memory) for at, _, h in containers]
+    )
+    yield Family("hami_container_device_memory_bytes", "GPU memory used by a container", memory)
+    yield Family(
+        "hami_container_device_utilization_ratio",
+        "GPU utilization of a container, 0 to 100",
+        [(at, h.use.utilization) for at, _, h in containers],
+    )
+    instances = {each.uuid: each for gpu in hardware.gpus for each in gpu.mig or ()}
+    yield Family(
+        "hami_mig_device_info",
+        "1 for each MIG instance of a container",
+        [
+            ({**at, "device_uuid": row.card, **instance_labels(instances[row.device])}, 1)
+            for at, row, _ in containers
+            if row.device in instances
+        ],
+    )
+    yield from hami_library(shares.time, [(at, h.library) for at, _, h in containers if h.library is not None])
+
+
+def hami_hosts(shares: NodeShares, hardware: Topology) -> Iterator[Family]:
+    """Those of whole GPUs; HAMi has no label `node` at the last."""
+    hosts: list[tuple[dict[str, str], DeviceShares]] = [
         (
             {
                 "node": shares.node,
@@ -167,22 +195,25 @@ def hami(shares: NodeShares, hardware: Topology) -> Iterator[Family]:
         if row.device == row.card
         for gpu in [hardware.gpu_by_id[row.card]]
     ]
-    memory: list[Sample] = [(labels, holder.use.memory) for labels, holder in containers]
     yield Family("hami_host_gpu_memory_used_bytes", "GPU memory in use", [(at, row.memory_used) for at, row in hosts])
     yield Family(
         "hami_host_gpu_utilization_ratio", "GPU utilization, 0 to 100", [(at, row.utilization) for at, row in hosts]
     )
-    yield Family("hami_vgpu_memory_used_bytes", "GPU memory used by a container", memory)
     yield Family(
-        "hami_vgpu_memory_limit_bytes", "GPU memory given to a container", [(at, h.memory) for at, h in containers]
+        "hami_host_gpu_memory_controller_utilization_ratio",
+        "Utilization of a GPU's memory, 0 to 100",
+        [({name: at[name] for name in at if name != "node"}, row.memory_utilization) for at, row in hosts],
     )
-    yield Family("hami_container_device_memory_bytes", "GPU memory used by a container", memory)
-    yield Family(
-        "hami_container_device_utilization_ratio",
-        "GPU utilization of a container, 0 to 100",
-        [(at, h.use.utilization) for at, h in containers],
-    )
-    yield from hami_library(shares.time, [(at, h.library) for at, h in containers if h.library is not None])
+
+
+def instance_labels(instance: MigDevice) -> dict[str, str]:
+    """The labels by which HAMi's monitor tells a MIG instance."""
+    return {
+        "mig_uuid": instance.uuid,
+        "profile": instance.profile,
+        "gpu_instance_id": str(instance.gpu_instance),
+        "compute_instance_id": str(instance.compute_instance),
+    }
 
 
 def hami_library(now: float, counts: Sequence[tuple[Mapping[str, str], LibraryCount]]) -> Iterator[Family]:

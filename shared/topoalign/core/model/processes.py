@@ -60,6 +60,8 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Bytes in use, what the driver itself needs among them: more than all processes have."""
     utilization: int | None = None
     """Percent of the last sampling period, up to a second, in which any kernel ran."""
+    memory_utilization: int | None = None
+    """Percent of the same period in which its memory was read or written."""
     processes: tuple[GpuProcess, ...] | None = None
     """Ascending by pid."""
     failure: str = ""

@@ -98,6 +98,8 @@ class DeviceShares(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes in all. None, here and below: not known."""
     memory_used: int | None
     utilization: int | None
+    memory_utilization: int | None
+    """Percent of the last sampling period in which its memory was read or written."""
     failure: str
     """Why it was not measured; empty: it was."""
     holders: tuple[HolderUse, ...]
@@ -200,6 +202,7 @@ def device_shares(
         memory=memory,
         memory_used=use.memory_used,
         utilization=use.utilization,
+        memory_utilization=use.memory_utilization,
         failure=use.failure,
         holders=tuple(
             holder_use(group, memory, use_of(processes, is_told=is_told(group[0].allocation.pod_uid)))

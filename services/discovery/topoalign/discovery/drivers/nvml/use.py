@@ -68,6 +68,7 @@ def device_use(
         memory=None if memory is None else int(memory.total),
         memory_used=None if memory is None else int(memory.used),
         utilization=None if rates is None else int(rates.gpu),
+        memory_utilization=None if rates is None else int(rates.memory),
         processes=processes(nvml, device, utilization) if has_processes else (),
     )
 
