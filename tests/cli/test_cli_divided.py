@@ -3,14 +3,14 @@
 import json
 import re
 from itertools import combinations
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
 from decision_support import NODE, node
 from draw_support import check_scene
 from slot_support import holding as slots_held
-from slot_support import in_slots
+from slot_support import in_mig_mode, in_slots
 from unit_support import CORES, DGX, MEMORY, holds, in_units
 
 from topoalign.cli import link, root
@@ -23,9 +23,9 @@ from topoalign.cli.draw.text import text
 from topoalign.cli.explain import show_cards
 from topoalign.cli.formatting import brief, show_allocation
 from topoalign.cli.link import Link, Standing
-from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Limiter, Slots
+from topoalign.core.model.topology.offers import Limiter, Offer, Slots
 from topoalign.core.state.divisions import divisions
 from topoalign.core.state.fold import NodeState
 
@@ -126,6 +126,38 @@ def test_fragmentation_tells_what_is_left_of_parts(run: Any) -> None:
     assert "default/serve-1-4/main: 7680 MiB" in out
 
 
+def in_slices(topology: Topology, replicas: int, sharing: Literal["time-slicing", "mps"] = "time-slicing") -> Topology:
+    """The machine with each GPU offered so often, or each MIG instance of those in MIG mode."""
+    devices = tuple(base for gpu in topology.gpus for base in ([each.uuid for each in gpu.mig or ()] or [gpu.id]))
+    offer = Offer(resource=GPU, devices=devices, replicas=replicas, sharing=sharing)
+    return msgspec.structs.replace(topology, offers=(offer,))
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (
+            slots_held(node(in_slots(DGX, gpus=2)), (0, 30, 8000), 0),
+            "2 GPUs in slots: 18 slots, 160 cores, 69824 MiB; most of one: 10 slots, 100 cores, 40960 MiB (GPU1)",
+        ),
+        (slots_held(node(in_slots(DGX, gpus=1)), (0, 100, 40960)), "1 GPU in slots: nothing"),
+        (
+            holds(node(in_slices(DGX, 4)), "infer", {GPU: (DeviceID("GPU-0::1"),)}),
+            "8 GPUs in time slices: 31 slices; most of one: 4 slices (GPU1)",
+        ),
+        (node(in_slices(DGX, 2, "mps")), "8 GPUs by MPS: 16 slices; most of one: 2 slices (GPU0)"),
+    ],
+    ids=["slots", "nothing", "slices", "mps"],
+)
+def test_fragmentation_adds_up_what_is_left_of_each_way(
+    state: NodeState, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(link, "discovered", lambda *_: standing(state))
+    assert 0 == root.run(["fragmentation"])
+
+    assert [f"left of {expected}"] == [line for line in capsys.readouterr().out.splitlines() if "left of" in line]
+
+
 def test_explain_shows_the_gpu_that_a_share_is_of(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """One line for all units of a kind, which are equal, and who else has something of their GPU."""
     state = shared(in_all=3)
@@ -152,7 +184,7 @@ def test_slots_are_shown_with_their_amounts(
 
     assert ["slots", "default/held-0/main: 1 slot, 30 cores, 8000 MiB", "8 slots, 60 cores, 28864 MiB"] == rows[1][4:7]
     assert ["default/held-1/main: 1 slot, 10 cores, 4096 MiB"] == rows[2]
-    assert "GPU0 slots, left: 60% 28 GiB; A 30% 7.8 GiB; B 10% 4 GiB" in lines
+    assert "GPU0 slots, 8 left: 60% 28 GiB; A 30% 7.8 GiB; B 10% 4 GiB" in lines
     assert "not enforced" in shown.err
 
 
@@ -179,6 +211,17 @@ def test_eight_gpus_with_five_sharers_each_are_legible() -> None:
 
 def same_place(a: Box, b: Box) -> bool:
     return a.x < b.right and b.x < a.right and a.y < b.bottom and b.y < a.bottom
+
+
+def test_how_a_gpu_in_mig_mode_is_shared_fits_into_its_box() -> None:
+    """Its box says in a line of its own that it is in MIG mode."""
+    instances = in_mig_mode(DGX, [9856] * 7)
+    sliced = in_slices(msgspec.structs.replace(instances, gpus=instances.gpus[:1]), 4)
+    for machine, expected in ((in_slots(instances, gpus=1), "slots, 70 left:"), (sliced, "slices, left:")):
+        texts = [item.text for item in scene_of(drawn(node(machine))).items if isinstance(item, Text)]
+
+        assert (1, 1) == (texts.count(expected), texts.count("MIG: 7"))
+        assert not any(each.endswith("…") for each in texts)
 
 
 def test_a_drawing_in_characters_has_a_line_for_each_divided_gpu() -> None:

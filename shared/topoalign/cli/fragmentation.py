@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING
 import click
 
 from topoalign.cli import options, output
-from topoalign.cli.divisions import MIB, document, left_text, rows
+from topoalign.cli.divisions import document, parts_text, rows
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.names import named
 from topoalign.core.placement.fragmentation import Fragmentation
 from topoalign.core.placement.fragmentation import fragmentation as measured
-from topoalign.core.state.divisions import Division, divisions
+from topoalign.core.state.divisions import Division, Parts, Way, divisions, together
 
 if TYPE_CHECKING:
     from topoalign.cli import link
+
+
+IN_ALL: tuple[Way, ...] = ("units", "slots", "time slices", "MPS")
+"""Ways of which the parts of several GPUs can be added up: MIG instances are each of their own size."""
 
 
 @click.command()
@@ -71,19 +75,33 @@ def show_sets(found: Fragmentation) -> None:
 
 
 def show_divided(topology: Topology, divided: Mapping[DeviceID, Division]) -> None:
-    """The GPUs that are divided, and the largest share in units that fits; nothing where none is."""
+    """The GPUs that are divided, and of each way what is left of its GPUs; nothing where none is divided."""
     if not divided:
         return
     output.say()
     output.columns(("GPU", "DIVIDED", "HELD BY", "LEFT"), rows(topology, divided.items()))
-    in_units = {gpu: each for gpu, each in divided.items() if each.ways == ("units",)}
-    if in_units:
-        gpu, most = max(in_units.items(), key=lambda one: (one[1].left.cores, one[1].left.memory))
-        cores, memory = (sum(getattr(each.left, what) for each in in_units.values()) for what in ("cores", "memory"))
-        output.say(
-            f"left of {len(in_units)} GPUs in units: {cores} cores, {memory // MIB} MiB; "
-            f"most of one: {left_text(most)} ({named(topology, GPU, gpu).short})"
-        )
+    for way in IN_ALL:
+        left = {gpu: each.left for gpu, each in divided.items() if each.ways == (way,)}
+        if left:
+            gpus = f"{len(left)} GPU{'s' * (len(left) > 1)} {'by' if way == 'MPS' else 'in'} {way}"
+            output.say(f"left of {gpus}: {left_in_all(topology, left)}")
+
+
+def left_in_all(topology: Topology, left: Mapping[DeviceID, Parts]) -> str:
+    """What is left of these GPUs together, and the most of one: `8 slices; most of one: 5 slices (GPU1)`, or `nothing`."""
+    gpu, most = max(
+        left.items(),
+        key=lambda one: (
+            one[1].cores,  # the most computing time,
+            one[1].memory,  # then memory,
+            one[1].slots,  # then what it can be given by; of equal ones the lowest index
+            one[1].slices,
+        ),
+    )
+    if not parts_text(most):
+        return "nothing"
+    in_all = parts_text(together(left.values()))
+    return f"{in_all}; most of one: {parts_text(most)} ({named(topology, GPU, gpu).short})"
 
 
 def free_gpus(standing: "link.Standing") -> tuple[DeviceID, ...]:

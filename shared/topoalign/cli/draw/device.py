@@ -13,6 +13,14 @@ from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
 from topoalign.core.state.divisions import Division, Parts
 
+SHORT_WAYS = {
+    "time slices": "slices",
+    "MIG, time slices": "slices",
+    "MIG, slots": "slots",
+    "not offered": "parts",
+}
+"""How a GPU is divided, in the width of its box; one in MIG mode says so in a line of its own."""
+
 
 @dataclass(frozen=True)
 class Device:
@@ -125,16 +133,17 @@ def device_of(
 
 
 def divided_lines(division: Division | None) -> tuple[str, ...]:
-    """Two lines of a GPU that is divided: how, and what is left."""
+    """Two lines of a GPU that is divided: how, and what is left: `slots, 8 left:` and `60% 28 GiB`."""
     if division is None:
         return ()
     left, offered = division.left, division.offered
-    way = {"time slices": "slices", "not offered": "parts"}.get(way_text(division), way_text(division))
+    way = SHORT_WAYS.get(way_text(division), way_text(division))
     if offered.slices or offered.instances:
         amount = f"{left.slices + len(left.instances)} of {offered.slices + len(offered.instances)}"
     else:
         amount = short_parts(left) or "nothing"
-    return f"{way}, left:", amount
+    slots = f"{left.slots} " if left.slots else ""  # one slot may be left where there is much else
+    return f"{way}, {slots}left:", amount
 
 
 def short_parts(parts: Parts) -> str:
