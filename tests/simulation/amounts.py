@@ -3,11 +3,13 @@ I14: of no card more is held than it has, by the journal's facts and by what the
 
 Both are added up as plainly as can be, from ids and from what was answered: a whole GPU is all of it, a MIG instance its
 part, a unit a hundredth or a block, a slot what was recorded and told with it, and any other share an equal part. Of a card
-that one container has whole nobody else has anything, and a card that is held in one way is given in no other one.
+that one container has whole nobody else has anything, and a card that is held in one way is given in no other one. The units
+of a container are of one card, of whole ones, or equal parts of as many as they were reserved of.
 
     GPU-0: units c0 to c29 of pod a, GPU-0::m0 of pod b          30 cores and a block: all right
     GPU-1: slot 0 with 60 cores, slot 1 with 50                  110 of 100: a violation
     GPU-2: all 100 units of computing time of pod c, a block of pod d, both running: a violation
+    GPU-3, GPU-4: 30 units and a block of each, of one pod       all right if they were reserved so
 """
 
 from collections import defaultdict
@@ -134,14 +136,14 @@ class Amounts:
                 self._violate(f"{min(whole)} has all of {each}, and so have {sorted(holders.keys() - whole)}")
 
     def begins(self, pod: Pod, container: Container) -> None:
-        """A container begins to run: what it has in units is one share, and it is told of the cards that it has."""
+        """A container begins to run: its units are a share, and it is told of the cards that it has."""
         assert self._kubelet is not None
         keys = [(pod.uid, container.name, resource) for resource in container.limits]
         used = [(key, self._kubelet.used[key]) for key in keys if key in self._kubelet.used]
-        units = [device for _, devices in used for device in devices if way(device) == "unit"]
+        halves = [devices for _, devices in used if any(way(device) == "unit" for device in devices)]
         title = f"{container.name} of {pod.name}"
-        if units:
-            self._expect_one_share(title, units)
+        if halves:
+            self._expect_share(title, pod.cards, halves)
         cards = {card(device) for _, devices in used for device in devices if way(device) in ("unit", "share", "whole")}
         for key, devices in used:
             answer = self._kubelet.answers.get(key)
@@ -151,13 +153,23 @@ class Amounts:
                 if told != ",".join(sorted(cards)):
                     self._violate(f"{title} has {sorted(cards)} and is told of {told}")
 
-    def _expect_one_share(self, title: str, units: Collection[DeviceID]) -> None:
+    def _expect_share(self, title: str, spread_over: int, halves: Collection[frozenset[DeviceID]]) -> None:
+        """
+        Units are of one card, of whole ones, or equal parts of as many as they were reserved of. `spread_over`: says its
+        pod; one that says 1 may have got what was reserved for another. `halves`: the units of each kind.
+        """
+        units = [unit for half in halves for unit in half]
         cores = counted(card(unit) for unit in units if much(unit).cores)
         memory = counted(card(unit) for unit in units if much(unit).memory)
+        cards = cores.keys() | memory.keys()
         if any(count >= ALL_CORES for count in cores.values()):
             right = {*cores.values()} == {ALL_CORES} and memory.keys() <= cores.keys()
+        elif len(cards) > 1:
+            self._world.note("spread", title, sorted(cards))
+            equal = len({(cores.get(each), memory.get(each)) for each in cards}) == 1
+            right = equal and self._world.reserved_units.issuperset(halves) and spread_over in (1, len(cards))
         else:
-            right = len(cores.keys() | memory.keys()) == 1
+            right = True
         if not right:
             self._violate(f"{title} runs with {cores} cores and {memory} blocks, which is no share")
 

@@ -107,10 +107,12 @@ class LimitChecks:
             if way(device) == "unit"
         ]
         cores = int(sum(much(unit).cores for unit in units))
-        blocks = sum(much(unit).memory for unit in units)
-        memory = (
-            int(max(blocks, ALL_MEMORY * len({card(unit) for unit in units}))) if cores >= ALL_CORES else int(blocks)
-        )
+        memory = int(sum(much(unit).memory for unit in units))
+        gpus = len({card(unit) for unit in units})
+        if cores >= ALL_CORES:
+            memory = max(memory, ALL_MEMORY * gpus)
+        else:
+            cores, memory = cores // gpus, memory // gpus  # the library limits one GPU
         expected = (pod.uid, container.name, memory, cores or ALL_CORES, int(cores < ALL_CORES))
         found = limits_in(at / CONFIG_FILE)
         if found is None and self._world.division != "units":

@@ -162,6 +162,7 @@ class Agent:
             ledger,
             self.world.clock,
             KubeletList(self.world, kubelet),
+            compat=self.world.rules.compat,
             gone_seconds=GONE_SECONDS,
             unbound_seconds=UNBOUND_SECONDS,
             settle_seconds=SETTLE_SECONDS,

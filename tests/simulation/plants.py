@@ -26,6 +26,7 @@ from simulation.share_plants import (
     MisdirectingDeviceAllocations,
     MistakingSweeps,
     PresentLedger,
+    SpreadingDeviceAllocations,
 )
 
 from topoalign.allocator.device_allocations import DeviceAllocations
@@ -366,14 +367,15 @@ PLANTS: dict[str, Plant] = {
     "displaces-silently": Plant("F21", SilentDeviceAllocations, first=450),
     "prefers-the-lost": Plant("F21", BelievingDeviceAllocations, first=1_130),
     "counts-no-slots": Plant("I14", LavishDeviceAllocations, first=70),
-    "starts-everything": Plant("I14", HeedlessDeviceAllocations, first=130),
+    "starts-everything": Plant("I14", HeedlessDeviceAllocations, first=270),
+    "spreads-unasked": Plant("I14", SpreadingDeviceAllocations, first=30),
     "forgets-former-offers": Plant("I10", PresentLedger, first=70),
     "tells-another-gpu": Plant("I14", MisdirectingDeviceAllocations),
-    "keeps-limits": Plant("F29", KeepingLimiter, first=640),
-    "exaggerates-limits": Plant("F30", ExaggeratingDeviceAllocations),
-    "mistakes-directories": Plant("F30", MistakingSweeps),
+    "keeps-limits": Plant("F29", KeepingLimiter, first=845),
+    "exaggerates-limits": Plant("F30", ExaggeratingDeviceAllocations, first=40),
+    "mistakes-directories": Plant("F30", MistakingSweeps, first=115),
     "sweeps-nothing": Plant("I10", IdleSweeps, first=40),
-    "leaks-instances": Plant("I10", LeakingInstances, first=18),
+    "leaks-instances": Plant("I10", LeakingInstances, first=50),
     "destroys-anothers-instance": Plant("F33", TidyingInstances, first=45),
     "destroys-what-is-granted": Plant("F33", HastyInstances, first=300),
 }

@@ -34,6 +34,8 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the kubelet refuses it after Allocate, because another of its managers does."""
     breaks: bool = False
     """Whether it is refused when its last container has one of its resources and not the other ones."""
+    cards: int = 1
+    """Over how many GPUs the units of each of its containers are spread."""
 
 
 class Directories:

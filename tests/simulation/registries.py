@@ -4,7 +4,8 @@ Two registries that bind pods for one scheduler, in virtual time, while what is 
 Product code are the reservations, the binds and the nodes' admissions and allocators. Simulated are the bus (`bus`), an API
 server whose answers are late or lost, before or after the deed; registries that are killed and begin anew; a view of the
 nodes that lags; kubelets (`registry_nodes`); and a scheduler that asks any of the registries, gives up after five seconds
-and tries again. Pods end, or are deleted before they begin. Some ask by annotations for NICs beside their GPUs.
+and tries again. Pods end, or are deleted before they begin. Some ask by annotations for NICs beside their GPUs, or for units
+that are spread over several.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,11 +13,12 @@ from random import Random
 from typing import NamedTuple
 
 import anyio
+import msgspec
 from binding_support import Site
 from simulation.bus import Broker, FaultyBus, happens
 from simulation.loop import Process, SimulatedLoop
 from simulation.registry_nodes import Node, companions_of, devices_of
-from simulation.registry_shares import ShareNode, check_enough, division_of, hardware_of, limits_of
+from simulation.registry_shares import ShareNode, asked_of, check_enough, compat_of, division_of, hardware_of
 from simulation.world import SimulatedClock, Violation
 
 from topoalign.core import wire
@@ -199,7 +201,8 @@ class Cluster:
         self.broker, self.faults = Broker(), self.chance.choice((0.0, 0.1, 0.3))
         self.division = division_of(seed)
         """How the GPUs of all nodes are offered."""
-        self.rules = RULES if self.division == "whole" else UNALIGNED
+        rules = RULES if self.division == "whole" else UNALIGNED
+        self.rules = msgspec.structs.replace(rules, compat=compat_of(seed, self.division))
         self.site = Site(NODES, self.clock, hardware_of(self.division))
         self.requests: dict[str, PodRequest] = {}
         """By UID, of all pods that there ever were."""
@@ -254,11 +257,11 @@ class Cluster:
             return self._members.pop()
         if self.division == "whole":
             return Asked(self.chance.randint(1, 4))
-        limits = limits_of(self.division, self.chance)
+        limits, spread = asked_of(self.division, self.chance)
         if not happens(GANGS, self.chance):
-            return Asked(limits=limits)
+            return Asked(limits=limits, annotations=spread)
         size = self.chance.choice((2, 3))
-        gang = {GANG: f"g{len(self.uids)}", GANG_SIZE: str(size)}
+        gang = {GANG: f"g{len(self.uids)}", GANG_SIZE: str(size), **spread}
         self._members = [Asked(limits=limits, annotations=gang)] * (size - 1)
         return Asked(limits=limits, annotations=gang)
 

@@ -64,6 +64,7 @@ class Node:
             self.ledger,
             world.clock,
             Record(self),
+            compat=world.rules.compat,
             reserved=self._reservations.current,
             until_reserved=self._reservations.until_read,
         )

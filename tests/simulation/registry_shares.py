@@ -4,7 +4,8 @@ and that of no GPU more is held and reserved than it has.
 
 A kubelet hears of pods in any order, asks for the resources of a container in any order, takes what the plugin prefers of
 all that it has free, and knows no amounts. Nothing aligns it to NUMA nodes. So the node need refuse no pod that a registry
-has bound.
+has bound, and a pod that spreads its units over several GPUs has equal parts of just as many. The nodes of some clusters
+choose as gpu-manager and HAMi do (`TOPOALIGN_COMPAT`).
 
     GPU-0: slot 0 with 60 cores is held, slot 1 with 50 is reserved      110 of 100: a violation
     GPU-0: slot 0 is held by a pod, and is reserved for one that asks for the same        counted once
@@ -28,6 +29,7 @@ from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.requests import CARDS, Compat
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Slots
@@ -35,6 +37,8 @@ from topoalign.core.model.topology.offers import Slots
 Division = Literal["whole", "slots", "units"]
 SHARE_CLUSTERS = 0.3
 """How many of the clusters have GPUs in slots or in units."""
+COMPATS: Mapping[Division, Compat] = {"whole": "", "slots": "hami", "units": "gaia"}
+"""Whose answers pods may get instead of ours."""
 AMOUNTS = Slots()
 
 
@@ -53,14 +57,23 @@ def hardware_of(division: Division) -> Topology:
     return in_slots(found, SLOTS) if division == "slots" else in_units(found, 4)
 
 
-def limits_of(division: Division, chance: Random) -> dict[ResourceName, int]:
-    """What the container of a pod asks for."""
+def compat_of(seed: int, division: Division) -> Compat:
+    """Whose answers pods get on all nodes."""
+    return Random(f"compat-{seed}").choice(("", COMPATS[division]))
+
+
+def asked_of(division: Division, chance: Random) -> tuple[dict[ResourceName, int], dict[str, str]]:
+    """What the container of a pod asks for, and the annotations of its pod that are about that."""
     if division == "slots":
         cores, percentage = chance.choice((5, 30, 60, 100)), chance.choice((10, 25, 60, 100))
-        return {GPU: chance.choice((1, 1, 1, 2, 3)), AMOUNTS.cores: cores, AMOUNTS.percentage: percentage}
+        return {GPU: chance.choice((1, 1, 1, 2, 3)), AMOUNTS.cores: cores, AMOUNTS.percentage: percentage}, {}
     if chance.random() < 0.2:
-        return {CORES: ALL_CORES * chance.choice((1, 2))}
-    return {CORES: chance.choice((5, 30, 60)), MEMORY: chance.randint(1, BLOCKS)}
+        return {CORES: ALL_CORES * chance.choice((1, 2))}, {}
+    if chance.random() < 0.3:
+        cards = chance.choice((2, 3))
+        limits = {CORES: cards * chance.choice((5, 30)), MEMORY: cards * chance.randint(1, BLOCKS // 2)}
+        return limits, {CARDS: str(cards)}
+    return {CORES: chance.choice((5, 30, 60)), MEMORY: chance.randint(1, BLOCKS)}, {}
 
 
 class ShareNode(Node):
@@ -91,7 +104,7 @@ class ShareNode(Node):
             owner = Owner(namespace=Namespace("ml"), pod=PodName(name), container=ContainerName("main"))
             self.ledger.bind([Binding(each.id, owner, uid) for each in made])
             self.given.append(name)
-            check_share(name, made)
+            check_share(name, made, int(pod["metadata"]["annotations"].get(CARDS, 1)))
         if made and (uid in self._world.gone or uid not in self._given):
             live = self.ledger.state.allocations
             self.ledger.release([each.id for each in made if each.id in live], "gone")
@@ -118,13 +131,16 @@ class Part(NamedTuple):
     amount: Much
 
 
-def check_share(name: str, made: Iterable[Allocation]) -> None:
-    """The units of a container are of one GPU, or those of whole ones."""
-    cards = defaultdict[DeviceID, float](float)
+def check_share(name: str, made: Iterable[Allocation], spread_over: int) -> None:
+    """The units of a container are of whole GPUs, or equal parts of as many as its pod says."""
+    parts: dict[DeviceID, Much] = {}
     for unit in (device for each in made for device in each.device_ids if way(device) == "unit"):
-        cards[card(unit)] += much(unit).cores
-    if len(cards) > 1 and {*cards.values()} != {ALL_CORES}:
-        raise Violation("I14", f"{name} has units of {dict(cards)}, which are no share")
+        had, more = parts.get(card(unit), Much(0, 0)), much(unit)
+        parts[card(unit)] = Much(had.cores + more.cores, had.memory + more.memory)
+    if all(each.cores == ALL_CORES for each in parts.values()):
+        return
+    if len(parts) != spread_over or len({*parts.values()}) > 1:
+        raise Violation("I14", f"{name} has {parts}, which are not equal parts of {spread_over} GPUs")
 
 
 def check_enough(live: Iterable[Allocation], reservations: Iterable[Reservation], done: Collection[str]) -> None:

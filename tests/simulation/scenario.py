@@ -87,6 +87,7 @@ class Scenario:
             await asyncio.sleep(0)
 
     async def live(self, deeds: tuple[Deed, ...]) -> None:
+        self.world.note("node", self.world.division, self.world.limiter, self.world.rules.compat)
         async with anyio.create_task_group() as self.tasks:
             self.start_agent()
             self.start_hub()
@@ -248,6 +249,9 @@ class Scenario:
     # small things
 
     def later(self, seconds: float, do: Callable[[], None]) -> None:
+        if self.over:  # what processes leave behind as they are killed in the end
+            return
+
         async def wait() -> None:
             await anyio.sleep(seconds)
             do()

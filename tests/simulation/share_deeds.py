@@ -16,7 +16,7 @@ from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import GPU, NIC, ContainerName, PodName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.model.requests import CARDS, AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
 from topoalign.core.model.topology.offers import Slots
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import reservation_of, with_reserved
@@ -29,20 +29,26 @@ RULES = AdmissionRules(mode=Mode.KUBELET, policy=Policy.NONE)
 Asked = dict[ResourceName, int]
 
 
-def share_pod(run: "Scenario", size: int | None = None) -> Pod:
-    """A pod that asks for GPUs as they are offered now, and for its resources in an order of the kubelet's."""
-    chance, name = run.world.chance, run.next_name()
+def share_pod(run: "Scenario", size: int | None = None, spread: float = 0.2) -> Pod:
+    """
+    A pod that asks for GPUs as they are offered now, and for its resources in an order of the kubelet's. `spread`: how
+    likely its units are spread over several GPUs, which it gets by a reservation alone.
+    """
+    chance, division, name = run.world.chance, run.world.division, run.next_name()
     role: Literal["init", "sidecar"] = "init" if chance.random() < 0.7 else "sidecar"
-    containers = [container_of(run.world.division, "main", "app", chance, size)]
+    cards = chance.choice((2, 3)) if division == "units" and size is None and chance.random() < spread else 1
+    containers = [container_of("main", "app", chance, asked(division, chance, size, cards))]
     if size is None and chance.random() < 0.3:
-        containers.insert(0, container_of(run.world.division, "before", role, chance))
-    return Pod(uid=f"uid-{name}", name=PodName(name), containers=tuple(containers), breaks=chance.random() < 0.08)
+        containers.insert(0, container_of("before", role, chance, asked(division, chance, None, cards)))
+    breaks = chance.random() < 0.08
+    return Pod(uid=f"uid-{name}", name=PodName(name), containers=tuple(containers), breaks=breaks, cards=cards)
 
 
 def container_of(
-    division: Division, name: str, role: Literal["init", "sidecar", "app"], chance: Random, size: int | None = None
+    name: str, role: Literal["init", "sidecar", "app"], chance: Random, wanted: tuple[Asked, Asked]
 ) -> Container:
-    limits, amounts = asked(division, chance, size)
+    """`wanted`: as `asked` says it."""
+    limits, amounts = wanted
     if chance.random() < 0.1:
         limits[NIC] = 1
     order = [*limits]
@@ -52,11 +58,13 @@ def container_of(
     )
 
 
-def asked(division: Division, chance: Random, size: int | None) -> tuple[Asked, Asked]:
-    """What a container asks the kubelet for, and what besides."""
+def asked(division: Division, chance: Random, size: int | None, cards: int) -> tuple[Asked, Asked]:
+    """What a container asks the kubelet for, and what besides; of units so much of each of so many GPUs."""
     match division:
-        case "units" if chance.random() < 0.9:
-            if size is not None:
+        case "units" if cards > 1 or chance.random() < 0.9:
+            if cards > 1:
+                cores, blocks = cards * chance.choice((0, 5, 30)), cards * chance.randint(1, BLOCKS // 4)
+            elif size is not None:
                 cores, blocks = 30 * size, 2
             elif chance.random() < 0.25:
                 cores, blocks = ALL_CORES * chance.choice((1, 1, 2)), chance.choice((0, 0, BLOCKS // 2))
@@ -84,7 +92,7 @@ def come(run: "Scenario", pod: Pod) -> None:
 
 def is_reserved(run: "Scenario") -> None:
     """A registry asks the node's record what a pod would get, reserves it and binds the pod, which comes a while later."""
-    world, pod = run.world, share_pod(run)
+    world, pod = run.world, share_pod(run, spread=0.7)
     if run.agent.ledger is not None and not run.agent.process.dead:
         reserve(run, pod, run.agent.ledger.state)
     run.later(world.chance.choice((0.0, 0.3, 3.0)), lambda: come(run, pod))
@@ -94,8 +102,9 @@ def reserve(run: "Scenario", pod: Pod, state: NodeState) -> None:
     world, now, request = run.world, run.loop.time(), request_of(pod)
     world.reserved = [(until, each) for until, each in world.reserved if until > now]
     others = [msgspec.structs.replace(each, seconds_left=until - now) for until, each in world.reserved]
+    rules = msgspec.structs.replace(RULES, compat=world.rules.compat)
     try:
-        decision = decide(with_reserved(state, state, others), read_pod(request, RULES))
+        decision = decide(with_reserved(state, state, others), read_pod(request, rules))
     except TopoalignError as error:
         sound(run, error)
         return
@@ -103,6 +112,7 @@ def reserve(run: "Scenario", pod: Pod, state: NodeState) -> None:
         return
     made = reservation_of(pod.uid, request, decision.allocations, RESERVED_SECONDS)
     world.reserved.append((now + RESERVED_SECONDS, made))
+    world.reserved_units |= {frozenset(units) for each in made.containers for units in each.devices.values()}
     world.reservations += 1
     said = ReservationsChanged(
         node=NODE, epoch=1, writer="r1", seq=world.reservations, reservations=(*others, made), made=(pod.uid,)
@@ -123,7 +133,12 @@ def request_of(pod: Pod) -> PodRequest:
         found["app" if each.role == "app" else "init"].append(
             ContainerRequest(name=each.name, requests=both, limits=both, sidecar=each.role == "sidecar")
         )
-    return PodRequest(name=pod.name, init_containers=tuple(found["init"]), containers=tuple(found["app"]))
+    return PodRequest(
+        name=pod.name,
+        annotations={CARDS: str(pod.cards)} if pod.cards > 1 else {},
+        init_containers=tuple(found["init"]),
+        containers=tuple(found["app"]),
+    )
 
 
 def directory_spoilt(run: "Scenario") -> None:

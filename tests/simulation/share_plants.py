@@ -2,7 +2,7 @@
 Defects planted on purpose where GPUs are given by amounts: in what is counted, in what may start, and in what limits.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,17 @@ from topoalign.allocator.hami_core.sweeps import Sweeps
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Poll
 from topoalign.allocator.share_starts import ShareStarts
+from topoalign.allocator.shares import Shares
 from topoalign.allocator.slots import SlotGrants
 from topoalign.allocator.vcuda import directories
 from topoalign.allocator.vcuda.limits import Limits
+from topoalign.core.model.allocations import amounts_of
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.sharing.refusals import ShareDoesNotFit
+from topoalign.core.sharing.reserved_units import ShareQuestion
+from topoalign.core.sharing.units import units_on
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.ownership import Ownership
 
@@ -129,3 +133,26 @@ class IdleSweeps(Sweeps):
 
     def sweep(self, state: NodeState, poll: Poll | None) -> None:
         pass
+
+
+class SpreadingShares(Shares):
+    """Half of an even number of units is of another GPU, whether or not that is reserved."""
+
+    def prefer(
+        self, live: NodeState, question: ShareQuestion, displaced: Collection[DeviceID], poll: Poll | None
+    ) -> tuple[DeviceID, ...]:
+        chosen = super().prefer(live, question, displaced, poll)
+        if question.must_include or question.size % 2 or len(amounts_of(chosen)) != 1:
+            return chosen
+        available = live.hardware.devices[question.resource].some(question.available)
+        gpus = sorted({base_of(unit) for unit in question.available})[:2]
+        return units_on(available, (), question.size, gpus)
+
+    def check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
+        pass
+
+
+class SpreadingDeviceAllocations(DeviceAllocations):
+    def __init__(self, *details: Any, **more: Any) -> None:
+        super().__init__(*details, **more)
+        self._grants.shares.__class__ = SpreadingShares

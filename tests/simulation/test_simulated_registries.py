@@ -14,6 +14,7 @@ from simulation.world import Violation
 
 from topoalign.allocator.companions import Companions, ReservedCompanions
 from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import CARDS
 from topoalign.core.ports import Message
 from topoalign.registry.ports import SeenPod
 from topoalign.registry.scheduling.binding import Binder
@@ -45,20 +46,26 @@ def first_of(error: BaseException) -> BaseException:
 def test_no_seed_reserves_a_device_twice() -> None:
     """
     I14. Every ok is true, no kubelet refuses a pod that need not be, pods that ask for NICs beside their GPUs have them, of
-    no GPU more is held and reserved than it has, and nothing stays reserved when all is over.
+    no GPU more is held and reserved than it has, units that a pod spreads are equal parts of as many GPUs as it says, and
+    nothing stays reserved when all is over.
     """
     answers: Counter[str | None] = Counter()
     given: Counter[str] = Counter()
+    compats = set[str]()
     conflicts = 0
     for seed in range(2_000 if THOROUGH else 30):
         cluster = run(seed)
         answers.update(cluster.answers)
         conflicts += sum(each.reservations.counts["conflicts"] for each in cluster.replicas)
-        given[cluster.division] += sum(len(node.given) for node in cluster.nodes.values())
+        names = [name for node in cluster.nodes.values() for name in node.given]
+        given[cluster.division] += len(names)
+        given["spread"] += sum(CARDS in cluster.requests[cluster.uids[name]].annotations for name in names)
+        compats.add(cluster.rules.compat)
 
     assert answers[""] > 200
     assert answers["BindUnknown"] > 0 < answers["BusUnavailable"]
-    assert conflicts > 0 < min(given[each] for each in ("whole", "slots", "units"))
+    assert conflicts > 0 < min(given[each] for each in ("whole", "slots", "units", "spread"))
+    assert {"", "gaia", "hami"} == compats
 
 
 def test_a_write_without_a_condition_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +84,7 @@ def test_a_write_without_a_condition_is_found(monkeypatch: pytest.MonkeyPatch) -
 def test_shares_that_a_kubelet_may_mistake_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A registry binds pods beside one another that ask for as much of one kind and for something else of the other."""
     monkeypatch.setattr(registries, "are_mistakable", lambda topology, one, other: False)
-    with pytest.raises(Violation, match="ShareSplit"):
+    with pytest.raises(Violation, match=r"ShareSplit|not equal parts"):
         for seed in MISTAKEN:
             run(seed)
 

@@ -95,13 +95,16 @@ def test_the_seeds_cause_everything_that_can_be_caused() -> None:
     """A simulation in which nothing happens finds nothing."""
     done: Counter[str] = Counter()
     facts: Counter[str] = Counter()
+    compats = set[str]()
     for seed in range(120):
         for _, _, what, *details in played(seed, None).trace:
             if what == "step":
                 done[details[1]] += 1
             if what == "fact":
                 facts[type(details[0]).__name__] += 1
-            if what in ("admitted", "granted", "refused", "killed", "converged", "repeated"):
+            if what == "node":
+                compats.add(details[-1])
+            if what in ("admitted", "granted", "refused", "killed", "converged", "repeated", "spread"):
                 facts[what] += 1
 
     assert {deed.name for deed in DEEDS} == done.keys()
@@ -118,4 +121,6 @@ def test_the_seeds_cause_everything_that_can_be_caused() -> None:
         "killed",
         "converged",
         "repeated",
+        "spread",
     } == facts.keys()
+    assert {"", "gaia", "hami"} == compats

@@ -18,7 +18,7 @@ from simulation.mig_driver import Driver
 
 from topoalign.core.model.events import DeviceHealth, HealthState, LedgerEvent
 from topoalign.core.model.ids import DeviceID, NodeName
-from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.requests import AdmissionRules, Compat
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
@@ -34,7 +34,8 @@ SHARE_WORLDS = 0.25
 INSTANCE_WORLDS = 0.1
 """How many of the worlds have slots that become MIG instances."""
 Kind = Literal["whole", "shares", "instances"]
-BEGINNINGS: tuple[tuple[Division, Limiter], ...] = (("units", "vcuda"), ("slots", "hami-core"))
+BEGINNINGS: tuple[tuple[Division, Limiter, Compat], ...] = (("units", "vcuda", "gaia"), ("slots", "hami-core", "hami"))
+"""How GPUs may be offered at first, what limits containers then, and whose answers they may get instead of ours."""
 
 
 class Violation(AssertionError):
@@ -86,17 +87,23 @@ class World:
         self.driver: Driver | None = None
         """Of the MIG instances; None: no GPU is in MIG mode, or its instances stay as they are."""
         self.book = BookDisk()
+        compat: Compat = ""
         if self.has_instances:
             self.division = "dynamic"
             self.driver = Driver(self.faults, self.change_hardware)
+            compat = sharing.choice(("", "hami"))
         elif self.has_shares:
-            self.division, limiter = sharing.choice(BEGINNINGS)
+            self.division, limiter, other = sharing.choice(BEGINNINGS)
             self.limiter = sharing.choice(("none", limiter))
+            compat = sharing.choice(("", other))
+        self.rules = AdmissionRules(compat=compat)
         self.limits = LimiterFiles(self.limiter)
         self.reserved: list[tuple[float, Reservation]] = []
         """What registries have reserved on the node, and until which virtual second."""
         self.reservations = 0
         """How many there ever were."""
+        self.reserved_units: set[frozenset[DeviceID]] = set()
+        """What was ever reserved for a container of one resource: units of one kind, among others."""
         self.boot = 1
         self.health = {device: HEALTHY for devices in WHOLE.devices.values() for device in devices}
         self.hardware_changed = anyio.Event()
@@ -108,7 +115,6 @@ class World:
         """Messages that somebody else has published under the node's name."""
         self.one_process = self.chance.random() < 0.5
         """Whether discovery and the allocator share a process, and so a bus, as on a node that runs `topoalign node`."""
-        self.rules = AdmissionRules()
         self.slowness = self.chance.choice((0.0, 0.2, 0.6))
         self.trace: list[tuple[Any, ...]] = []
         self.violations: list[Violation] = []
