@@ -188,6 +188,16 @@ def test_slots_are_shown_with_their_amounts(
     assert "not enforced" in shown.err
 
 
+def test_a_slot_of_an_allocation_is_shown_with_its_amount(capsys: pytest.CaptureFixture[str]) -> None:
+    """One of which none is recorded counts as an equal part, and is shown with the others of its GPU."""
+    state = slots_held(node(in_slots(DGX, gpus=2)), (0, 30, 8000), 0)
+    for allocation in state.allocations.values():
+        show_allocation(allocation, state.hardware)
+    rows = [re.split(r" {2,}", line) for line in capsys.readouterr().out.splitlines() if line.startswith(GPU)]
+
+    assert ["GPU-0::0: 30 cores, 8000 MiB", "GPU-0::1"] == [row[2] for row in rows]
+
+
 def drawn(state: NodeState) -> Diagram:
     return diagram_of("gpu-7", state.hardware, state.allocations.values(), None, divisions(state))
 

@@ -5,6 +5,7 @@ import os
 import select
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from topoalign.cli import formatting, output
@@ -107,6 +108,14 @@ def test_a_refusal_and_its_explanation_say_everything_and_obey_nothing(capsys: p
         "GPU1",
     ):
         assert words in out
+
+
+def test_only_what_the_policy_refuses_is_said_to_be_refused_by_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """An amount that cannot be meant is nobody's alignment."""
+    unmeant = msgspec.structs.replace(refusal(), reason="UnexpectedAdmissionError", code="InvalidShare")
+    formatting.show_refusal(unmeant)
+
+    assert "where    the pod as a whole" in capsys.readouterr().out.splitlines()
 
 
 def test_json_is_whole_and_holds_nothing_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:

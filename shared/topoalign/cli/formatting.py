@@ -4,21 +4,25 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from topoalign.cli import output
+from topoalign.cli.divisions import parts_text
 from topoalign.cli.quantities import binary
 from topoalign.core.model.decisions import Alignment, Considered, Decision, Explanation, Refusal
 from topoalign.core.model.errors import clean
 from topoalign.core.model.events import Allocation, MemoryBlock, Owner
 from topoalign.core.model.hints import HintRule, Hints, TopologyHint
-from topoalign.core.model.holdings import UnitKind, base_of, unit_kind
+from topoalign.core.model.holdings import Amount, UnitKind, base_of, unit_kind
 from topoalign.core.model.ids import MEMORY, DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.names import NamedDevice, named, named_devices
 from topoalign.core.model.topology.queries import set_score
+from topoalign.core.state.divisions import Parts
 
 MOST_HINTS = 8
 """Of one resource, shown to people; all of them are in the JSON."""
+BY_POLICY = "TopologyAffinityError"
+"""The kubelet's reason where its topology policy refuses a pod; others are about what the pod asks for."""
 SCORES = (
     "score: summed over all pairs of GPUs, 100 for each NVLink and 10 (SYS) to 60 (same board) for the PCIe path;\n"
     "of NICs, summed over their PCIe paths to the container's GPUs. More is better connected.\n"
@@ -65,7 +69,10 @@ def show_allocation(allocation: Allocation, topology: Topology, *, decided: bool
 
 
 def device_rows(allocation: Allocation, topology: Topology) -> Iterator[tuple[object, ...]]:
-    """A row for each device, function of a NIC, and kind of units of a GPU: units of a kind are equal."""
+    """
+    A row for each device, function of a NIC, and kind of units of a GPU: units of a kind are equal. A slot with what it has
+    of its GPU.
+    """
     for resource, ids in allocation.devices.items():
         units = Counter(base_of(device) for device in ids if unit_kind(device) is not None)
         plain = [device for device in ids if unit_kind(device) is None]
@@ -74,7 +81,18 @@ def device_rows(allocation: Allocation, topology: Topology) -> Iterator[tuple[ob
             yield (*places_of(at), f"{amount} units of {gpu}", at.pci or "-", numa(at.numa_affinity))
         for at in named_devices(topology, {resource: plain}):
             for address in [f"VF {each}" for each in allocation.virtual_functions.get(at.id, ())] or [at.pci or "-"]:
-                yield (*places_of(at), at.id, address, numa(at.numa_affinity))
+                yield (
+                    *places_of(at),
+                    at.id + amount_text(allocation.slots.get(at.id)),
+                    address,
+                    numa(at.numa_affinity),
+                )
+
+
+def amount_text(amount: Amount | None) -> str:
+    """`: 30 cores, 8000 MiB`; empty where there is none."""
+    said = "" if amount is None else parts_text(Parts(cores=amount.cores, memory=amount.memory))
+    return f": {said}" if said else ""
 
 
 def places_of(at: NamedDevice) -> tuple[object, object]:
@@ -104,9 +122,12 @@ def brief(allocation: Allocation, topology: Topology) -> str:
 def show_refusal(refusal: Refusal) -> None:
     """Why not, and what to do about it."""
     where = f"container {clean(refusal.container)}" if refusal.container is not None else "the pod as a whole"
-    by = f"the {clean(refusal.provider)} manager" if refusal.provider is not None else "the topology policy"
+    if refusal.provider is not None:
+        where += f", by the {clean(refusal.provider)} manager"
+    elif refusal.reason == BY_POLICY:
+        where += ", by the topology policy"
     output.say(output.heading(f"refused: {clean(refusal.reason)} ({clean(refusal.code)})"))
-    output.say(f"where    {where}, by {by}")
+    output.say(f"where    {where}")
     output.say(f"finding  {clean(refusal.finding, 1000)}")
     output.say(f"remedy   {clean(refusal.remedy, 1000)}")
 

@@ -68,7 +68,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="Refusal"):
     container: ContainerName | None
     """Where it failed. None: the pod as a whole."""
     provider: str | None
-    """Who failed to allocate: device, cpu or memory. None: the policy refused."""
+    """Who failed to allocate: device, cpu or memory. None: the policy refused, or what is asked for cannot be meant."""
     explanation: Explanation
     undone: tuple[Allocation, ...] = ()
     """
