@@ -228,6 +228,25 @@ async def test_an_excess_is_announced_when_it_begins_and_when_it_has_ended() -> 
     assert ((), said[3].revision + 1) == (ended.exceeding, ended.revision)
 
 
+async def test_an_excess_ends_with_the_container_although_nobody_scrapes() -> None:
+    node = Node(UNITS)
+    node.ledger.observe(containers=())
+    series = UseSeries(node.ledger, node.bus, (), announces=True)
+    async with node.answering():
+        for time in range(3):
+            node.measured = measurement(use("GPU-0", process(1, 12 * GIB, in_pod(UIDS[0]))), time=float(time))
+            await scraped(series)
+    begun = node.ledger.state.usage
+    node.ledger.release((UNITS.id,), "released")
+    node.ledger.observe(containers=())
+    ended = node.ledger.state.usage
+    node.ledger.observe(containers=())
+
+    assert begun is not None and ended is not None
+    assert (1, 0, begun.revision + 1) == (len(begun.exceeding), len(ended.exceeding), ended.revision)
+    assert ended is node.ledger.state.usage
+
+
 def test_who_is_within_its_memory_costs_no_byte_of_the_event() -> None:
     """So an earlier version finds nothing new, and one that reads what an earlier one says finds nobody."""
     usage = UsageObserved(node=NODE, epoch=1, revision=1, containers=())

@@ -1,8 +1,10 @@
 """What the ledger is given to record: facts that lack their place in the journal."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, TypedDict
+
+import msgspec
 
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Refusal
@@ -50,6 +52,17 @@ class Observed(TypedDict, total=False):
 def unobserved(node: NodeName, epoch: int) -> UsageObserved:
     """The `UsageObserved` from before the first reading of the kubelet: revision 0, and no container known."""
     return UsageObserved(node=node, epoch=epoch, revision=0, containers=(), containers_known=False)
+
+
+def observed(had: UsageObserved, seen: Observed, live: Container[AllocationID]) -> UsageObserved:
+    """
+    The next revision after this was `seen`; the same one where it is no news. A container is above its memory no longer when
+    its allocations are not `live` any more, whether anybody measures or not.
+    """
+    now = msgspec.structs.replace(had, **seen, containers_known=had.containers_known or "containers" in seen)
+    exceeding = tuple(each for each in now.exceeding if any(name in live for name in each.allocations))
+    now = msgspec.structs.replace(now, exceeding=exceeding)
+    return had if now == had else msgspec.structs.replace(now, revision=had.revision + 1)
 
 
 def deviation(allocation: Allocation, preferred: Sequence[DeviceID]) -> Draft:

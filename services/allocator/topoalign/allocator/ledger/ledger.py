@@ -30,6 +30,7 @@ from topoalign.allocator.ledger.drafts import (
     Draft,
     Observed,
     deviation,
+    observed,
     refused,
     releases,
     snapshot,
@@ -144,9 +145,8 @@ class Ledger:
     def observe(self, **seen: Unpack[Observed]) -> None:
         """Takes in what the kubelet has given away without asking us, or what it decides by, where that has changed."""
         had = self.state.usage or unobserved(self.node, self._begun)
-        now = msgspec.structs.replace(had, **seen, containers_known=had.containers_known or "containers" in seen)
-        if now != had:
-            self.hear(msgspec.structs.replace(now, revision=had.revision + 1))
+        if (now := observed(had, seen, self.state.allocations)) != had:
+            self.hear(now)
 
     def confirm(self, by: str) -> None:
         """Confirms the record: all that is held is in it, says whoever `by` names. Raises StateFault."""
