@@ -13,7 +13,7 @@ of a container are of one card, of whole ones, or equal parts of as many as they
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from simulation.divisions import ALL_CORES, ALL_MEMORY, Much, card, much, way
 from simulation.kubelet import Kubelet
@@ -27,7 +27,7 @@ from topoalign.core.model.events import (
     AllocationsSnapshot,
     LedgerEvent,
 )
-from topoalign.core.model.ids import AllocationID, DeviceID
+from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.ports import Entry
 
 VARIABLE = "NVIDIA_VISIBLE_DEVICES"
@@ -140,7 +140,7 @@ class Amounts:
         assert self._kubelet is not None
         keys = [(pod.uid, container.name, resource) for resource in container.limits]
         used = [(key, self._kubelet.used[key]) for key in keys if key in self._kubelet.used]
-        halves = [devices for _, devices in used if any(way(device) == "unit" for device in devices)]
+        halves = {key[2]: devices for key, devices in used if any(way(device) == "unit" for device in devices)}
         title = f"{container.name} of {pod.name}"
         if halves:
             self._expect_share(title, pod.cards, halves)
@@ -153,12 +153,12 @@ class Amounts:
                 if told != ",".join(sorted(cards)):
                     self._violate(f"{title} has {sorted(cards)} and is told of {told}")
 
-    def _expect_share(self, title: str, spread_over: int, halves: Collection[frozenset[DeviceID]]) -> None:
+    def _expect_share(self, title: str, spread_over: int, halves: Mapping[ResourceName, frozenset[DeviceID]]) -> None:
         """
         Units are of one card, of whole ones, or equal parts of as many as they were reserved of. `spread_over`: says its
-        pod; one that says 1 may have got what was reserved for another. `halves`: the units of each kind.
+        pod; one that says 1 may have got what was reserved for another. `halves`: the units of each resource.
         """
-        units = [unit for half in halves for unit in half]
+        units = [unit for half in halves.values() for unit in half]
         cores = counted(card(unit) for unit in units if much(unit).cores)
         memory = counted(card(unit) for unit in units if much(unit).memory)
         cards = cores.keys() | memory.keys()
@@ -167,7 +167,8 @@ class Amounts:
         elif len(cards) > 1:
             self._world.note("spread", title, sorted(cards))
             equal = len({(cores.get(each), memory.get(each)) for each in cards}) == 1
-            right = equal and self._world.reserved_units.issuperset(halves) and spread_over in (1, len(cards))
+            parts = {(resource, len(half), len(cards)) for resource, half in halves.items()}
+            right = equal and parts <= self._world.reserved_parts and spread_over in (1, len(cards))
         else:
             right = True
         if not right:

@@ -4,7 +4,7 @@ from random import Random
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
-from simulation.divisions import ALL_CORES, BLOCKS, CORES, INSTANCE, MEMORY, Division
+from simulation.divisions import ALL_CORES, BLOCKS, CORES, INSTANCE, MEMORY, Division, card
 from simulation.pods import Container, Pod
 from simulation.refusals import sound
 from simulation.world import NODE
@@ -112,7 +112,8 @@ def reserve(run: "Scenario", pod: Pod, state: NodeState) -> None:
         return
     made = reservation_of(pod.uid, request, decision.allocations, RESERVED_SECONDS)
     world.reserved.append((now + RESERVED_SECONDS, made))
-    world.reserved_units |= {frozenset(units) for each in made.containers for units in each.devices.values()}
+    given = [part for each in made.containers for part in each.devices.items()]
+    world.reserved_parts |= {(resource, len(ids), len({*map(card, ids)})) for resource, ids in given}
     world.reservations += 1
     said = ReservationsChanged(
         node=NODE, epoch=1, writer="r1", seq=world.reservations, reservations=(*others, made), made=(pod.uid,)

@@ -17,7 +17,7 @@ from simulation.loop import Process, SimulatedLoop
 from simulation.mig_driver import Driver
 
 from topoalign.core.model.events import DeviceHealth, HealthState, LedgerEvent
-from topoalign.core.model.ids import DeviceID, NodeName
+from topoalign.core.model.ids import DeviceID, NodeName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Compat
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.model import Topology
@@ -102,8 +102,8 @@ class World:
         """What registries have reserved on the node, and until which virtual second."""
         self.reservations = 0
         """How many there ever were."""
-        self.reserved_units: set[frozenset[DeviceID]] = set()
-        """What was ever reserved for a container of one resource: units of one kind, among others."""
+        self.reserved_parts: set[tuple[ResourceName, int, int]] = set()
+        """Of how many devices of a resource, and of how many cards, anything was ever reserved for a container."""
         self.boot = 1
         self.health = {device: HEALTHY for devices in WHOLE.devices.values() for device in devices}
         self.hardware_changed = anyio.Event()
