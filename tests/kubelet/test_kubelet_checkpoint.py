@@ -1,5 +1,8 @@
 """The kubelet's checkpoint as the stand-in keeps it, against two files that a kubelet v1.36.3 wrote."""
 
+import subprocess
+import sys
+
 import pytest
 
 from topoalign.core.model.errors import StateFault
@@ -37,3 +40,42 @@ def test_devices_are_printed_by_node_in_the_order_of_numbers_not_of_text() -> No
     text = device_checkpoint.printed(CheckpointData([entry, entry]))
 
     assert "map[-1:[a b] 2:[c] 10:[d]] AllocResp:([]uint8)[]} {PodUID:(string)u " in text
+
+
+READ_TWICE = """
+import os, sys, threading
+from topoalign.core.model.errors import StateFault
+from topoalign.kubelet.files import cpu_checkpoint, device_checkpoint, memory_checkpoint
+
+DEVICES = b'{"Data":{"RegisteredDevices":{}},"Checksum":1}'
+CPUS = b'{"policyName":"static","defaultCpuSet":"0","checksum":1}'
+MEMORY = b'{"policyName":"Static","machineState":{},"checksum":1}'
+
+def read(decode, content, gate):
+    gate.wait()
+    try:
+        decode(content)
+    except StateFault:
+        pass
+
+ended = set()
+for module, content in ((device_checkpoint, DEVICES), (cpu_checkpoint, CPUS), (memory_checkpoint, MEMORY)):
+    for _ in range(40):
+        child = os.fork()
+        if child == 0:
+            sys.setswitchinterval(1e-6)
+            gate = threading.Barrier(2)
+            threads = [threading.Thread(target=read, args=(module.decode, content, gate)) for _ in range(2)]
+            [each.start() for each in threads]
+            [each.join() for each in threads]
+            os._exit(0)
+        ended.add(os.waitpid(child, 0)[1])
+print(ended)
+"""
+
+
+def test_two_threads_that_read_a_checkpoint_first_do_not_end_the_process() -> None:
+    """An agent that begins reads the kubelet's files for the record and for predictions at the same time."""
+    read = subprocess.run([sys.executable, "-c", READ_TWICE], capture_output=True, text=True, check=True, timeout=50)
+
+    assert "{0}" == read.stdout.strip()

@@ -72,13 +72,21 @@ def read(path: Path) -> bytes | None:
     return content
 
 
-def decode(name: str, content: bytes, kind: type[E]) -> E:
+def decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
+    """
+    A decoder, to be made where a module is imported: msgspec builds what it knows of a type when it first meets it, and two
+    threads that both do at once end the process (msgspec 0.22.0). The kubelet's files are read in several threads.
+    """
+    return msgspec.json.Decoder(kind)
+
+
+def decode(name: str, content: bytes, reader: "msgspec.json.Decoder[E]") -> E:
     """The file as this struct, or what its field `data` holds. The checksum of `data` is checked. Raises StateFault."""
     try:
-        file = msgspec.json.decode(content, type=kind)
+        file = reader.decode(content)
         if file.data:
             expect_checksum(name, file.data_checksum, [f"(string){file.data}"])
-            file = msgspec.json.decode(file.data.encode(), type=kind)
+            file = reader.decode(file.data.encode())
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise damaged(name, clean(str(error), 200)) from error
     if file.pod_entries:

@@ -49,6 +49,9 @@ class CpuManagerState(Envelope, frozen=True, kw_only=True, rename="camel"):
         }
 
 
+DECODER = checkpoint.decoder(CpuManagerState)
+
+
 def load_cpu_state(root: Path) -> CpuManagerState | None:
     """What the kubelet with this root directory holds; None where there is no file. Raises StateFault."""
     content = checkpoint.read(root / NAME)
@@ -57,7 +60,7 @@ def load_cpu_state(root: Path) -> CpuManagerState | None:
 
 def decode(content: bytes) -> CpuManagerState:
     """Raises StateFault for anything that is not a checkpoint, or whose checksum is not its own."""
-    state = checkpoint.decode(NAME, content, CpuManagerState)
+    state = checkpoint.decode(NAME, content, DECODER)
     if state.checksum:
         checkpoint.expect_checksum(NAME, state.checksum, printed(state))
     try:

@@ -53,6 +53,9 @@ class Checkpoint(msgspec.Struct, frozen=True, rename="pascal"):
     checksum: int
 
 
+DECODER = checkpoint.decoder(Checkpoint)
+
+
 def encode(data: CheckpointData) -> bytes:
     """The file's content, with its checksum, as the kubelet writes it."""
     return msgspec.json.encode(Checkpoint(data, checksum(data)))
@@ -61,7 +64,7 @@ def encode(data: CheckpointData) -> bytes:
 def decode(content: bytes) -> CheckpointData:
     """Raises StateFault for anything that is not a checkpoint, or whose checksum is not its own."""
     try:
-        file = msgspec.json.decode(content, type=Checkpoint)
+        file = DECODER.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise damaged(clean(str(error), 200)) from error
     if file.checksum != checksum(file.data):

@@ -170,6 +170,9 @@ class Released:
             )
 
 
+DECODER = checkpoint.decoder(MemoryManagerState)
+
+
 def load_memory_state(root: Path) -> MemoryManagerState | None:
     """What the kubelet with this root directory holds; None where there is no file. Raises StateFault."""
     content = checkpoint.read(root / NAME)
@@ -178,7 +181,7 @@ def load_memory_state(root: Path) -> MemoryManagerState | None:
 
 def decode(content: bytes) -> MemoryManagerState:
     """Raises StateFault for anything that is not a checkpoint, contradicts itself, or has not its own checksum."""
-    state = checkpoint.decode(NAME, content, MemoryManagerState)
+    state = checkpoint.decode(NAME, content, DECODER)
     if state.checksum:
         checkpoint.expect_checksum(NAME, state.checksum, printed(state))
     for node, each in state.nodes.items():
