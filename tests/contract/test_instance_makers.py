@@ -5,7 +5,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from instance_support import A100, GPU, PlayedGpus, place
+from instance_support import GPU, PlayedGpus, instance_line, place, profile_lines
 from nvml_support import StandIn, standing_in
 
 from topoalign.allocator.instances.nvml import NvmlInstances
@@ -24,18 +24,7 @@ OTHER = DeviceID("GPU-1")
 def machine() -> str:
     """Two GPUs in MIG mode; the first has an instance of somebody's at slice 6."""
     lines = [f"gpu uuid={gpu} pci=00000000:F{number}:00.0 mig=1" for number, gpu in enumerate((GPU, OTHER))]
-    kinds = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}
-    for gpu in range(2):
-        lines += [
-            f"profile {gpu} id={20 + kinds[each.slices]} kind={kinds[each.slices]} name=MIG_{each.name} "
-            f"memory={each.memory >> 20} slices={each.slices} sms=14 "
-            f"at={','.join(f'{at.start}:{at.size}' for at in each.placements)}"
-            for each in A100
-        ]
-    lines.append(
-        "mig 0 gi=1 ci=0 uuid=MIG-foreign-6 name=MIG_1g.5gb memory=5120 slices=1 compute=1 place=6:1 profile=20"
-    )
-    return "\n".join(lines)
+    return "\n".join([*lines, *profile_lines(0), *profile_lines(1), instance_line("MIG-foreign-6")])
 
 
 def played(request: pytest.FixtureRequest) -> InstanceMaker:

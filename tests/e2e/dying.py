@@ -4,18 +4,20 @@ Runs node agents that die by SIGKILL at a chosen step.
 A program of its own: it imports everything once and then forks an agent for each line it reads, so that a start costs
 milliseconds. A line is `{"environment": {...}, "arm": PATH, "step": N, "call": NAME, "log": PATH, "compact_after": N}`; its
 answer is the agent's pid.
-Once the file `arm` exists, every write, sync, rename and send of the agent is a step, and before its Nth the agent kills
-itself. What a power button would do to a process, at every moment that the outside world can see. With a `call` only the
-steps of that name count:
+Once the file `arm` exists, every write, sync, rename and send of the agent is a step, and so is every call of NVML that
+makes or destroys a MIG instance; before its Nth the agent kills itself. What a power button would do to a process, at every
+moment that the outside world can see. With a `call` only the steps of that name count:
 
     write journal               a write to the file of this name; so are pwrite, fsync, ftruncate, replace, rename and link
     fsync journal done          the moment after it
     allocate, allocate done     a call of the kubelet has arrived, or is about to be answered; so is pre_start_container
+    nvmlGpuInstanceDestroy      a call of NVML, also with `done`
 
-The environment may name what a real node has and a test does not: HOST_PROC and HOST_CGROUPS stand for /proc and
-/sys/fs/cgroup where containers are told of their devices.
+The environment may name what a real node has and a test does not: NVML_STANDIN_LIBRARY, which is loaded as NVML, and
+HOST_PROC and HOST_CGROUPS in place of /proc and /sys/fs/cgroup where containers are told of their devices.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -27,9 +29,12 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import pynvml
 
+from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.server import DevicePlugin
+from topoalign.allocator.instances import sweeps
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.runtime.installed import find
 from topoalign.runtime.logging import configure_logging
@@ -47,9 +52,15 @@ STEPS: list[tuple[Any, str]] = [
     (socket.socket, "send"),
     (socket.socket, "sendall"),
     (socket.socket, "sendmsg"),
+    (pynvml, "nvmlDeviceCreateGpuInstanceWithPlacement"),
+    (pynvml, "nvmlGpuInstanceCreateComputeInstance"),
+    (pynvml, "nvmlComputeInstanceDestroy"),
+    (pynvml, "nvmlGpuInstanceDestroy"),
 ]
 CALLS = ("allocate", "pre_start_container")
 """Of the kubelet, which count by their names alone: what they do counts otherwise."""
+SWEEP_SECONDS, UNBOUND_SECONDS = 0.2, 2.0
+"""With MIG instances: not as long as on a node are they looked after, and is what nobody has shown kept."""
 
 
 class Fuse:
@@ -101,6 +112,11 @@ def name_of(step: str, args: tuple[Any, ...]) -> str:
 
 def play_host(environment: dict[str, str]) -> None:
     """What is not as on a real node."""
+    if "NVML_STANDIN_LIBRARY" in environment:
+        ctypes.CDLL(environment["NVML_STANDIN_LIBRARY"])  # the loader finds it under NVML's name from now on
+        assert DeviceAllocations.__init__.__kwdefaults__ is not None
+        DeviceAllocations.__init__.__kwdefaults__["unbound_seconds"] = UNBOUND_SECONDS
+        sweeps.SWEEP_SECONDS = SWEEP_SECONDS
     if "HOST_PROC" in environment:
         assert Containers.__init__.__defaults__ is not None
         host = Path(environment["HOST_PROC"]), Path(environment["HOST_CGROUPS"])
@@ -111,6 +127,7 @@ def agent(order: dict[str, Any]) -> None:
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    os.environ.update(order["environment"])
     assert Ledger.__init__.__kwdefaults__ is not None
     Ledger.__init__.__kwdefaults__["compact_after"] = order["compact_after"]
     play_host(order["environment"])
@@ -120,7 +137,7 @@ def agent(order: dict[str, Any]) -> None:
     for name in CALLS:
         setattr(DevicePlugin, name, fuse.guard_call(name, getattr(DevicePlugin, name)))
     configure_logging("console", "info")
-    anyio.run(run_services, SERVICES, {**os.environ, **order["environment"]})
+    anyio.run(run_services, SERVICES, os.environ)
 
 
 def main() -> None:

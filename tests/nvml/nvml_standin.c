@@ -22,6 +22,9 @@
  *   delay 100                                         microseconds, of each call
  *   hurry 100                                         a wait for events ends after a hundredth of its time
  *
+ * Instances that are made and destroyed outlive the process in the file that $NVML_STANDIN_KEPT names, as they do in a driver: its
+ * `mig` statements are played after the script.
+ *
  * A GPU keeps its handle from script to script by its uuid. Events come through standin_event, one for each set in which their
  * GPU is registered for their kind at that time, and go with the set; a wait ends early when another script is played.
  *
@@ -33,6 +36,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, GPU_IS_LOST = 15, IN_USE = 19, INSUFFICIENT_RESOURCES = 23 };
@@ -243,13 +247,23 @@ static int enter(const char *function, Device *device) {
 #define ENTER(device) do { int code_ = enter(__func__, device); if (code_ != OK) return code_; } while (0)
 
 static int init(void) {
+    pthread_mutex_lock(&lock); /* several threads of an agent open NVML */
     const char *path = getenv("NVML_STANDIN");
     if (path && !gpu_count) {
         static char script[1 << 16];
-        FILE *file = fopen(path, "r");
-        if (file) script[fread(script, 1, sizeof script - 1, file)] = 0, fclose(file), standin_play(script);
+        const char *paths[] = {path, getenv("NVML_STANDIN_KEPT")};
+        size_t length = 0;
+        for (int i = 0; i < 2 && paths[i]; i++) {
+            FILE *file = fopen(paths[i], "r");
+            if (!file) continue;
+            length += fread(script + length, 1, sizeof script - 2 - length, file);
+            script[length++] = '\n', fclose(file);
+        }
+        script[length] = 0;
+        if (length) standin_play(script);
     }
     if (!open_count++) for (int i = 0; i < gpu_count; i++) gpus[i]->late = 0;
+    pthread_mutex_unlock(&lock);
     return OK;
 }
 
@@ -290,7 +304,13 @@ typedef struct { unsigned sm, copy, decoder, encoder, jpeg, ofa, gpuSlices, comp
 int nvmlInit_v2(void) { ENTER(NULL); return init(); }
 int nvmlInit(void) { ENTER(NULL); return init(); }
 int nvmlInitWithFlags(unsigned flags) { (void)flags; ENTER(NULL); return init(); }
-int nvmlShutdown(void) { ENTER(NULL); if (!--open_count) memset(sets, 0, sizeof sets), event_count = 0; return OK; }
+int nvmlShutdown(void) {
+    ENTER(NULL);
+    pthread_mutex_lock(&lock);
+    if (!--open_count) memset(sets, 0, sizeof sets), event_count = 0;
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
 const char *nvmlErrorString(int code) { (void)code; return "stand-in error"; }
 int nvmlSystemGetDriverVersion(char *text, unsigned length) { ENTER(NULL); snprintf(text, length, "999.0"); return OK; }
 int nvmlDeviceGetCount_v2(unsigned *count) { ENTER(NULL); *count = visible(); return OK; }
@@ -422,15 +442,19 @@ int nvmlEventSetFree(EventSet *set) {
 }
 
 #ifndef OLD_DRIVER
+static unsigned long long microseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (unsigned long long)now.tv_sec * 1000000 + (unsigned long long)now.tv_nsec / 1000;
+}
+
 int nvmlEventSetWait_v2(EventSet *set, EventData *data, unsigned milliseconds) {
     ENTER(NULL);
     if (!set->used) return INVALID_ARGUMENT;
     int script = plays, found;
+    unsigned long long until = microseconds() + milliseconds * 1000ull / (unsigned)hurry;
     add(&waiting, 1);
-    for (unsigned left = milliseconds / (unsigned)hurry; !(found = taken(set, data)); left--) {
-        if (!left || script != plays) break;
-        usleep(1000);
-    }
+    while (!(found = taken(set, data)) && script == plays && microseconds() < until) usleep(1000);
     add(&waiting, -1);
     return found ? OK : TIMEOUT;
 }
@@ -540,6 +564,31 @@ int nvmlGpuInstanceGetInfo(Device *instance, InstanceInfo *info) {
 
 /* Making and destroying: a GPU instance is there without a MIG device until it has a compute instance. */
 
+/* The file is the former or the new one, whenever the process ends. */
+static void keep(void) {
+    const char *path = getenv("NVML_STANDIN_KEPT");
+    char draft[4096], name[96];
+    if (!path) return;
+    snprintf(draft, sizeof draft, "%s.new", path);
+    FILE *file = fopen(draft, "w");
+    if (!file) abort();
+    for (int g = 0; g < gpu_count; g++)
+        for (int i = 0; i < gpus[g]->migs; i++) {
+            Device *m = gpus[g]->mig[i];
+            memcpy(name, m->name, sizeof name);
+            for (char *c = name; *c; c++) if (*c == ' ') *c = '_';
+            fprintf(file, "mig %d gi=%d ci=%d uuid=%s name=%s memory=%llu", g, m->gi, m->ci, m->uuid, name, m->memory);
+            fprintf(file, " slices=%d compute=%d place=%u:%u profile=%d\n", m->slices, m->compute, m->place.start, m->place.size, m->of_profile);
+        }
+    fclose(file);
+    if (rename(draft, path)) abort();
+}
+
+static int has_uuid(Device *d, const char *uuid) {
+    for (int i = 0; i < d->migs; i++) if (!strcmp(d->mig[i]->uuid, uuid)) return 1;
+    return 0;
+}
+
 static const int slices_of[] = {1, 2, 3, 4, 7, 8, 6};
 
 int nvmlDeviceGetHandleByUUID(const char *uuid, Device **d) {
@@ -572,8 +621,9 @@ int nvmlDeviceCreateGpuInstanceWithPlacement(Device *d, unsigned id, const Place
     new->parent = d, new->index = d->index, new->slot = d->migs, new->gi = gi, new->ci = -1, new->place = *at, new->busy = -1;
     new->slices = new->compute = p->slices, new->memory = p->memory, new->of_profile = (int)id;
     memcpy(new->name, p->name, sizeof new->name);
-    snprintf(new->uuid, sizeof new->uuid, "MIG-made-%d", ++serial);
+    do snprintf(new->uuid, sizeof new->uuid, "MIG-made-%d", ++serial); while (has_uuid(d, new->uuid));
     *made = d->mig[d->migs++] = new;
+    keep();
     return OK;
 }
 int nvmlGpuInstanceGetComputeInstanceProfileInfoV(Device *gi, unsigned kind, unsigned engines, ProfileInfo *info) {
@@ -588,6 +638,7 @@ int nvmlGpuInstanceCreateComputeInstance(Device *gi, unsigned id, Device **made)
     ENTER(gi);
     if (gi->ci >= 0 || slices_of[id] != gi->slices) return INSUFFICIENT_RESOURCES;
     gi->ci = 0, *made = gi;
+    keep();
     return OK;
 }
 int nvmlGpuInstanceGetComputeInstances(Device *gi, unsigned id, Device **found, unsigned *count) {
@@ -596,13 +647,14 @@ int nvmlGpuInstanceGetComputeInstances(Device *gi, unsigned id, Device **found, 
     if (gi->ci >= 0 && slices_of[id] == gi->slices) found[(*count)++] = gi;
     return OK;
 }
-int nvmlComputeInstanceDestroy(Device *ci) { ENTER(ci); ci->ci = -1; return OK; }
+int nvmlComputeInstanceDestroy(Device *ci) { ENTER(ci); ci->ci = -1; keep(); return OK; }
 int nvmlGpuInstanceDestroy(Device *gi) {
     ENTER(gi);
     if (gi->ci >= 0) return IN_USE;
     Device *d = gi->parent;
     for (int i = 0; i < d->migs; i++)
         if (d->mig[i] == gi) { memmove(d->mig + i, d->mig + i + 1, (size_t)(--d->migs - i) * sizeof *d->mig); break; }
+    keep();
     return OK;
 }
 int nvmlDeviceGetAttributes_v2(Device *d, Attributes *a) {

@@ -29,6 +29,24 @@ A100 = (
     profile("7g.40gb", 40, 7, 8, 0),
 )
 
+KINDS = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}
+"""Slices -> NVML's number of a profile."""
+
+
+def profile_lines(gpu: int) -> list[str]:
+    """Statements for the stand-in NVML (`nvml_standin.c`): the profiles of the GPU at this index."""
+    return [
+        f"profile {gpu} id={20 + KINDS[each.slices]} kind={KINDS[each.slices]} name=MIG_{each.name} "
+        f"memory={each.memory >> 20} slices={each.slices} sms=14 "
+        f"at={','.join(f'{at.start}:{at.size}' for at in each.placements)}"
+        for each in A100
+    ]
+
+
+def instance_line(uuid: str) -> str:
+    """A statement for it: GPU 0 has an instance in its last slice, of whosever making."""
+    return f"mig 0 gi=1 ci=0 uuid={uuid} name=MIG_1g.5gb memory=5120 slices=1 compute=1 place=6:1 profile=20"
+
 
 class Killed(BaseException):
     """The process ends here; no handler of an error may go on."""

@@ -20,7 +20,7 @@ from topoalign.core import wire
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import AllocationGranted, AllocationsSnapshot, LedgerFact
 from topoalign.core.model.ids import GPU, NIC, NodeName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, Policy
+from topoalign.core.model.requests import AdmissionRules, PodRequest, Policy
 from topoalign.core.ports import Bus, Stream
 from topoalign.core.state.fold import NodeState, replay
 from topoalign.machines import load_machine
@@ -29,6 +29,8 @@ from topoalign.testing.fake_kubelet.pods import Running
 
 TOGETHER = 8
 """Agents at a time: each mostly waits."""
+IS_BUSY = "no answer within"
+"""In a refusal: this process, as the kubelet that it plays, has not told in time what runs."""
 
 
 class Agents:
@@ -197,6 +199,20 @@ class Life:
             await self.listed()
             await self.end_in_agreement(third)
             tasks.cancel_scope.cancel()
+
+    async def give(self, pod: PodRequest) -> None:
+        """
+        Admits a pod that there is room for. Where the kubelet is too busy the pod is made anew, as by its controller.
+        """
+        while not isinstance(decision := await self.kubelet.admit(pod), Admission):
+            assert IS_BUSY in decision.finding, (decision, pod)
+
+    async def end(self, agent: int) -> None:
+        """It dies now, if it has not before."""
+        kill(agent)
+        await self.unlisted()
+        self.arm.unlink(missing_ok=True)
+        self.arm.with_name("arm.died").unlink(missing_ok=True)
 
     async def end_in_agreement(self, agent: int) -> None:
         state = await agreeing(self.kubelet, self.bus, self.node)

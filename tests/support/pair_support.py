@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from kill_support import Agents, Life, agreeing, kill
+from kill_support import Agents, Life, agreeing
 from reservation_support import changed
 from share_support import BLOCKS, DEFAULT
 from vcuda_support import TWO, Host, Read, read_config, with_addresses
@@ -135,28 +135,13 @@ class Pair(Life):
         await self.start_waiting()
         if (DEFAULT, PodName(former)) not in self.kubelet.running:
             former = f"{former}-again"
-            await self.give(former, *SHARE)
+            await self.give(self.pod(former, *SHARE))
         rest = sorted((self.left(gpu.id) for gpu in MACHINE.gpus), reverse=True)
         for number, amounts in enumerate(rest):
-            await self.give(f"rest-{number}", *amounts)
+            await self.give(self.pod(f"rest-{number}", *amounts))
         await self.check()
         for name in (former, "rest-0", "rest-1"):
             await self.kubelet.remove(DEFAULT, PodName(name))
-
-    async def give(self, name: str, cores: int, blocks: int) -> None:
-        """
-        Admits a pod that there is room for. Where this process is too busy to tell in a second what runs, as the kubelet it
-        plays, the pod is made anew, as by its controller.
-        """
-        while not isinstance(decision := await self.kubelet.admit(self.pod(name, cores, blocks)), Admission):
-            assert "no answer within" in decision.finding, (decision, cores, blocks)
-
-    async def end(self, agent: int) -> None:
-        """It dies now, if it has not before."""
-        kill(agent)
-        await self.unlisted()
-        self.arm.unlink(missing_ok=True)
-        self.arm.with_name("arm.died").unlink(missing_ok=True)
 
     async def start_waiting(self) -> None:
         """As a kubelet does again and again. Raises what PreStartContainer fails with."""
