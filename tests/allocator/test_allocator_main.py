@@ -13,13 +13,14 @@ from kubelet_support import offers, pod, short_directory
 from slot_support import in_slots
 
 from topoalign.allocator import main as allocator
+from topoalign.allocator import use_series
 from topoalign.allocator.takeover import SUCCESSOR_LOCK
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import InvalidField, StateFault
 from topoalign.core.model.events import KubeletObserved, UsageObserved
 from topoalign.core.model.holdings import base_of
-from topoalign.core.model.ids import GPU, ContainerName, Namespace, PodName
+from topoalign.core.model.ids import GPU, ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Stream
@@ -125,6 +126,28 @@ async def test_containers_get_gpus_as_the_setting_compat_says(compat: str, gpus:
         parts = [part for running in kubelet.running.values() for part in running.parts()]
 
     assert gpus == len({base_of(slot) for _, _, slots in parts for slot in slots})
+
+
+async def test_use_is_measured_below_a_kubelet_although_nobody_scrapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first slot on: the service asks discovery."""
+    monkeypatch.setattr(use_series, "SAMPLE_SECONDS", 0.05)
+    asked = anyio.Event()
+    async with node("version: v1\nsharing:\n  slots: {}\n", "", in_slots(MACHINE)) as (it, kubelet, _):
+        ask = it.bus.ask
+
+        async def heard(subject: str, question: bytes, within: float) -> bytes:
+            if subject == wire.use_subject(NodeName("node-1")):
+                asked.set()
+            return await ask(subject, question, within)
+
+        monkeypatch.setattr(it.bus, "ask", heard)
+        await all_tasks_blocked()
+        before = asked.is_set()
+        await kubelet.admit(pod("first", gpus=1))
+        with anyio.fail_after(30):
+            await asked.wait()
+
+    assert not before, "nobody has an amount yet"
 
 
 async def announced(bus: Bus) -> KubeletObserved:

@@ -195,7 +195,7 @@ async def test_a_container_above_its_memory_is_told_and_logged_once() -> None:
     async with node.answering():
         with capture_logs() as logs:
             for time in range(5):
-                node.measured = msgspec.structs.replace(MEASURED, time=float(time))
+                node.measured = msgspec.structs.replace(MEASURED, time=15.0 * time)
                 found = await scraped(series)
                 assert (time >= 2) == (name in found)
 
@@ -215,7 +215,7 @@ async def test_an_excess_is_announced_when_it_begins_and_when_it_has_ended() -> 
                 assert None is node.ledger.state.usage
                 node.ledger.observe(containers=())
             used = (12 + time) * GIB if time < 6 else 2 * GIB
-            node.measured = measurement(use("GPU-0", process(1, used, in_pod(UIDS[0]), 60)), time=float(time))
+            node.measured = measurement(use("GPU-0", process(1, used, in_pod(UIDS[0]), 60)), time=15.0 * time)
             await scraped(series)
             said.append(node.ledger.state.usage)
     ended = said.pop()
@@ -234,7 +234,7 @@ async def test_an_excess_ends_with_the_container_although_nobody_scrapes() -> No
     series = UseSeries(node.ledger, node.bus, (), announces=True)
     async with node.answering():
         for time in range(3):
-            node.measured = measurement(use("GPU-0", process(1, 12 * GIB, in_pod(UIDS[0]))), time=float(time))
+            node.measured = measurement(use("GPU-0", process(1, 12 * GIB, in_pod(UIDS[0]))), time=15.0 * time)
             await scraped(series)
     begun = node.ledger.state.usage
     node.ledger.release((UNITS.id,), "released")

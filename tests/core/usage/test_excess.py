@@ -8,7 +8,7 @@ from use_support import GIB, NODE, UIDS, owner
 
 from topoalign.core.model.ids import AllocationID, DeviceID
 from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares, Use
-from topoalign.core.usage.excess import SAMPLES, ExcessWatch
+from topoalign.core.usage.excess import APART_SECONDS, SAMPLES, ExcessWatch
 
 GIVEN = 4 * GIB
 
@@ -41,7 +41,7 @@ def watched(samples: Sequence[int | None], given: int | None = GIVEN) -> list[tu
     """After each sample how many containers are above what they were given, and for how many that has begun now."""
     watch, seen = ExcessWatch(), []
     for time, used in enumerate(samples):
-        watch = watch.after(measured(float(time), used, given))
+        watch = watch.after(measured(time * APART_SECONDS, used, given))
         seen.append((len(watch.lasting), len(watch.begun)))
     return seen
 
@@ -69,16 +69,41 @@ def test_one_measurement_that_is_read_often_counts_once() -> None:
         watch = watch.after(measured(1.0, GIVEN + 1))
 
     assert () == watch.lasting
-    watch = watch.after(measured(2.0, GIVEN + 1)).after(measured(3.0, GIVEN + 1))
+    watch = watch.after(measured(20.0, GIVEN + 1)).after(measured(30.0, GIVEN + 1))
     assert (1, 1) == (len(watch.lasting), len(watch.begun))
-    assert (1, 0) == (len(watch.after(measured(3.0, GIVEN + 1)).lasting), len(watch.after(measured(3.0, 0)).begun))
+    assert (1, 0) == (len(watch.after(measured(30.0, GIVEN + 1)).lasting), len(watch.after(measured(30.0, 0)).begun))
+
+
+def test_measurements_close_together_count_once_whoever_asked() -> None:
+    """Those at 15 and 16 s are two of one moment: at 30 s there are three, and one at 31 s ends nothing."""
+    watch, lasting = ExcessWatch(), []
+    for time, used in ((0, 5), (15, 5), (16, 5), (22.4, 5), (30, 5), (31, 0), (37.5, 0)):
+        watch = watch.after(measured(float(time), used * GIB))
+        lasting.append(len(watch.lasting))
+
+    assert [0, 0, 0, 0, 1, 1, 0] == lasting
+
+
+@given(st.lists(st.tuples(st.integers(-40, 40), st.booleans()), max_size=12))
+def test_what_counts_is_apart_from_what_counted_before(steps: list[tuple[int, bool]]) -> None:
+    """By hand: go through the list and keep what is far from the one kept last. Clocks of nodes are set back as well."""
+    watch, time = ExcessWatch(), 1000.0
+    kept: list[tuple[float, bool]] = []
+    for step, is_above in steps:
+        time += step
+        watch = watch.after(measured(time, GIVEN + 1 if is_above else 0))
+        if not kept or not -7.5 < time - kept[-1][0] < 7.5:
+            kept.append((time, is_above))
+
+    last = [is_above for _, is_above in kept[-3:]]
+    assert ([True] * 3 == last) == bool(watch.lasting)
 
 
 def test_what_has_ended_is_forgotten() -> None:
     watch = ExcessWatch()
-    for time in range(3):
-        watch = watch.after(measured(float(time), GIVEN + 1))
-    watch = watch.after(measured(4.0, GIVEN + 1, allocation="a-2"))
+    for time in (0.0, 15.0, 30.0):
+        watch = watch.after(measured(time, GIVEN + 1))
+    watch = watch.after(measured(45.0, GIVEN + 1, allocation="a-2"))
 
     assert ((), 1) == (watch.lasting, len(watch.rows))
 

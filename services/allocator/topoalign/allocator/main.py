@@ -1,6 +1,6 @@
 """Runs the allocator of one node."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -63,15 +63,16 @@ class KubeletSide(NamedTuple):
     shared_files: SharedFilesOnDemand
     instances: Instances
 
-    async def keep_up(self, ledger: Ledger, clock: Clock, bus: Bus) -> None:
+    async def keep_up(self, ledger: Ledger, clock: Clock, bus: Bus, series: UseSeries) -> None:
         """
-        Watches the kubelet's files, and keeps what the limiters of containers need on the disk and no MIG instance too many,
-        until cancelled. `bus`: to discovery.
+        Watches the kubelet's files and who is above its memory, and keeps what the limiters of containers need on the disk
+        and no MIG instance too many, until cancelled. `bus`: to discovery.
         """
         report = partial(report_fault, bus, ledger.node)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.changes.run)
             tasks.start_soon(self.watch.run)
+            tasks.start_soon(series.keep_watch, clock)
             tasks.start_soon(sweep_instances, self.instances, ledger, clock, lambda: self.allocations.polled, report)
             tasks.start_soon(self.limiter.run, self.allocations, clock)
             tasks.start_soon(keep_directories, self.hami_root, self.allocations, clock)
@@ -132,13 +133,14 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             hub=context.hub,
             endpoints=[kubelet.shared_files.endpoint()] if kubelet is not None else (),
         )
-        tell_state(context, allocator, journal, kubelet, containers, settings.metrics_names)
+        series = use_series(settings, context, ledger, kubelet)
+        tell_state(context, allocator, journal, kubelet, containers, series)
         async with kubelet.pod_resources if kubelet is not None else nullcontext(), anyio.create_task_group() as tasks:
             await tasks.start(allocator.run)
             tasks.start_soon(configuration.keep_up, context.clock, context.reload.wait)
             if kubelet is not None:
                 tasks.start_soon(containers.run, kubelet.allocations, context.clock)
-                tasks.start_soon(kubelet.keep_up, ledger, context.clock, context.bus)
+                tasks.start_soon(kubelet.keep_up, ledger, context.clock, context.bus, series)
                 await tasks.start(kubelet.front.run)
             await tasks.start(serve_display, settings.display, context, ledger)
             task_status.started()
@@ -224,20 +226,24 @@ def kubelet_side(
     )
 
 
+def use_series(settings: AllocatorSettings, context: Context, ledger: Ledger, kubelet: KubeletSide | None) -> UseSeries:
+    """What shows the use of GPUs; below a kubelet it announces who is above its memory. Raises InvalidField."""
+    library = kubelet.shared_files.read if kubelet is not None else None
+    return UseSeries(ledger, context.bus, settings.metrics_names, library, announces=kubelet is not None)
+
+
 def tell_state(
     context: Context,
     allocator: Allocator,
     journal: FileJournal,
     kubelet: KubeletSide | None,
     containers: Containers,
-    also: Collection[str],
+    series: UseSeries,
 ) -> None:
     """
     Registers the allocator's figures and series for /metrics, and its checks and notes for /readyz; a note does not make the
-    process unready. `also`: under whose names the use of GPUs is shown, too.
+    process unready. `series`: the use of GPUs.
     """
-    library = kubelet.shared_files.read if kubelet is not None else None
-    series = UseSeries(allocator.ledger, context.bus, also, library, announces=kubelet is not None)
     context.series.append(series.write)
     context.figures.extend(figures(allocator, lambda: len(journal.set_aside), lambda: journal.syncs))
     if kubelet is not None:

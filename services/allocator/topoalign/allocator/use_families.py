@@ -55,6 +55,7 @@ def own(shares: NodeShares, lasting: Iterable[Excess]) -> Iterator[Family]:
     def each(value: Callable[[HolderUse], float | None]) -> list[Sample]:
         return [({**device_labels(row), **owned}, value(holder)) for row, holder, owned in held(shares)]
 
+    above = {(each.device, each.holder.allocations) for each in lasting}
     rows = [(row, device_labels(row)) for row in shares.devices]
     name = "topoalign_container_gpu_"
     yield Family(f"{name}memory_asked_bytes", "GPU memory that a container was given.", each(lambda h: h.memory))
@@ -76,7 +77,7 @@ def own(shares: NodeShares, lasting: Iterable[Excess]) -> Iterator[Family]:
         [
             ({**device_labels(row), **owned}, 1.0)
             for row, holder, owned in held(shares)
-            if any(excess.device == row.device and excess.holder is holder for excess in lasting)
+            if (row.device, holder.allocations) in above
         ],
     )
     yield from own_library(each)

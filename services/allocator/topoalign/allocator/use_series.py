@@ -1,8 +1,9 @@
 """
-Writes for /metrics which container uses how much of which GPU of this node.
+Writes for /metrics which container uses how much of which GPU of this node, and tells who is above its memory.
 
-Discovery measures when it is asked, so nothing is measured unless somebody scrapes. The number of series is limited by what
-the node gives out: a few for each container and GPU, none for a container that is not known yet.
+Discovery measures when it is asked. A scrape asks. While a container holds an amount of memory, as with units and slots, the
+allocator asks by itself as well, since nobody may scrape; else nothing is measured unless somebody does. The number of
+series is limited by what the node gives out: a few for each container and GPU, none for a container that is not known yet.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -17,7 +18,9 @@ from topoalign.core import wire
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.events import MemoryExcess
 from topoalign.core.model.requests import UseRequest
-from topoalign.core.ports import Bus
+from topoalign.core.ports import Bus, Clock
+from topoalign.core.usage.given import has_amounts
+from topoalign.runtime.clock import until_tick
 from topoalign.runtime.series import header, line
 
 if TYPE_CHECKING:  # nobody scrapes at the start
@@ -27,12 +30,14 @@ if TYPE_CHECKING:  # nobody scrapes at the start
 
 ANSWER_SECONDS = 5.0
 """For a measurement: half of what Prometheus gives a scrape unless it was told otherwise."""
+SAMPLE_SECONDS = 15.0
+"""Between two measurements that the allocator makes by itself: as often as many a Prometheus scrapes."""
 
 log = structlog.get_logger("topoalign.allocator.use_series")
 
 
 class UseSeries:
-    """Writes the families at each scrape, and logs once when a container is above its memory."""
+    """Writes the families at each scrape, and logs and announces once when a container is above its memory."""
 
     def __init__(
         self,
@@ -52,6 +57,32 @@ class UseSeries:
         self._watch: ExcessWatch | None = None
         self._exceeding: dict[object, MemoryExcess] = {}
         """Device and allocations -> as it was when it began: so it is announced once."""
+        self._failing = False
+        """Whether the newest measurement of our own failed."""
+
+    async def keep_watch(self, clock: Clock) -> None:
+        """Makes a measurement every `SAMPLE_SECONDS` for as long as somebody holds an amount of memory, until cancelled."""
+        while True:
+            await clock.sleep(until_tick(clock, SAMPLE_SECONDS))
+            await self._sample(clock.wall())
+
+    async def _sample(self, now: float) -> None:
+        """
+        One measurement of our own; none where it would not count, because a scrape has just made one. Logs once when
+        that fails, and once when it works again.
+        """
+        if not has_amounts(self._ledger.state) or (self._watch is not None and not self._watch.counts(now)):
+            return
+        try:
+            self._lasting(await self._measured())
+        except TopoalignError as error:
+            if not self._failing:
+                log.info("cannot measure who is above its memory", finding=error.finding, remedy=error.remedy)
+            self._failing = True
+            return
+        if self._failing:
+            log.info("the use of memory is measured again")
+        self._failing = False
 
     async def write(self) -> AsyncIterator[bytes]:
         """The text. Where nothing can be measured, only that."""
@@ -74,15 +105,20 @@ class UseSeries:
 
     async def shares(self) -> "NodeShares":
         """The use of this node's GPUs now. Raises a TopoalignError where discovery does not answer, or cannot measure."""
+        from topoalign.core.usage.library import with_library
+
+        shares = await self._measured()
+        return shares if self._library is None else with_library(shares, await self._library())
+
+    async def _measured(self) -> "NodeShares":
+        """The same without what libraries count."""
         from topoalign.core.model.processes import Measurement
         from topoalign.core.usage.attribution import shares_of
-        from topoalign.core.usage.library import with_library
 
         node = self._ledger.node
         question = msgspec.json.encode(UseRequest(node=node))
         answer = await self._bus.ask(wire.use_subject(node), question, within=ANSWER_SECONDS)
-        shares = shares_of(self._ledger.state, wire.answered(answer, Measurement))
-        return shares if self._library is None else with_library(shares, await self._library())
+        return shares_of(self._ledger.state, wire.answered(answer, Measurement))
 
     def _lasting(self, shares: "NodeShares") -> "tuple[Excess, ...]":
         """Who is above its memory for some measurements in a row; logged when it begins."""

@@ -157,8 +157,8 @@ class UsageObserved(Reading, frozen=True, kw_only=True, tag="UsageObserved"):
     """What predictions depend on. None: announced by an earlier version, or not read yet."""
     exceeding: tuple[MemoryExcess, ...] = ()
     """
-    Containers that use more memory of a GPU than they were given. Use is measured when /metrics of the allocator is read,
-    and announced when an excess begins and when it has ended: not with every measurement.
+    Containers that use more memory of a GPU than they were given. It is announced when an excess begins and when it has
+    ended: not with every measurement.
     """
 
 

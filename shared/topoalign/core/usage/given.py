@@ -55,6 +55,19 @@ def amount_by_slot(hardware: Topology, allocation: Allocation, device: DeviceID)
     return allocation.slots.get(device) or equal_part(hardware, gpu)
 
 
+def has_amounts(state: NodeState) -> bool:
+    """
+    Whether somebody holds an amount of memory of a GPU: units, or a slot that has become no MIG instance. All other parts
+    have no amount, or end where the hardware does.
+    """
+    return any(
+        device not in allocation.instances
+        and (unit_kind(device) is not None or amount_by_slot(state.hardware, allocation, device) is not None)
+        for allocation in state.allocations.values()
+        for device in allocation.device_ids
+    )
+
+
 def given_to(group: Sequence[Held], memory: int | None) -> tuple[int | None, int | None]:
     """
     Cores and bytes that one container was given of a device with this much memory. None: it has time slices, which are no
