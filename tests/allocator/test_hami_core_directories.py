@@ -17,6 +17,7 @@ from topoalign.allocator.hami_core.on_demand import keep_directories
 from topoalign.allocator.ports import Part
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
+from topoalign.core.state.reservations import NodeReservations
 from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.plugin_config.configuration import Configuration
 
@@ -149,7 +150,7 @@ async def test_a_pod_that_takes_over_slots_finds_nothing_of_the_former() -> None
         slots, cache = it.slots_of("old")["c0"], it.cache("old")
         (cache / "x.cache").write_bytes(b"of old")
         await it.drop("old")
-        it.forced = {GPU: slots}
+        it.forced, it.reserved = {GPU: slots}, NodeReservations()
 
         assert isinstance(await it.admit_pod(it.asking("new", Ask(1))), Admission)
 

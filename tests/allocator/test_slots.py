@@ -175,18 +175,18 @@ async def test_a_container_that_is_admitted_again_holds_its_own() -> None:
 
 async def test_a_slot_that_is_held_is_not_preferred_for_its_reservation() -> None:
     """
-    Another pod has the slot that was reserved for a container, which got its neighbour's. A kubelet that has lost its
-    checkpoint takes all slots for free; the one of the container that runs on is not named while there are others.
+    Another pod has the slot that was reserved for a container, which got its neighbour's; neither has started. A kubelet
+    that has lost its checkpoint takes all slots for free; the one that is held is not named while there are others.
     """
     async with slot_node() as (it, _):
         pod = it.asking("reserved", Ask(cores=60, memory=2_000), Ask(cores=30, memory=5_000))
         it.reserve_beside(pod)
         (slot,) = it.reserved.reservations[0].containers[0].devices[GPU]
         it.forced = {GPU: [slot]}
-        assert isinstance(await it.admit_pod(it.asking("other", Ask())), Admission)
+        assert isinstance(await it.kubelet.admit(it.asking("other", Ask()), "uid-other", start=False), Admission)
         await it.check(["other"])
         it.forced = {}
-        assert isinstance(await it.admit_pod(pod), Admission)
+        assert isinstance(await it.kubelet.admit(pod, "uid-reserved", start=False), Admission)
         await it.check(["other", "reserved"])
         await it.lose_checkpoint()
 

@@ -115,9 +115,9 @@ async def test_no_call_of_a_former_kubelet_goes_on_when_the_next_one_registers(m
         it.allocator.pause = anyio.Event()
         service = it.front.plugins[GPU].service
 
-        async def noted(path: Path, resource: ResourceName, clock: Clock, *, in_units: bool) -> None:
+        async def noted(path: Path, resource: ResourceName, clock: Clock, *, by_amounts: bool) -> None:
             calls.append(service.calls)
-            await register(path, resource, clock, in_units=in_units)
+            await register(path, resource, clock, by_amounts=by_amounts)
 
         monkeypatch.setattr("topoalign.allocator.device_plugin.plugin.register", noted)
         tasks.start_soon(it.kubelet.admit, pod("train", gpus=1))

@@ -39,6 +39,7 @@ from topoalign.allocator.reconciliation.memory import Grant
 from topoalign.allocator.reconciliation.owner_polls import OwnerPolls
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
 from topoalign.allocator.shares import is_of_units
+from topoalign.allocator.slot_starts import SlotStarts
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
@@ -102,6 +103,7 @@ class DeviceAllocations:
         self._companions = ReservedCompanions(lambda: ledger.state, clock, reserved, Placement(placement))
         parts = self._reconciliation, self._preferences, self._companions
         self._grants = Grants(ledger, clock, pod_resources, *parts, reserved, self.owner_polls.expect, compat)
+        self._slot_starts = SlotStarts(ledger, clock, reserved, self._grants.slots)
         self._making = InstanceCalls(ledger, clock, instances, reserved, self._is_displaced)
         self._commits, self._polling = GroupCommit(self._grants.record), anyio.Lock()
         self._begun = self._ended = 0
@@ -251,6 +253,8 @@ class DeviceAllocations:
         if in_units and poll is not None:
             self._grants.share_starts.check(resource, devices, poll)
             await self._starting(resource, devices, poll)
+        elif not in_units:
+            self._slot_starts.check(devices)
 
     async def reconcile(self) -> None:
         """Compares the record with PodResources: binds owners, releases what is gone. Raises Unavailable."""
@@ -265,6 +269,7 @@ class DeviceAllocations:
                 try:
                     self._compared = poll = await self._poll()
                     self._reconciliation.compare(poll)
+                    self._slot_starts.observe()
                 except Unavailable as failure:
                     self._compared = failure
                 self._ended = self._begun

@@ -59,8 +59,8 @@ class AllocatorPort(Protocol):
     async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
         """
         A container with these devices is about to start. Returns at once if the record has its owner, else after
-        PodResources was asked for it. Raises Unavailable, and for units of GPUs that are no container's share ShareSplit and
-        InvalidShare.
+        PodResources was asked for it. Raises Unavailable, for units of GPUs that are no container's share ShareSplit and
+        InvalidShare, and for slots with other amounts than are reserved for the container NotAsReserved.
         """
 
 

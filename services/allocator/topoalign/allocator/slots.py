@@ -81,7 +81,7 @@ class SlotGrants:
         """
         self._state, self._clock, self._reserved, self._liveness = state, clock, reserved, liveness
         self._rules = card_rules((), as_hami=compat == "hami")
-        self._moved: dict[PartName, Moved] = {}
+        self.moved: dict[PartName, Moved] = {}
         """Container -> what it was told instead of what is reserved for it."""
         self._ended = frozenset[AllocationID]()
         """Allocations of which the kubelet said that they had ended, when it asked last."""
@@ -96,7 +96,7 @@ class SlotGrants:
             return ()
         self._ended = frozenset(self._state().allocations.keys() - live.allocations.keys())
         reserved, now = self._reserved(), self._clock.monotonic()
-        instead = {name: each.slots for name, each in self._moved.items()}
+        instead = {name: each.slots for name, each in self.moved.items()}
         parts = [*open_parts(live, reserved, now, question, instead)]
         own = answering_part(question, parts)
         if own is not None and not are_used(live, own.slots.difference(must_include)):
@@ -135,12 +135,12 @@ class SlotGrants:
 
     def _move(self, name: PartName, moved: Moved, reserved: NodeReservations) -> None:
         """A container is to have these slots instead of those that are reserved for it."""
-        self._moved = {key: each for key, each in self._moved.items() if key[0] in reserved.until} | {name: moved}
+        self.moved = {key: each for key, each in self.moved.items() if key[0] in reserved.until} | {name: moved}
 
     def _amounts_moved(self, slots: Collection[DeviceID]) -> Mapping[DeviceID, Amount]:
         """What a container holds that is given just the slots that were told instead of a part; else empty."""
         until, now, wanted = self._reserved().until, self._clock.monotonic(), frozenset(slots)
-        for (uid, _), moved in self._moved.items():
+        for (uid, _), moved in self.moved.items():
             if moved.amount is not None and moved.slots == wanted and until.get(uid, now) > now:
                 return dict.fromkeys(slots, moved.amount)
         return {}
@@ -170,7 +170,7 @@ class SlotGrants:
         if resource not in resources_in_slots(self._state().hardware):
             return
         reserved = self._reserved()
-        instead = {name: each.slots for name, each in self._moved.items()}
+        instead = {name: each.slots for name, each in self.moved.items()}
         part = untold_part(self._live(), reserved, self._clock.monotonic(), resource, slots, instead)
         if part is None:
             return
@@ -246,10 +246,10 @@ class SlotGrants:
 
     def _refusal(self, slots: Collection[DeviceID], lacking: ShareDoesNotFit) -> ShareDoesNotFit:
         """Why slots are refused of GPUs that lack this; those that a container was to have instead are its no more."""
-        moved = [name for name, each in self._moved.items() if each.slots == frozenset(slots)]
+        moved = [name for name, each in self.moved.items() if each.slots == frozenset(slots)]
         if not moved:
             return lacking
-        self._moved = {name: each for name, each in self._moved.items() if name not in moved}
+        self.moved = {name: each for name, each in self.moved.items() if name not in moved}
         gpus = quoted(sorted(map(base_of, slots)))
         return ShareSplit(FIELD, f"slots of {gpus} for container {quoted([moved[0][1]])}: {lacking.finding}", REMEDY)
 

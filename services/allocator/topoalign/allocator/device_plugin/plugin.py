@@ -144,7 +144,7 @@ class Plugin:
         listener = sockets.server_of(self._kubelet)
         try:
             with self.service.watches.registering(listener.pid if listener is not None else 0):
-                await register(self.path, self.resource, self._clock, in_units=self.service.in_units)
+                await register(self.path, self.resource, self._clock, by_amounts=self.service.by_amounts)
         except KubeletAway as away:
             self._registration.apply(Event.REFUSED, self._clock.monotonic())
             return f"{away.finding}; {away.remedy}"

@@ -38,24 +38,24 @@ def digest_name(resource: str) -> str:
     return f"topoalign-{sha256(resource.encode()).hexdigest()[:12]}.sock"
 
 
-def options(*, in_units: bool) -> v1beta1.DevicePluginOptions:
+def options(*, by_amounts: bool) -> v1beta1.DevicePluginOptions:
     """
-    What the kubelet asks of a plugin. PreStartContainer only for units of GPUs: whether both halves of a share are of one
-    GPU can be told when the container is known. Nothing else in a container depends on its owner, which is learned after
-    Allocate.
+    What the kubelet asks of a plugin. PreStartContainer only for units and slots of GPUs: whether both halves of a share are
+    of one GPU, and whether a container has the amounts that are reserved for it, can be told when the container is known.
+    Nothing else in a container depends on its owner, which is learned after Allocate.
     """
-    return v1beta1.DevicePluginOptions(pre_start_required=in_units, get_preferred_allocation_available=True)
+    return v1beta1.DevicePluginOptions(pre_start_required=by_amounts, get_preferred_allocation_available=True)
 
 
-async def register(path: Path, resource: ResourceName, clock: Clock, *, in_units: bool = False) -> None:
+async def register(path: Path, resource: ResourceName, clock: Clock, *, by_amounts: bool = False) -> None:
     """
-    Registers the plugin that serves at `path`, beside the kubelet's own socket. `in_units`: whether the resource is of
-    units.
+    Registers the plugin that serves at `path`, beside the kubelet's own socket. `by_amounts`: whether the resource is of
+    units or slots.
 
     Raises KubeletAway, after `REGISTER_SECONDS` at most.
     """
     request = v1beta1.RegisterRequest(
-        version=API_VERSION, endpoint=path.name, resource_name=resource, options=options(in_units=in_units)
+        version=API_VERSION, endpoint=path.name, resource_name=resource, options=options(by_amounts=by_amounts)
     )
     await ask(
         path.parent / KUBELET_SOCKET,

@@ -24,7 +24,6 @@ from topoalign.allocator.device_plugin.registration import options
 from topoalign.allocator.device_plugin.watches import Watch, Watches
 from topoalign.allocator.ports import AllocatorPort
 from topoalign.allocator.reconciliation.device_order import in_order
-from topoalign.core.demand.units import unit_of
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable, UnknownDevice
 from topoalign.core.model.holdings import unit_kind
@@ -60,12 +59,12 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
     async def get_device_plugin_options(self, message: v1beta1.Empty) -> v1beta1.DevicePluginOptions:
         """Answers GetDevicePluginOptions. The kubelet asks it while it registers the plugin, so the caller is noted."""
         self.watches.dialled(caller())
-        return options(in_units=self.in_units)
+        return options(by_amounts=self.by_amounts)
 
     @property
-    def in_units(self) -> bool:
-        """Whether the resource is of units of GPUs."""
-        return unit_of(self.allocator.state.hardware, self.resource) is not None
+    def by_amounts(self) -> bool:
+        """Whether the resource is of units or slots of GPUs."""
+        return self.allocator.state.hardware.kind_of(self.resource) in ("unit", "slot")
 
     async def list_and_watch(self, message: v1beta1.Empty) -> AsyncIterator[v1beta1.ListAndWatchResponse]:
         """Answers ListAndWatch: all devices of the resource at once, and again whenever one of them has changed."""
@@ -148,13 +147,14 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         """
         Answers PreStartContainer: at once if the owner of the devices is known, else after it was read from PodResources. If
         that does not answer, the container starts all the same, and its allocation is bound later; not so with units of
-        GPUs, which may be of two. Raises what `AllocatorPort.start_container` raises.
+        GPUs, which may be of two, and with slots, which may be another pod's. Raises what `AllocatorPort.start_container`
+        raises.
         """
         devices = list(map(DeviceID, message.devices_ids))
         try:
             await self.allocator.start_container(self.resource, devices)
         except Unavailable as error:
-            if any(map(unit_kind, devices)):
+            if self.by_amounts or any(map(unit_kind, devices)):
                 raise
             log.warning(
                 "the owner is not known yet",

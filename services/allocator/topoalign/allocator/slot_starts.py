@@ -1,0 +1,185 @@
+"""
+Whether a container may start with its slots of GPUs.
+
+Slots are of GPUs, and what a container holds of these is what is reserved with them. Allocate does not say for whom, so a
+container may be given the slots of another one that waits for as many: one that came past the scheduler, say. When it
+starts, its pod is known. One that has other amounts than are reserved for it, or has what is reserved for a container of
+another pod, does not start. Example with ten slots, 100 cores and 40960 MiB each:
+
+    reserved for a: GPU-0::3 with 60 cores and 6000 MiB; b has no reservation, and the kubelet asks for it first
+    b is given GPU-0::3, and a then another slot with an equal part, 10 cores and 4096 MiB: neither starts
+
+What a container has is judged as soon as the kubelet shows it, since its image may be pulled for longer than a reservation
+lasts. A later container of a pod may take slots over from an init container that has more.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.slots import SlotGrants
+from topoalign.core.hints.devices import DeviceProvider
+from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.decisions import Explanation, Refusal
+from topoalign.core.model.errors import NoFit, Unavailable, quoted
+from topoalign.core.model.holdings import Amount, base_of
+from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.reservations import Reservation, ReservedContainer
+from topoalign.core.model.topology.by_amounts import offers_in_slots
+from topoalign.core.ports import Clock
+from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.slot_amounts import equal_part, larger
+
+MIB = 2**20
+
+
+class NotAsReserved(NoFit):
+    """Raised for a container that holds other amounts by its slots than are reserved for it, or those of another pod."""
+
+    code = "NotAsReserved"
+
+    def __init__(self, slots: Sequence[DeviceID], held: Amount, reserved: str) -> None:
+        super().__init__(
+            f"container with {amount_text(held)} of each of {quoted(sorted(map(base_of, slots)))}: {reserved}",
+            "delete the pod; a pod with slots that came past the scheduler may have taken them: use one scheduler for all",
+        )
+
+
+class SlotStarts:
+    """Judges containers with slots of GPUs that are about to start."""
+
+    def __init__(
+        self, ledger: Ledger, clock: Clock, reserved: Callable[[], NodeReservations], grants: SlotGrants
+    ) -> None:
+        """`reserved`: what is reserved on the node now. `grants`: what the kubelet was told instead of it."""
+        self._ledger, self._clock, self._reserved, self._grants = ledger, clock, reserved, grants
+        self._judged: dict[AllocationID, NotAsReserved | None] = {}
+        """What was found of an allocation when its owner became known."""
+        self._told = set[AllocationID]()
+        """Those of which a refusal is recorded: each once, however often the kubelet tries to start the container."""
+
+    def observe(self) -> None:
+        """Judges the containers that have become known."""
+        live = self._ledger.state.allocations
+        for name in self._judged.keys() - live.keys():
+            del self._judged[name]
+        self._told &= live.keys()
+        for each in live.values():
+            if each.owner is not None and each.id not in self._judged and self._is_offered(each):
+                self._judged[each.id] = self._misfit(each)
+
+    def check(self, devices: Sequence[DeviceID]) -> None:
+        """
+        Raises NotAsReserved for a container that must not start with these slots, and records that once; and Unavailable
+        where it is not known whose they are, with other amounts than equal parts. Other devices are none of its business.
+        """
+        self.observe()
+        owned, live = self._ledger.state.ownership, self._ledger.state.allocations
+        for each in (live[name] for name in owned.overlapping(map(owned.holding, devices))):
+            if each.device_ids.isdisjoint(devices):
+                continue
+            misfit = self._judged.get(each.id)
+            if misfit is None and self._is_offered(each):
+                misfit = self._judged[each.id] = self._misfit(each)
+            if misfit is not None:
+                self._record(each, misfit)
+                raise misfit
+
+    def _is_offered(self, record: Allocation) -> bool:
+        """Whether it is of slots that are offered now; not so before the hardware is known."""
+        return bool(record.slots) and all(
+            base_of(slot) in offers_in_slots(self._ledger.state.hardware) for slot in record.slots
+        )
+
+    def _misfit(self, record: Allocation) -> NotAsReserved | None:
+        """What is wrong with the amounts of an allocation. Raises Unavailable where it is not known whose it is."""
+        for resource, slots in record.devices.items():
+            held = {slot: record.slots[slot] for slot in slots if slot in record.slots and slot not in record.instances}
+            if not held:
+                continue
+            kept, most = [*self._kept(resource)], reduce(larger, held.values())
+            own = [reservation for reservation, *_ in kept if is_of(reservation, record)]
+            if own:
+                bounds = bounds_for(own[0], record, resource)
+                if bounds is None or all(is_within(bounds[0], amount, bounds[1]) for amount in held.values()):
+                    continue
+                return NotAsReserved(slots, most, f"{amount_text(bounds[1])} are reserved for it")
+            hardware = self._ledger.state.hardware
+            if all(amount == equal_part(hardware, base_of(slot)) for slot, amount in held.items()):
+                continue  # what it has without a reservation, whoever has as much reserved
+            if record.owner is None:
+                raise Unavailable(
+                    f"the kubelet does not tell yet whose the slots of {quoted(sorted(map(base_of, slots)))} are",
+                    "the kubelet starts the container again; see whether its device plugin directory can be read",
+                )
+            for reservation, container, told in kept:
+                if told == frozenset(slots):
+                    whose = f"{reservation.namespace}/{reservation.pod}, container {container.container}"
+                    return NotAsReserved(slots, most, f"they are reserved for {quoted([whose])}")
+        return None
+
+    def _kept(self, resource: ResourceName) -> Iterator[tuple[Reservation, ReservedContainer, frozenset[DeviceID]]]:
+        """What lasts of the reservations, and the slots by which each container has what is reserved for it."""
+        reserved, now = self._reserved(), self._clock.monotonic()
+        for each in reserved.reservations:
+            for container in each.containers if reserved.until[each.pod_uid] > now else ():
+                if slots := container.devices.get(resource):
+                    moved = self._grants.moved.get((each.pod_uid, container.container))
+                    yield each, container, frozenset(slots) if moved is None else moved.slots
+
+    def _record(self, record: Allocation, misfit: NotAsReserved) -> None:
+        """Records that a container was not started, and why."""
+        owner = record.owner
+        if record.id in self._told or owner is None:
+            return
+        self._told.add(record.id)
+        refusal = Refusal(
+            reason="PreStartContainer",
+            code=misfit.code,
+            finding=misfit.finding,
+            remedy=misfit.remedy,
+            container=owner.container,
+            provider=DeviceProvider.name,
+            explanation=Explanation(),
+        )
+        self._ledger.refuse(PodRequest(namespace=owner.namespace, name=owner.pod, containers=()), refusal)
+
+
+def is_of(reservation: Reservation, record: Allocation) -> bool:
+    """Whether it is of the pod of this allocation: by its UID, or by its names where that is not known."""
+    if record.pod_uid:
+        return reservation.pod_uid == record.pod_uid
+    owner = record.owner
+    return owner is not None and (owner.namespace, owner.pod) == (reservation.namespace, reservation.pod)
+
+
+def bounds_for(reservation: Reservation, record: Allocation, resource: ResourceName) -> tuple[Amount, Amount] | None:
+    """
+    The least and the most that a container may hold of a GPU by what is reserved for its pod. A later container may have
+    what an init container had by the same slot, and one that was moved has of each GPU the most that it was to have of any.
+    None: nothing is reserved for it, or it is not known how much.
+    """
+    name = None if record.owner is None else record.owner.container
+    mine = [each for each in reservation.containers if each.container == name]
+    own = [amount for each in mine for slot in each.devices.get(resource, ()) for amount in [each.slots.get(slot)]]
+    if not own or None in own:
+        return None
+    before = [amount for each in reservation.containers if each.role == "init" for amount in each.slots.values()]
+    known = [each for each in own if each is not None]
+    return reduce(smaller, known), reduce(larger, [*known, *before])
+
+
+def smaller(one: Amount, other: Amount) -> Amount:
+    """As much of each kind as the smaller one has."""
+    return Amount(cores=min(one.cores, other.cores), memory=min(one.memory, other.memory))
+
+
+def is_within(least: Amount, amount: Amount, most: Amount) -> bool:
+    """Whether an amount is, of each kind, between two others or one of them."""
+    return least.cores <= amount.cores <= most.cores and least.memory <= amount.memory <= most.memory
+
+
+def amount_text(amount: Amount) -> str:
+    """`60 cores and 6000 MiB`."""
+    return f"{amount.cores} cores and {amount.memory // MIB} MiB"

@@ -1,0 +1,156 @@
+"""A container starts with the amounts that are meant for it, or not at all."""
+
+import pytest
+from share_support import DEFAULT
+from slot_node_support import EACH, SLOTS, Ask, SlotNode, slot_node
+from slot_support import MIB
+
+from topoalign.allocator.ports import Listing
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.holdings import Amount
+from topoalign.core.model.ids import GPU, PodName
+from topoalign.core.model.requests import PodRequest
+from topoalign.core.state.reservations import NodeReservations
+from topoalign.kubelet.grpc.client import FAILURES, KubeletAway, described
+
+pytestmark = pytest.mark.anyio
+
+PART = Amount(cores=100 // SLOTS, memory=EACH // SLOTS * MIB)
+LARGE = Ask(memory=6_000, cores=60)
+SMALL = Ask(memory=1_000, cores=5)
+
+
+async def admit(it: SlotNode, pod: PodRequest) -> None:
+    """The kubelet admits a pod; its containers start later, as when their images are pulled."""
+    assert isinstance(await it.kubelet.admit(pod, f"uid-{pod.name}", start=False), Admission)
+    await it.allocations.reconcile()
+
+
+async def failure(it: SlotNode, name: str) -> str:
+    """Why the containers of a pod do not start; empty: they do."""
+    try:
+        await it.kubelet.start_containers(DEFAULT, PodName(name))
+    except FAILURES as error:
+        return described(error)
+    return ""
+
+
+async def test_a_pod_past_the_scheduler_and_one_that_it_robs_do_not_start() -> None:
+    async with slot_node() as (it, _):
+        waiting, past = it.asking("a", LARGE), it.asking("b", SMALL)
+        it.reserve_beside(waiting)
+
+        await admit(it, past)
+        reasons = [await failure(it, "b"), await failure(it, "b")]
+
+        assert all("they are reserved for 'default/a, container c0'" in each for each in reasons)
+        assert [("c0", "NotAsReserved")] == it.refusals("b")
+        await admit(it, waiting)
+        assert [PART] == [*it.held("a").values()]
+        assert "60 cores and 6000 MiB are reserved for it" in await failure(it, "a")
+
+
+async def test_a_pod_past_the_scheduler_starts_with_equal_parts() -> None:
+    async with slot_node() as (it, _):
+        it.reserve_beside(it.asking("a", Ask(2, memory=6_000, cores=60)))
+
+        await admit(it, it.asking("b", SMALL))
+
+        assert ([PART], "") == ([*it.held("b").values()], await failure(it, "b"))
+
+
+async def test_equal_parts_are_the_right_of_whoever_has_them() -> None:
+    async with slot_node() as (it, _):
+        waiting = it.asking("a", Ask(memory=EACH // SLOTS, cores=100 // SLOTS))
+        it.reserve_beside(waiting)
+
+        await admit(it, it.asking("b", SMALL))
+        await admit(it, waiting)
+
+        assert it.reserved.reservations[0].containers[0].devices[GPU] == (*it.slots_of("b")["c0"],)
+        assert ("", "") == (await failure(it, "b"), await failure(it, "a"))
+
+
+async def test_a_container_without_what_is_reserved_for_it_does_not_start() -> None:
+    """The reservation was heard after the grant."""
+    async with slot_node() as (it, _):
+        pod = it.asking("a", LARGE)
+        it.reserve_beside(pod)
+        late, it.reserved = it.reserved, NodeReservations()
+        await admit(it, pod)
+        it.reserved = late
+
+        assert "60 cores and 6000 MiB are reserved for it" in await failure(it, "a")
+        assert [("c0", "NotAsReserved")] == it.refusals("a")
+
+
+async def test_a_container_starts_again_after_its_reservation_has_ended() -> None:
+    async with slot_node() as (it, _):
+        pod = it.asking("a", LARGE)
+        it.reserve_beside(pod)
+        await admit(it, pod)
+        first = await failure(it, "a")
+        it.reserve_beside(it.asking("other", LARGE))
+
+        assert ("", "") == (first, await failure(it, "a"))
+
+
+async def test_an_image_may_be_pulled_for_longer_than_a_reservation_lasts() -> None:
+    async with slot_node() as (it, _):
+        it.reserve_beside(it.asking("a", LARGE))
+        await admit(it, it.asking("b", SMALL))
+        it.reserved = NodeReservations()
+
+        assert "they are reserved for" in await failure(it, "b")
+
+
+async def test_an_init_container_does_not_start_with_what_is_anothers() -> None:
+    async with slot_node() as (it, _):
+        it.reserve_beside(it.asking("a", LARGE))
+
+        await admit(it, it.asking("b", SMALL, init=[SMALL]))
+
+        assert "they are reserved for 'default/a, container c0'" in await failure(it, "b")
+
+
+async def test_containers_start_with_more_that_an_init_container_left() -> None:
+    async with slot_node() as (it, _):
+        pod = it.asking("a", SMALL, SMALL, init=[LARGE])
+        it.reserve_beside(pod)
+
+        await admit(it, pod)
+
+        assert "" == await failure(it, "a")
+
+
+async def test_slots_do_not_start_while_it_is_not_known_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(seconds: float | None = None) -> Listing:
+        raise KubeletAway("PodResources does not answer")
+
+    async with slot_node() as (it, _):
+        it.reserve_beside(it.asking("a", LARGE))
+        assert isinstance(await it.kubelet.admit(it.asking("b", SMALL), "uid-b", start=False), Admission)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(it.pod_resources, "listing", away)
+            assert "PodResources does not answer" in await failure(it, "b")
+
+        assert "they are reserved for" in await failure(it, "b")
+
+
+async def test_amounts_of_a_reservation_wait_until_it_is_known_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kubelet may tell what it knew before the pod came. Equal parts do not wait for that."""
+    async with slot_node() as (it, _):
+        it.reserve_beside(it.asking("a", LARGE))
+        before = await it.pod_resources.listing()
+
+        async def stale(seconds: float | None = None) -> Listing:
+            return before
+
+        with monkeypatch.context() as patched:
+            patched.setattr(it.pod_resources, "listing", stale)
+            for name, asked in (("b", SMALL), ("c", Ask(2))):
+                pod = it.asking(name, asked)
+                assert isinstance(await it.kubelet.admit(pod, f"uid-{name}", start=False), Admission)
+            assert "does not tell yet whose" in await failure(it, "b")
+            assert "" == await failure(it, "c")
