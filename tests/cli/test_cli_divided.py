@@ -25,7 +25,7 @@ from topoalign.cli.formatting import brief, show_allocation
 from topoalign.cli.link import Link, Standing
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Limiter, Offer, Slots
+from topoalign.core.model.topology.offers import LimitedBy, Offer, Slots
 from topoalign.core.state.divisions import divisions
 from topoalign.core.state.fold import NodeState
 
@@ -82,18 +82,21 @@ def test_the_list_has_a_row_for_each_holder_and_what_is_left(run: Any) -> None:
         (in_slots(DGX), "none", "not enforced"),
         (in_slots(DGX), "hami-core", ""),
         (in_slots(DGX, scaling=Slots(instances=True)), None, ""),
+        (in_units(DGX), "mps", ""),
+        (in_slots(DGX), "mps", ""),
         (DGX, None, ""),
     ],
 )
 def test_the_list_tells_where_nothing_limits_or_that_is_not_known(
     topology: Topology,
-    limiter: Limiter | None,
+    limiter: LimitedBy | None,
     expected: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What becomes MIG instances the hardware limits; a discovery of an earlier version names libraries alone."""
-    offers = tuple(msgspec.structs.replace(each, limiter=limiter) for each in topology.offered)
+    said = {"sharing": "mps", "limiter": None} if limiter == "mps" else {"limiter": limiter}
+    offers = tuple(msgspec.structs.replace(each, **said) for each in topology.offered)
     found = standing(node(msgspec.structs.replace(topology, offers=offers)))
     monkeypatch.setattr(link, "discovered_or_read", lambda *_: found)
 

@@ -1,5 +1,6 @@
 """What is offered by `sharing.mps`, and what of it is refused."""
 
+import msgspec
 import pytest
 from serving_support import configured, gpu, listed, machine, made, said
 
@@ -9,6 +10,7 @@ FLAGS = "flags: {mpsRoot: /run/nvidia/mps}\nsharing: {mps: "
 GPU_BY_2 = FLAGS + "{resources: [{name: nvidia.com/gpu, replicas: 2"
 FOUR = ["GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-1::1"]
 MIXED = "flags: {migStrategy: mixed, mpsRoot: /run/nvidia/mps}\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}"
+LIMITED = "flags: {mpsRoot: /run/nvidia/mps}\nsharing: {limiter: mps, "
 SLICED = "timeSlicing: {resources: [{name: gpu, replicas: 2"
 
 
@@ -50,6 +52,39 @@ def test_two_resources_may_be_shared_in_two_ways() -> None:
     ]
 
 
+def test_units_and_slots_that_mps_limits_say_so_and_are_not_warned_of() -> None:
+    """One limiter for both, and the GPUs that stay whole have none; in the event it is a value of `sharing`."""
+    gpus = [msgspec.structs.replace(gpu(number), memory=1 << 30) for number in range(3)]
+    text = "resources: {gpus: [{indexes: [1], name: b}, {indexes: [2], name: c}]}\n" + LIMITED
+    found = made(machine(gpus), text + "slots: {}, units: {name: b}}")
+
+    assert [("nvidia.com/gpu", "mps"), ("tencent.com/vcuda-core", "mps"), ("tencent.com/vcuda-memory", "mps")] == [
+        (offer.resource, offer.limited_by) for offer in found.offers if offer.by_amounts
+    ]
+    assert [("nvidia.com/c", None, "time-slicing")] == [
+        (offer.resource, offer.limited_by, offer.sharing) for offer in found.offers if not offer.by_amounts
+    ]
+    assert [] == said(found)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "parts", "resources", "why"),
+    [
+        ("none", "slots: {}", [], "are in MIG mode"),
+        ("single", "slots: {}", [], "which MPS does not limit"),
+        ("none", "units: {}", ["nvidia.com/gpu"], "in MIG mode: offered as a whole"),
+    ],
+)
+def test_gpus_in_mig_mode_are_never_limited_by_mps(strategy: str, parts: str, resources: list[str], why: str) -> None:
+    text = LIMITED.replace("{mpsRoot", f"{{migStrategy: {strategy}, mpsRoot") + parts + "}"
+    found = made(machine([msgspec.structs.replace(gpu(0, ["1g.10gb"]), memory=1 << 30)]), text)
+
+    assert [(resource, None) for resource in resources] == [
+        (str(each.resource), each.limited_by) for each in found.offers
+    ]
+    assert any(why in each for each in said(found))
+
+
 @pytest.mark.parametrize("strategy", ["none", "single"])
 def test_gpus_in_mig_mode_are_not_offered_by_mps(strategy: str) -> None:
     """A whole GPU was not asked for, and MPS cannot share an instance: neither is offered, and the reason is said."""
@@ -65,6 +100,25 @@ def test_gpus_in_mig_mode_are_not_offered_by_mps(strategy: str) -> None:
     ("text", "field", "remedy"),
     [
         (MIXED, "flags.migStrategy", "none or single"),
+        ("sharing: {limiter: mps}", "sharing.limiter", "add sharing.units or sharing.slots"),
+        (GPU_BY_2 + "}]}, limiter: mps}", "sharing.limiter", "are limited anyway"),
+        ("sharing: {units: {}, limiter: mps}", "flags.mpsRoot", "/run/nvidia/mps"),
+        ("sharing: {slots: {}, limiter: mps}", "flags.mpsRoot", "/run/nvidia/mps"),
+        (GPU_BY_2 + "}]}, units: {}, limiter: mps}", "sharing.units.name", "one way"),
+        (GPU_BY_2 + "}]}, slots: {}, limiter: mps}", "sharing.slots.name", "one way"),
+        (LIMITED + "slots: {replicas: 49}}", "sharing.slots.replicas", "2 to 48"),
+        (LIMITED + "slots: {priorities: true}}", "sharing.slots.priorities", "hami-core"),
+        (LIMITED.replace("{mps", "{migStrategy: dynamic, mps") + "slots: {}}", "sharing.limiter", "leave it out"),
+        (
+            LIMITED.replace("{mps", "{migStrategy: mixed, mps") + "slots: {name: mig-1g.5gb}}",
+            "sharing.limiter",
+            "leave the limiter out",
+        ),
+        (
+            "resources: {mig: [{pattern: 1g.*, name: small}]}\n" + LIMITED + "slots: {name: small}}",
+            "sharing.limiter",
+            "leave the limiter out",
+        ),
         ("sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}", "flags.mpsRoot", "/run/nvidia/mps"),
         (FLAGS + "{}}", "sharing.mps.resources", "leave mps out"),
         (FLAGS + "{resources: []}}", "sharing.mps.resources", "leave mps out"),

@@ -93,7 +93,7 @@ def list_devices(link: Link) -> None:
                 for row in rows_of(standing, device, health, divided.get(device))
             ],
         )
-    limiters = {offer.limiter for offer in standing.topology.offered if is_counted(offer)}
+    limiters = {offer.limited_by for offer in standing.topology.offered if is_counted(offer)}
     if "none" in limiters:
         output.note(NOT_ENFORCED)
     if None in limiters:

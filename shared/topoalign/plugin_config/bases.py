@@ -16,6 +16,7 @@ from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
+from topoalign.core.model.topology.offers import LimitedBy
 from topoalign.plugin_config import names
 from topoalign.plugin_config.checks import MIG_PREFIX
 from topoalign.plugin_config.configuration import Configuration, GpuChoice, MigChoice, NicChoice
@@ -198,3 +199,37 @@ def chooses_nic(choice: NicChoice, nic: Nic) -> bool:
 def say(findings: list[Finding], field: str, finding: str, remedy: str = "") -> None:
     """Add a finding about a field of the configuration."""
     findings.append(Finding(field=field, finding=finding, remedy=remedy))
+
+
+def why_no_instances(gpu: Gpu) -> tuple[str, str] | None:
+    """Why the slots of a GPU cannot become MIG instances, and the remedy; None: they can."""
+    if gpu.mig is None:
+        return "are not in MIG mode", "switch it on with nvidia-smi -mig 1, or give them another name in resources.gpus"
+    if not gpu.mig_profiles or any(each.placement is None for each in gpu.mig):
+        return (
+            "do not tell where MIG instances can be",
+            "run discovery and allocator as root, which the driver tells it to",
+        )
+    return None
+
+
+def why_no_slots(gpu: Gpu, base: Base, limiter: LimitedBy) -> tuple[str, str] | None:
+    """
+    Why a GPU, or a MIG instance of it, is not offered in slots, and the remedy; None: it is. HAMi-core takes its limits by
+    NVML's index of a GPU, and an instance has none; the daemons of MPS serve whole GPUs; of an instance that has a part of
+    its slice's compute units the memory is not its own.
+    """
+    rename = "or give them another name in resources"
+    if not base.part:
+        if gpu.mig is not None:
+            return (
+                "are in MIG mode",
+                f"offer their instances by {STRATEGY} single or mixed, switch MIG mode off, {rename}",
+            )
+        return None if gpu.memory is not None else ("have no memory that is known", "exclude them in resources.gpus")
+    if any(each.uuid == base.id and has_part_of_compute(each.profile) for each in gpu.mig or ()):
+        return "share the memory of their GPU instance with others", "make instances with all of its compute units"
+    if limiter in ("hami-core", "mps"):
+        called = {"hami-core": "HAMi-core", "mps": "MPS"}[limiter]
+        return f"are MIG instances, which {called} does not limit", "leave the limiter out, or switch MIG mode off"
+    return None

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.ids import GPU, NIC
-from topoalign.plugin_config import names, slot_checks
+from topoalign.plugin_config import mps_checks, names, slot_checks
 from topoalign.plugin_config.configuration import (
     Configuration,
     Flags,
@@ -30,9 +30,6 @@ MIG_PREFIX = f"{names.GPU_DOMAIN}/mig-"
 """What resources of MIG instances are called under the strategy `mixed`."""
 
 S = TypeVar("S", TimeSlicing, Mps)
-
-MOST_CLIENTS = 48
-"""Of an MPS server on a GPU, whatever its architecture: more replicas are refused by NVIDIA's device plugin, too."""
 
 LONGEST_VCUDA_ROOT = 57
 """Bytes: Linux takes 107 of a socket's path, and below the root it has 50, as in `/units-<32 digits>/vcuda.sock`."""
@@ -62,7 +59,7 @@ def validate_configuration(configuration: Configuration) -> Configuration:
         slots=slot_checks.slots(configuration.sharing),
     )
     found = replace(configuration, resources=resources, nics=nics, sharing=sharing)
-    check_mps(found)
+    mps_checks.check_mps(found, MIG_PREFIX)
     slot_checks.check_instances(found, MIG_PREFIX)
     slot_checks.check_dynamic(found)
     check_limiter(found)
@@ -155,40 +152,6 @@ def shared(path: str, resource: SharedResource, rename_by_default: bool) -> Shar
     return replace(resource, name=name, rename=names.resource(f"{path}.rename", rename) if rename else "")
 
 
-def check_mps(found: Configuration) -> None:
-    """Raises InvalidField for what MPS cannot share, as NVIDIA's device plugin v0.20.0 does, and for two ways to share."""
-    mps = found.sharing.mps
-    if not mps.resources:
-        return
-    if found.flags.mig_strategy == "mixed":
-        raise InvalidField("flags.migStrategy", "mixed cannot be used with sharing.mps", "use none or single")
-    if not found.flags.mps_root:
-        remedy = "name the directory on the host where topoalign mps has its pipes, such as /run/nvidia/mps"
-        raise InvalidField("flags.mpsRoot", "is missing, and sharing.mps needs it", remedy)
-    whole = {str(GPU), *(each.name for each in found.resources.gpus)}
-    no_gpus = {str(NIC), *(each.name for each in found.nics), *({each.name for each in found.resources.mig} - whole)}
-    in_time = {name for each in found.sharing.time_slicing.resources for name in (each.name, each.rename)}
-    replicas: dict[str, int] = {}
-    for place, each in enumerate(mps.resources):
-        path, called = f"sharing.mps.resources[{place}]", each.rename or each.name
-        if not 2 <= each.replicas <= MOST_CLIENTS:
-            finding = f"{each.replicas} shares of a GPU by MPS"
-            raise InvalidField(f"{path}.replicas", finding, f"use 2 to {MOST_CLIENTS}: a server has no more clients")
-        if each.name in no_gpus or each.name.startswith(MIG_PREFIX):
-            raise InvalidField(
-                f"{path}.name", f"{each.name} is not a resource of whole GPUs", "share it by timeSlicing"
-            )
-        if not in_time.isdisjoint((each.name, called)):
-            finding = f"{called} is shared by timeSlicing, too"
-            raise InvalidField(f"{path}.name", finding, "share it in one way, or give some GPUs a name of their own")
-        if replicas.setdefault(called, each.replicas) != each.replicas:
-            finding = f"{called} has {replicas[called]} shares of other GPUs, and one daemon has one limit for all"
-            raise InvalidField(f"{path}.replicas", finding, "use the same number, or another rename")
-        if each.devices != "all" and called == each.name and not mps.fail_requests_greater_than_one:
-            finding = "a container could get a share and a whole GPU, which its daemon does not serve"
-            raise InvalidField(f"{path}.rename", finding, "give the shares a name of their own")
-
-
 def check_limiter(found: Configuration) -> None:
     """Raises InvalidField for a limiter of nothing, and for a directory that no socket can be in."""
     root = found.flags.vcuda_root.rstrip("/")
@@ -199,6 +162,9 @@ def check_limiter(found: Configuration) -> None:
         return
     if found.sharing.limiter == "hami-core":
         slot_checks.check_limiter(found, MIG_PREFIX)
+        return
+    if found.sharing.limiter == "mps":
+        mps_checks.check_limiter(found, MIG_PREFIX)
         return
     if found.sharing.units is None:
         remedy = "add sharing.units, or leave the limiter out"

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from topoalign.core.model.topology.offers import Limiter
+from topoalign.core.model.topology.offers import LimitedBy
 
 MigStrategy = Literal["none", "single", "mixed", "dynamic"]
 DeviceList = Literal["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"]
@@ -61,7 +61,7 @@ class Flags(Section, frozen=True, kw_only=True):
     nvidia_dev_root: str = ""
     """That of its device nodes. Empty: the driver root."""
     mps_root: str = ""
-    """Directory on the host where the daemons of MPS have their pipes. Needed where `sharing.mps` shares devices."""
+    """Directory on the host where the daemons of MPS have their pipes. Needed where they share devices."""
     vcuda_root: str = ""
     """Directory on the host for what the limiter `vcuda` writes. Needed where `sharing.limiter` is that."""
     vcuda_libraries: str = ""
@@ -208,8 +208,8 @@ class Sharing(Section, frozen=True, kw_only=True):
     mps: Mps = Mps()
     units: Units | None = None
     """None: no GPU is offered in units."""
-    limiter: Limiter = "none"
-    """What limits containers: nothing, Gaia's library to their units (`vcuda`), or HAMi-core to their slots."""
+    limiter: LimitedBy = "none"
+    """What limits containers: nothing, Gaia's library to their units (`vcuda`), HAMi-core to their slots, or MPS to both."""
     slots: GpuSlots | None = None
     """None: no GPU is offered in slots."""
 

@@ -3,7 +3,8 @@ The directories and the files of MPS on a node: what `topoalign mps` makes, and 
 
 For each resource there is a directory below the root, `<root>/nvidia.com/gpu`, with the pipes of its control daemon
 (`pipe`), its log (`log`) and, while the daemon serves, the file `serves`: which devices, in how many shares. A container
-sees its pipes at `/mps/nvidia.com/gpu/pipe` and the root's `shm` at /dev/shm, as with NVIDIA's device plugin v0.20.0.
+sees its pipes at `/mps/nvidia.com/gpu/pipe` and the root's `shm` at /dev/shm, as with NVIDIA's device plugin v0.20.0. The
+two resources of GPUs in units have one directory, which is called after that of computing time.
 
 `topoalign mps` holds a lock (flock) on the file `serves` from before the file has its name. So a reader in another container
 knows without a process id, a clock or a call whether the writer lives: the kernel takes the lock from a process that is
@@ -33,7 +34,10 @@ class Serves(msgspec.Struct, frozen=True, kw_only=True):
     devices: frozenset[DeviceID]
     """Uuids of GPUs."""
     replicas: int
-    """Shares of each GPU: the limits of a client are the GPU's memory and threads divided by it."""
+    """
+    Shares of each GPU: the limits of a client are the GPU's memory and threads divided by it. 0: the daemon has no limits,
+    because the containers have their own.
+    """
 
 
 def root_here(root: str) -> Path:

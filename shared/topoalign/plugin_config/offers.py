@@ -16,10 +16,10 @@ import msgspec
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import UnitKind
 from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.core.model.topology.model import Gpu, Topology
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK, Limiter, Offer, Slots
 from topoalign.core.model.topology.validate import MOST_HANDED_OUT
-from topoalign.plugin_config.bases import STRATEGY, Base, gpu_bases, has_part_of_compute, nic_bases
+from topoalign.plugin_config.bases import Base, gpu_bases, nic_bases, why_no_instances, why_no_slots
 from topoalign.plugin_config.configuration import (
     Chosen,
     Configuration,
@@ -104,9 +104,21 @@ def ways(sharing: Sharing) -> tuple[tuple[Way, str, TimeSlicing | Mps], ...]:
     return ("time-slicing", "timeSlicing", sharing.time_slicing), ("mps", "mps", sharing.mps)
 
 
-def limiter_of(sharing: Sharing, mine: Limiter) -> Limiter:
-    """The limiter of GPUs that only this one can limit: the other one is for those that are shared in the other way."""
-    return mine if sharing.limiter == mine else "none"
+class Enforcement(NamedTuple):
+    """What keeps containers to the amounts that they hold."""
+
+    sharing: Way
+    limiter: Limiter | None
+
+
+def enforcement(sharing: Sharing, mine: Limiter) -> Enforcement:
+    """
+    What limits units, or slots. Of the libraries only `mine` can: the other one is for GPUs that are shared in the other
+    way. MPS limits both.
+    """
+    if sharing.limiter == "mps":
+        return Enforcement("mps", None)
+    return Enforcement("time-slicing", mine if sharing.limiter == mine else "none")
 
 
 def in_mig_mode(
@@ -125,7 +137,7 @@ def chosen_for_units(
     topology: Topology, gpus: Sequence[Base], sharing: Sharing, findings: list[Finding]
 ) -> Mapping[DeviceID, tuple[Division, ...]]:
     """GPU -> how its computing time and its memory are offered, for those that are offered in units."""
-    units, limiter = sharing.units, limiter_of(sharing, "vcuda")
+    units, (way, limiter) = sharing.units, enforcement(sharing, "vcuda")
     if units is None:
         return {}
     mine = [base for base in gpus if base.resource == units.name and not base.part]
@@ -139,10 +151,11 @@ def chosen_for_units(
             findings.append(Finding(field="sharing.units", finding=f"GPU {gpu.index} {why}: offered as a whole"))
             continue
         found[device] = (
-            Division(resource=ResourceName(units.cores), replicas=CORES, unit="cores", limiter=limiter),
+            Division(resource=ResourceName(units.cores), replicas=CORES, sharing=way, unit="cores", limiter=limiter),
             Division(
                 resource=ResourceName(units.memory),
                 replicas=gpu.memory // MEMORY_BLOCK,
+                sharing=way,
                 unit="memory",
                 limiter=limiter,
             ),
@@ -163,9 +176,11 @@ def chosen_for_slots(
     resource has slots alone.
     """
     sharing, strategy = configuration.sharing, configuration.flags.mig_strategy
-    slots, limiter = sharing.slots, None if strategy == "dynamic" else limiter_of(sharing, "hami-core")
+    slots, (way, limiter) = sharing.slots, enforcement(sharing, "hami-core")
     if slots is None:
         return {}
+    if strategy == "dynamic":
+        limiter = None
     mine = [base for base in gpus if base.resource == slots.name]
     if not mine:
         findings.append(Finding(field="sharing.slots", finding=f"this node has no {slots.name}"))
@@ -178,12 +193,13 @@ def chosen_for_slots(
         core_scaling=slots.core_scaling,
         instances=strategy == "dynamic",
     )
-    one = Division(resource=ResourceName(slots.name), replicas=slots.replicas, limiter=limiter, slots=terms)
+    name = ResourceName(slots.name)
+    one = Division(resource=name, replicas=slots.replicas, sharing=way, limiter=limiter, slots=terms)
     found: dict[DeviceID, tuple[Division, ...]] = {}
     unfit: dict[tuple[str, str], int] = {}
     for base in mine:
         gpu = topology.gpu_by_id[topology.card_of(base.id)]
-        why = why_no_instances(gpu) if strategy == "dynamic" else why_no_slots(gpu, base, limiter)
+        why = why_no_instances(gpu) if strategy == "dynamic" else why_no_slots(gpu, base, sharing.limiter)
         found[base.id] = () if why else (one,)
         if why:
             unfit[why] = unfit.get(why, 0) + 1
@@ -197,39 +213,6 @@ def chosen_for_slots(
         )
         findings.append(Finding(field="sharing.slots", finding=finding))
     return found
-
-
-def why_no_instances(gpu: Gpu) -> tuple[str, str] | None:
-    """Why the slots of a GPU cannot become MIG instances, and the remedy; None: they can."""
-    if gpu.mig is None:
-        return "are not in MIG mode", "switch it on with nvidia-smi -mig 1, or give them another name in resources.gpus"
-    if not gpu.mig_profiles or any(each.placement is None for each in gpu.mig):
-        return (
-            "do not tell where MIG instances can be",
-            "run discovery and allocator as root, which the driver tells it to",
-        )
-    return None
-
-
-def why_no_slots(gpu: Gpu, base: Base, limiter: Limiter | None) -> tuple[str, str] | None:
-    """
-    Why a GPU, or a MIG instance of it, is not offered in slots, and the remedy; None: it is. HAMi-core takes its limits by
-    NVML's index of a GPU, and an instance has none; of an instance that has a part of its slice's compute units the memory
-    is not its own.
-    """
-    rename = "or give them another name in resources"
-    if not base.part:
-        if gpu.mig is not None:
-            return (
-                "are in MIG mode",
-                f"offer their instances by {STRATEGY} single or mixed, switch MIG mode off, {rename}",
-            )
-        return None if gpu.memory is not None else ("have no memory that is known", "exclude them in resources.gpus")
-    if any(each.uuid == base.id and has_part_of_compute(each.profile) for each in gpu.mig or ()):
-        return "share the memory of their GPU instance with others", "make instances with all of its compute units"
-    if limiter == "hami-core":
-        return "are MIG instances, which HAMi-core does not limit", "leave the limiter out, or switch MIG mode off"
-    return None
 
 
 def chosen(mine: Sequence[Base], name: str, devices: Chosen, field: str, findings: list[Finding]) -> list[DeviceID]:

@@ -34,9 +34,9 @@ def check_dynamic(found: Configuration) -> None:
     slots, path = found.sharing.slots, "flags.migStrategy"
     if slots is None:
         raise InvalidField(path, "dynamic makes MIG instances of slots, and none are offered", "add sharing.slots: {}")
-    if found.sharing.limiter == "hami-core":
+    if (limiter := found.sharing.limiter) in ("hami-core", "mps"):
         raise InvalidField(
-            "sharing.limiter", "hami-core does not limit MIG instances", "leave it out: the hardware limits them"
+            "sharing.limiter", f"{limiter} does not limit MIG instances", "leave it out: the hardware limits them"
         )
     if found.sharing.mps.resources:
         raise InvalidField(path, "dynamic cannot be used with sharing.mps", "use none or single")

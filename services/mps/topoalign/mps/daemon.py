@@ -120,7 +120,8 @@ class Daemon:
         """Sets the limits, announces the daemon, and asks it regularly; returns if it cannot do this."""
         try:
             await self._until_it_answers(control)
-            await set_limits(share, control)
+            if not share.own_limits:
+                await set_limits(share, control)
             while True:
                 self._announcement.publish(share.serves)
                 if self.reason is not None:

@@ -88,7 +88,7 @@ class Daemons:
     async def shares(self) -> dict[ResourceName, Share]:
         """What is to be served now. The GPUs are read only if something is shared by MPS. Raises DriverFault."""
         configuration = self._file.current
-        if not configuration.sharing.mps.resources:
+        if not configuration.sharing.mps.resources and configuration.sharing.limiter != "mps":
             return {}
         return shares_of(await nvml.read_cards(), configuration)
 

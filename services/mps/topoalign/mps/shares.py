@@ -5,6 +5,9 @@ The rule is that of NVIDIA's device plugin v0.20.0 (cmd/mps-control-daemon/mps):
 GPU's memory in whole MiB, and 100/n per cent of its threads, rounded down. Example: 80 GiB and 3 replicas are 27306 MiB and
 33 per cent. A GPU older than compute capability 7.5 serves 16 clients, any other 48; that plugin takes 7.5 for Volta, which
 is 7.0, so a V100 is refused more than 16 here as well.
+
+Where MPS limits units or slots, the daemon sets no limits: each container has its own, which Allocate tells it. The two
+resources of GPUs in units have one daemon, which is called after that of computing time.
 """
 
 from collections.abc import Sequence
@@ -41,6 +44,9 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
     resource: ResourceName
     replicas: int
+    """Of each GPU; 0: it is in units, and as many containers use it as have some."""
+    own_limits: bool = False
+    """Whether the clients have limits of their own: the daemon has no defaults."""
     cards: tuple[Card, ...]
     """In NVML's order; never empty."""
 
@@ -52,7 +58,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def serves(self) -> Serves:
         """What the allocator is told of it."""
-        return Serves(devices=frozenset(self.devices), replicas=self.replicas)
+        return Serves(devices=frozenset(self.devices), replicas=0 if self.own_limits else self.replicas)
 
     @property
     def thread_percentage(self) -> int:
@@ -85,9 +91,10 @@ def shares_of(cards: Sequence[Card], configuration: Configuration) -> dict[Resou
     return {
         offer.resource: Share(
             resource=offer.resource,
-            replicas=offer.replicas,
+            replicas=0 if offer.unit else offer.replicas,
+            own_limits=offer.by_amounts,
             cards=tuple(by_id[device] for device in offer.devices),
         )
         for offer in offers(Topology(gpus=tuple(gpus)), configuration).offers
-        if offer.sharing == "mps"
+        if offer.sharing == "mps" and offer.unit != "memory"
     }

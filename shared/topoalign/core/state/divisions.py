@@ -19,7 +19,7 @@ from topoalign.core.model.holdings import Amount, Instance, Part, TimeSlice, Uni
 from topoalign.core.model.ids import AllocationID, DeviceID
 from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import MEMORY_BLOCK, Limiter, Offer
+from topoalign.core.model.topology.offers import MEMORY_BLOCK, LimitedBy, Offer
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.instance_amounts import lost_instances
 from topoalign.core.state.slot_amounts import equal_part, is_spent, offered_in_slots
@@ -67,8 +67,8 @@ class Division(NamedTuple):
     """In the order in which the containers got the first of it."""
     left: Parts
     """What may be handed out now: nothing of a GPU that is not healthy."""
-    limiter: Limiter | None = None
-    """What limits its containers to their amounts, as `Offer.limiter` says."""
+    limiter: LimitedBy | None = None
+    """What limits its containers to their amounts, as `Offer.limited_by` says."""
 
     @property
     def is_whole(self) -> bool:
@@ -101,7 +101,7 @@ def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
                 for holder, (first, parts) in held.get(gpu, {}).items()
             ),
             left=left_of(state, gpu, by_card.get(gpu, ()), profiles),
-            limiter=next((offer.limiter for offer, _ in by_card.get(gpu, ()) if offer.by_amounts), None),
+            limiter=next((offer.limited_by for offer, _ in by_card.get(gpu, ()) if offer.by_amounts), None),
         )
         for gpu in hardware.gpu_by_id
     }

@@ -88,7 +88,7 @@ class Containers:
             return teller
         from topoalign.allocator.device_plugin.mps import mps_teller  # most nodes share nothing by MPS
 
-        return teller._replace(mps=mps_teller(teller.configuration.flags.mps_root, resource))
+        return teller._replace(mps=mps_teller(teller.configuration.flags.mps_root, topology, resource))
 
     async def run(self, allocator: AllocatorPort, clock: Clock) -> None:
         """Polls every `POLL_SECONDS` and when the hardware changes, until cancelled; logs each change of the result once."""

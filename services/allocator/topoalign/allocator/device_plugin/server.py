@@ -135,6 +135,9 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
             responses = [teller.response(hardware, self.resource, ids) for ids in given]
         for response, allocation in zip(responses, allocations, strict=True):
             teller.tell_companions(response, hardware, allocation, self.allocator.named(self.resource, allocation))
+        if teller.mps is not None:
+            for response, allocation in zip(responses, allocations, strict=True):
+                teller.mps.tell_limits(response, self.resource, allocation, hardware)
         if teller.vcuda is not None:
             for response, units in zip(responses, given, strict=True):
                 teller.vcuda.tell(response, self.resource, units)

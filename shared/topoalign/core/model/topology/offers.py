@@ -16,6 +16,8 @@ another's plugin.
 
 Limiter = Literal["none", "vcuda", "hami-core"]
 """Nothing, Gaia's library, HAMi's library."""
+LimitedBy = Literal["none", "vcuda", "hami-core", "mps"]
+"""The same, and NVIDIA's MPS."""
 
 CORES = 100
 """Units of computing time of a GPU."""
@@ -60,7 +62,10 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     replicas: int = 1
     """Above 1 each device is shared, and handed out as `<device>::0` to `<device>::<replicas - 1>`."""
     sharing: Literal["time-slicing", "mps"] = "time-slicing"
-    """How shares are kept apart: in time, without limits, or by NVIDIA's MPS, each limited to an equal part."""
+    """
+    How shares are kept apart: in time, without limits, or by NVIDIA's MPS, each limited to an equal part; of units and slots
+    to the amount that its container holds.
+    """
     unit: UnitKind | None = None
     """
     What the `replicas` are units of, handed out as `<GPU>::c0` or `<GPU>::m0`: hundredths of its computing time, or blocks
@@ -69,9 +74,9 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     limiter: Limiter | None = None
     """
     What limits containers to the amounts that they hold: nothing (`none`), Gaia's library to their units (`vcuda`), or
-    HAMi's to their slots (`hami-core`). The library is to be in the container. None: there are no amounts, or the hardware
-    limits them, as with slots that become MIG instances; with other units and slots it is not known, because discovery is
-    of an earlier version.
+    HAMi's to their slots (`hami-core`). The library is to be in the container. None: there are no amounts, or MPS limits
+    them, which `sharing` says, or the hardware, as with slots that become MIG instances; with other units and slots it is
+    not known, because discovery is of an earlier version.
     """
     slots: Slots | None = None
     """
@@ -92,6 +97,14 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     def by_amounts(self) -> bool:
         """Whether containers get amounts of the devices: units of them, or slots with amounts."""
         return self.unit is not None or self.slots is not None
+
+    @property
+    def limited_by(self) -> LimitedBy | None:
+        """
+        What limits containers to their amounts, MPS included. In an event MPS is a value of `sharing` that every earlier
+        version reads; as a value of `limiter` it would make the event unreadable for them.
+        """
+        return "mps" if self.by_amounts and self.sharing == "mps" else self.limiter
 
     def handed_out(self, base: DeviceID) -> Iterator[DeviceID]:
         """The ids under which one of the devices is handed out."""
