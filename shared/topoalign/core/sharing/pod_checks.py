@@ -9,11 +9,12 @@ way in which some node offers these refuses it. The field is named as the pod's 
 
 Refused are, in units: amounts of 0, parts of several GPUs where nothing spreads them, computing time without memory, more
 memory than a GPU has, units beside GPUs that are asked for in another way, and all annotations of HAMi and Gaia about cards,
-which have no effect there. So is the number of GPUs over which units are spread, if it is above what a node has, if amounts
-do not divide evenly, and beside whole GPUs, slots, or no units at all. With slots: amounts that no GPU has, amounts without
-a number of GPUs, units in the same container, annotations that cannot be meant, those that have no effect, and those that
-have one where no amount is named: nodes that offer whole GPUs under the same name look at none. Where HAMi's rules choose
-the GPUs (`compat`), lists of policies and a policy for nodes can be meant.
+which have no effect there; nor have those of Koordinator, where the pod asks for nothing else that they are about. So is the
+number of GPUs over which units are spread, if it is above what a node has, if amounts do not divide evenly, and beside whole
+GPUs, slots, or no units at all. With slots: amounts that no GPU has, amounts without a number of GPUs, units in the same
+container, annotations that cannot be meant, those that have no effect, and those that have one where no amount is named:
+nodes that offer whole GPUs under the same name look at none. Where HAMi's rules choose the GPUs (`compat`), lists of
+policies and a policy for nodes can be meant.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -30,10 +31,11 @@ from topoalign.core.demand.slots import SlotResources, check_amounts
 from topoalign.core.demand.spread import cards_said, check_cards
 from topoalign.core.demand.units import USUAL_NAMES, InvalidShare, Share, UnitResources, check_share
 from topoalign.core.demand.validate import validate_pod
+from topoalign.core.deviceshare.demand import RESOURCES as JOINT_RESOURCES
 from topoalign.core.deviceshare.demand import check_keys, is_joint
-from topoalign.core.deviceshare.names import GPU_RESOURCES
+from topoalign.core.deviceshare.names import ANNOTATIONS, GPU_RESOURCES
 from topoalign.core.model.errors import InvalidField, NoFit, quoted
-from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.ids import GPU, NIC, ResourceName
 from topoalign.core.model.requests import CARDS, AdmissionRules, Compat, Mode, PodRequest
 from topoalign.core.model.topology.offers import CORES
 from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
@@ -109,6 +111,24 @@ def check_asked(pod: PodRequest, offered: UnitResources) -> None:
     for where, container in containers_of(pod):
         check_container(where, container.limits, offered, cards_said(pod.annotations))
     check_annotations(pod.annotations, "units")
+    check_not_joint(pod)
+
+
+def check_not_joint(pod: PodRequest) -> None:
+    """
+    Raises InvalidShare for an annotation of Koordinator where no container asks for what these are about: whole GPUs and
+    NICs, and GPUs by its own names. `pod`: valid, and asks for units.
+    """
+    key = next((key for key in ANNOTATIONS if key in pod.annotations), None)
+    if key is None:
+        return
+    asked = (amounts for _, each in containers_of(pod) for amounts in (each.limits, each.requests))
+    if any(amounts.get(name) for amounts in asked for name in JOINT_RESOURCES):
+        return  # what that container asks for is decided by them, and their content is checked
+    raise InvalidShare(
+        f"{path(key)}: {without_effect('units')}",
+        f"leave it out; it is about whole GPUs ({GPU}) and NICs ({NIC}), and no container asks for any",
+    )
 
 
 def check_spread(pod: PodRequest, offered: Iterable[UnitResources]) -> None:
@@ -223,15 +243,19 @@ def check_annotations(annotations: Mapping[str, str], what: Literal["units", "sl
     """Raises InvalidShare for annotations that have no effect on these, and first for weights that are none."""
     if (weights := annotations.get(names.SCORING_WEIGHTS)) is not None:
         weights_meant(weights)
-    why = ", which go where least is left" if what == "units" else ""
     for key in WITHOUT_EFFECT[what]:
         if key == names.NODE_POLICY and what == "slots" and compat == "hami":
             check_node_policy(annotations)
         elif key in annotations:
             raise InvalidShare(
-                f"{path(key)}: has no effect on {what} of GPUs{why}",
+                f"{path(key)}: {without_effect(what)}",
                 "leave it out; nodeSelector and affinity choose the nodes",
             )
+
+
+def without_effect(what: Literal["units", "slots"]) -> str:
+    """What is found of an annotation that chooses otherwise."""
+    return f"has no effect on {what} of GPUs{', which go where least is left' if what == 'units' else ''}"
 
 
 def check_node_policy(annotations: Mapping[str, str]) -> None:
