@@ -84,6 +84,25 @@ async def test_a_kubelet_that_is_told_of_no_reservation_spreads_nothing() -> Non
         await it.check(["p"])
 
 
+@pytest.mark.parametrize("init", [((0, 2), (0, 4)), ((0, 4), (0, 4)), ((0, 2), (0, 4), (0, 6))], ids=str)
+async def test_init_containers_take_over_equal_parts_and_get_more(init: tuple[tuple[int, int], ...]) -> None:
+    """Seed 266 of the random admissions: each container has what is reserved for it, and then nobody waits for anything."""
+    async with share_node() as (it, _):
+        asked = spread(it.pod("p", (0, 8), init=init), 2)
+        (predicted,) = it.reserve(asked)
+        assert isinstance(predicted, Admission)
+
+        assert isinstance(await admit(it, asked), Admission)
+
+        parts = it.kubelet.running[DEFAULT, PodName("p")].parts()
+        reserved = {each.owner.container: each.device_ids for each in predicted.allocations if each.owner is not None}
+        assert reserved == {container: {*devices} for container, _, devices in parts}
+        await it.allocations.reconcile()
+        assert () == it.observed().held(it.clock.monotonic())
+        assert isinstance(await it.admit("q", (0, 4)), Admission)
+        await it.check(["p", "q"])
+
+
 async def test_equal_parts_that_nobody_reserved_are_refused() -> None:
     async with share_node() as (it, _):
         it.keep(p=units(it, 30, 4, 0, 1))

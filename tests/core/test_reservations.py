@@ -280,6 +280,24 @@ def test_what_an_init_container_holds_shows_nothing_of_the_next_one() -> None:
     assert [(container("GPU-0", "GPU-1", companions=("mlx5_0",)),)] == rest(seen)
 
 
+def test_an_init_container_takes_over_what_an_earlier_one_holds() -> None:
+    """Its part is shown when it holds what is new of it, and all at once when a later container has its turn."""
+    first, second = (
+        msgspec.structs.replace(container(*gpus, name=name), role="init")
+        for name, *gpus in (("first", "GPU-0"), ("second", "GPU-0", "GPU-1"))
+    )
+    main = container("GPU-0", "GPU-1", "GPU-2")
+    state = after(reservation("a", first, second, main))
+
+    begun = state.observe(holding(allocated("GPU-0")), own=True)
+    taken = begun.observe(holding(allocated("GPU-0"), allocated("GPU-0", "GPU-1", number=2)), own=True)
+    ended = taken.observe(holding(allocated("GPU-0", "GPU-1", "GPU-2", pod="a", number=3)), own=True)
+
+    assert [(second, main)] == rest(begun)
+    assert [ids("GPU-0"), ids("GPU-0", "GPU-1", "GPU-2")] == [each.devices[GPU] for each in rest(taken)[0]]
+    assert [] == rest(ended)
+
+
 def test_what_was_held_before_a_reservation_shows_nothing_of_it() -> None:
     """The record keeps what a container had for some seconds after its end."""
     before = allocated("GPU-0")

@@ -88,25 +88,32 @@ def shown_by(
     """
     The parts of these reservations that the node shows as it is now. `former`: UID of a pod -> allocations from before its
     reservation, which show nothing of it by what they hold; `own`: as `NodeReservations.observe`.
+
+    What an init container holds shows nothing of the next ones, init containers included: they take it over, and may come
+    with more. Of an init container whose devices another took over the record says nothing any more; it had its turn where
+    a later container of the pod has the resource.
     """
     live = state.allocations.values() if own else ()
     holders = {device: each.id for each in live for device in ids_held(each)}
     given = Given(state, companions=False)
     for reservation in reservations:
         before = frozenset(former.get(reservation.pod_uid, ()))
-        init = [each for each in reservation.containers if each.role == "init"]
-        left = {device for each in init for device in ids_reserved(each)}
-        for reserved in reservation.containers:
-            resources = given.to(reservation, reserved.container)
+        has = [given.to(reservation, each.container).keys() for each in reservation.containers]
+        left = set[DeviceID]()
+        for number, reserved in enumerate(reservation.containers):
+            later = has[number + 1 :] if own and reserved.role == "init" else []
+            resources = set[ResourceName]().union(has[number], *later)
             companions = {device for ids in reserved.companions.values() for device in ids}
             for part in parts(reserved, reservation.pod_uid):
                 ids = reserved.virtual_functions.get(part.device, (part.device,))
                 shown_with = GPU if part.device in companions else part.resource
                 held_by = [holders.get(each) for each in ids]
-                is_left = reserved.role != "init" and part.device in left  # held for the init container, maybe
+                is_left = part.device in left  # held for an earlier init container, maybe
                 is_held = None not in held_by and before.isdisjoint(held_by) and not is_left
                 if shown_with in resources or is_held:
                     yield part
+            if reserved.role == "init":
+                left.update(ids_reserved(reserved))
 
 
 def ids_reserved(reserved: ReservedContainer) -> Iterator[DeviceID]:
