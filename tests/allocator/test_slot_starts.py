@@ -1,5 +1,6 @@
 """A container starts with the amounts that are meant for it, or not at all."""
 
+import msgspec
 import pytest
 from share_support import DEFAULT
 from slot_node_support import EACH, SLOTS, Ask, SlotNode, slot_node
@@ -154,3 +155,58 @@ async def test_amounts_of_a_reservation_wait_until_it_is_known_whose_they_are(mo
                 assert isinstance(await it.kubelet.admit(pod, f"uid-{name}", start=False), Admission)
             assert "does not tell yet whose" in await failure(it, "b")
             assert "" == await failure(it, "c")
+
+
+@pytest.mark.parametrize("init", [[LARGE], [LARGE, SMALL]])
+async def test_init_containers_start_with_slots_that_they_leave_to_nobody(init: list[Ask]) -> None:
+    """PodResources does not show them; the checkpoint does, also when they start again after the reservation."""
+    async with slot_node() as (it, tasks):
+        pod = it.asking("a", Ask(0), init=init)
+        it.reserve_beside(pod)
+        await admit(it, pod)
+        first = await failure(it, "a")
+        it.reserved = NodeReservations()
+        second = await failure(it, "a")
+
+        await it.start_agent(tasks)
+
+        assert ["", "", ""] == [first, second, await failure(it, "a")]
+
+
+async def test_an_init_container_alone_does_not_start_with_what_is_anothers() -> None:
+    async with slot_node() as (it, _):
+        it.reserve_beside(it.asking("a", LARGE))
+
+        await admit(it, it.asking("b", Ask(0), init=[SMALL]))
+
+        assert "they are reserved for 'default/a, container c0'" in await failure(it, "b")
+
+
+async def test_an_init_container_that_was_robbed_does_not_start() -> None:
+    async with slot_node() as (it, _):
+        robbed = it.asking("a", Ask(0), init=[LARGE])
+        it.reserve_beside(robbed)
+        await admit(it, it.asking("b", SMALL))
+
+        await admit(it, robbed)
+
+        assert "60 cores and 6000 MiB are reserved for it" in await failure(it, "a")
+
+
+async def test_init_containers_start_after_their_reservation_unlisted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with slot_node() as (it, _):
+        pod = it.asking("a", Ask(0), init=[LARGE])
+        it.reserve_beside(pod)
+        await admit(it, pod)
+        unread = msgspec.structs.replace(await it.pod_resources.listing(), parts=(), checkpoint=None)
+
+        async def listing(seconds: float | None = None) -> Listing:
+            return unread
+
+        monkeypatch.setattr(it.pod_resources, "listing", listing)
+        assert "does not tell yet whose" in await failure(it, "a")
+        it.reserved = NodeReservations()
+
+        assert "" == await failure(it, "a")

@@ -254,7 +254,7 @@ class DeviceAllocations:
             self._grants.share_starts.check(resource, devices, poll)
             await self._starting(resource, devices, poll)
         elif not in_units:
-            self._slot_starts.check(devices)
+            self._slot_starts.check(devices, poll.listing if poll is not None else None)
 
     async def reconcile(self) -> None:
         """Compares the record with PodResources: binds owners, releases what is gone. Raises Unavailable."""

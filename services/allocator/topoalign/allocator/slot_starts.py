@@ -11,19 +11,24 @@ another pod, does not start. Example with ten slots, 100 cores and 40960 MiB eac
 
 What a container has is judged as soon as the kubelet shows it, since its image may be pulled for longer than a reservation
 lasts. A later container of a pod may take slots over from an init container that has more.
+
+PodResources does not show init containers, so of slots that none but these have the checkpoint alone tells whose they are.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 
+import msgspec
+
 from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ports import Listing
 from topoalign.allocator.slots import SlotGrants
 from topoalign.core.hints.devices import DeviceProvider
-from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.decisions import Explanation, Refusal
 from topoalign.core.model.errors import NoFit, Unavailable, quoted
 from topoalign.core.model.holdings import Amount, base_of
-from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.by_amounts import offers_in_slots
@@ -69,10 +74,11 @@ class SlotStarts:
             if each.owner is not None and each.id not in self._judged and self._is_offered(each):
                 self._judged[each.id] = self._misfit(each)
 
-    def check(self, devices: Sequence[DeviceID]) -> None:
+    def check(self, devices: Sequence[DeviceID], listing: Listing | None) -> None:
         """
         Raises NotAsReserved for a container that must not start with these slots, and records that once; and Unavailable
-        where it is not known whose they are, with other amounts than equal parts. Other devices are none of its business.
+        where they are reserved, with other amounts than equal parts, and it is not known whose they are. Other devices are
+        none of its business. `listing`: what the kubelet says; None: the record knows whose the devices are.
         """
         self.observe()
         owned, live = self._ledger.state.ownership, self._ledger.state.allocations
@@ -81,7 +87,7 @@ class SlotStarts:
                 continue
             misfit = self._judged.get(each.id)
             if misfit is None and self._is_offered(each):
-                misfit = self._judged[each.id] = self._misfit(each)
+                misfit = self._judged[each.id] = self._misfit(as_listed(each, listing))
             if misfit is not None:
                 self._record(each, misfit)
                 raise misfit
@@ -108,13 +114,13 @@ class SlotStarts:
             hardware = self._ledger.state.hardware
             if all(amount == equal_part(hardware, base_of(slot)) for slot, amount in held.items()):
                 continue  # what it has without a reservation, whoever has as much reserved
-            if record.owner is None:
-                raise Unavailable(
-                    f"the kubelet does not tell yet whose the slots of {quoted(sorted(map(base_of, slots)))} are",
-                    "the kubelet starts the container again; see whether its device plugin directory can be read",
-                )
             for reservation, container, told in kept:
                 if told == frozenset(slots):
+                    if record.owner is None:
+                        raise Unavailable(
+                            f"the kubelet does not tell yet whose the slots of {quoted(sorted(map(base_of, slots)))} are",
+                            "the kubelet starts the container again; see whether its device plugin directory can be read",
+                        )
                     whose = f"{reservation.namespace}/{reservation.pod}, container {container.container}"
                     return NotAsReserved(slots, most, f"they are reserved for {quoted([whose])}")
         return None
@@ -144,6 +150,25 @@ class SlotStarts:
             explanation=Explanation(),
         )
         self._ledger.refuse(PodRequest(namespace=owner.namespace, name=owner.pod, containers=()), refusal)
+
+
+def as_listed(record: Allocation, listing: Listing | None) -> Allocation:
+    """
+    An allocation with its container by the kubelet's checkpoint, where the record does not know it: of a pod without a name.
+    The same one where the checkpoint does not tell one pod, and without a container's name where several of it have them.
+    """
+    if record.owner is not None or listing is None:
+        return record
+    places = [(resource, device) for resource, ids in record.from_kubelet.items() for device in ids]
+    parts = {part for place in places for part in listing.parts_by_place.get(place, ())}
+    gone = listing.directories.is_gone if listing.directories is not None else lambda uid: False
+    holders = {(part.pod_uid, part.container) for part in parts if not gone(part.pod_uid)}
+    uids = {uid for uid, _ in holders}
+    if len(uids) != 1 or "" in uids:
+        return record
+    container = ContainerName(next(name for _, name in holders) if len(holders) == 1 else "")
+    owner = Owner(namespace=Namespace(""), pod=PodName(""), container=container)
+    return msgspec.structs.replace(record, owner=owner, pod_uid=uids.pop())
 
 
 def is_of(reservation: Reservation, record: Allocation) -> bool:
