@@ -12,6 +12,7 @@ import pytest
 import structlog
 from grpclib.client import Channel
 from kubelet_support import MemoryAllocator, node, offers, pod, short_directory, two_nodes
+from slot_support import in_slots
 
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.device_plugin.registration import REGISTER_SECONDS, register
@@ -106,6 +107,21 @@ async def test_after_a_kubelet_restart_all_devices_are_back_at_the_next_look() -
         await it.kubelet.until(offers(MACHINE))
 
         assert it.front.reason() is None
+
+
+async def test_a_kubelet_learns_that_starts_are_judged_when_gpus_become_slots() -> None:
+    """It reads what a plugin wants of it when that registers, and the resource keeps its name."""
+    clock, told = ManualClock(), []
+    async with node(two_nodes(nics=0), clock=clock) as it:
+        for machine in (in_slots(two_nodes(nics=0)), two_nodes(nics=0)):
+            told.append(it.kubelet.plugins.endpoints[GPU].options.pre_start_required)
+            it.allocator.discover(machine)
+            for _ in range(3):
+                await clock.advance(POLL_SECONDS)
+            await it.kubelet.until(offers(machine))
+        told.append(it.kubelet.plugins.endpoints[GPU].options.pre_start_required)
+
+    assert [False, True, False] == told
 
 
 async def test_no_call_of_a_former_kubelet_goes_on_when_the_next_one_registers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,8 @@ class Plugin:
         self._registration = Registration(jitter)
         self._former = self.service.watch
         """The stream from before the registration."""
+        self._judges_starts: bool | None = None
+        """Whether the kubelet was told, when it was registered with, to ask before a container starts."""
         self._hidden = 0
         """How many healthy devices the kubelet was told of and did not show."""
 
@@ -126,6 +128,9 @@ class Plugin:
             self._registration.apply(Event.KUBELET_AWAY, now)
             there = f"no {KUBELET_SOCKET} in {self._kubelet.parent}"
             return f"the kubelet has {there}; see that it runs, and that {FIELD} is right"
+        if self._registration.is_registered and self._judges_starts is not self.service.by_amounts:
+            log.info("to be registered anew, its devices are shared in another way", resource=self.resource)
+            self._registration.apply(Event.LOST, now)
         if not self._registration.meet(kubelet, now):
             if self._registration.is_registered:
                 return self.listen(now)
@@ -142,9 +147,10 @@ class Plugin:
             return "the old stream to the kubelet does not end; its connection was closed"
         self._former = self.service.watch
         listener = sockets.server_of(self._kubelet)
+        self._judges_starts = self.service.by_amounts
         try:
             with self.service.watches.registering(listener.pid if listener is not None else 0):
-                await register(self.path, self.resource, self._clock, by_amounts=self.service.by_amounts)
+                await register(self.path, self.resource, self._clock, by_amounts=self._judges_starts)
         except KubeletAway as away:
             self._registration.apply(Event.REFUSED, self._clock.monotonic())
             return f"{away.finding}; {away.remedy}"

@@ -68,7 +68,7 @@ class Event(Enum):
     UNHEARD = auto()
     """Its stream has ended, or did not come in time: it will not dial again by itself."""
     LOST = auto()
-    """It listens and has lost the devices."""
+    """It listens and has lost the devices, or was told what does not hold any more."""
     SOCKET_LOST = auto()
     """Our own socket was gone and is closed: the kubelet must see its stream end before it hears from us again."""
     STOPPED = auto()
