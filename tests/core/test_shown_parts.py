@@ -48,22 +48,37 @@ def resources_of(held: CheckpointEntry | ContainerUsage) -> list[ResourceName]:
     return [*given, *([CPU] if held.cpus else []), *(each.resource for each in held.memory)]
 
 
-def is_shown(part: Part, reserved: ReservedContainer, pod: Reservation, state: NodeState) -> bool:
-    """By what the container of the pod has been given, as everybody sees it."""
+def is_shown(
+    part: Part, reserved: ReservedContainer, pod: Reservation, state: NodeState, by: tuple[ReservedContainer, ...] = ()
+) -> bool:
+    """By what the container of the pod has been given, or one of the others, as everybody sees it."""
     comes_with = GPU if any(part.device in ids for ids in reserved.companions.values()) else part.resource
     return any(
-        container == reserved.container
+        container in [each.container for each in (reserved, *by)]
         and resource == comes_with
         and (uid == pod.pod_uid or names == (pod.namespace, pod.pod))
         for uid, names, container, resource in witnesses(state)
     )
 
 
+def at(reserved: ReservedContainer, pod: Reservation) -> int:
+    """The place of a container in the order in which they are decided."""
+    return next(number for number, each in enumerate(pod.containers) if each is reserved)
+
+
+def had_its_turn(part: Part, reserved: ReservedContainer, pod: Reservation, state: NodeState) -> bool:
+    """An init container, of which the record may say nothing any more, by what the containers after it were given."""
+    return reserved.role == "init" and is_shown(part, reserved, pod, state, pod.containers[at(reserved, pod) + 1 :])
+
+
 def is_held(
     part: Part, reserved: ReservedContainer, pod: Reservation, state: NodeState, former: set[AllocationID]
 ) -> bool:
-    """By an allocation that was not there before the reservation: of the part itself, or of all its functions."""
-    init = [each for each in pod.containers if each.role == "init"] if reserved.role != "init" else []
+    """
+    By an allocation that was not there before the reservation: of the part itself, or of all its functions. What init
+    containers before it have may still be theirs.
+    """
+    init = [each for each in pod.containers[: at(reserved, pod)] if each.role == "init"]
     lent = [ids for each in init for ids in (*each.devices.values(), *each.companions.values())]
     if not part.device or any(part.device in ids for ids in lent):
         return False
@@ -116,7 +131,9 @@ def test_a_nodes_own_record_shows_a_part_by_who_holds_it(first: int) -> None:
             for pod in reserved
             for each in pod.containers
             for part in all_parts(pod, each)
-            if is_shown(part, each, pod, state) or is_held(part, each, pod, state, former[pod.pod_uid])
+            if is_shown(part, each, pod, state)
+            or had_its_turn(part, each, pod, state)
+            or is_held(part, each, pod, state, former[pod.pod_uid])
         }
 
         assert expected == {*shown_by(state, reserved, former, own=True)}, seed
