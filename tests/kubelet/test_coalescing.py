@@ -1,4 +1,4 @@
-"""What is written to a connection in one round of the event loop is sent in one piece."""
+"""The frames of an answer are sent in one piece, when the last one is written."""
 
 from asyncio import Transport
 from collections.abc import Iterator
@@ -11,10 +11,25 @@ from kubelet_support import serving
 
 from topoalign.kubelet.grpc import connection
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.coalescing import MOST_BYTES, CoalescingTransport
+from topoalign.kubelet.grpc.coalescing import (
+    DATA,
+    END_STREAM,
+    HEADERS,
+    MOST_BYTES,
+    CoalescingTransport,
+    ends_stream,
+)
 from topoalign.runtime.clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
+
+
+SETTINGS, WINDOW_UPDATE = 4, 8
+END_HEADERS = 4
+
+
+def frame(kind: int, flags: int = 0, content: bytes = b"") -> bytes:
+    return len(content).to_bytes(3) + bytes([kind, flags]) + (1).to_bytes(4) + content
 
 
 def request_of(gpu: str) -> v1beta1.AllocateRequest:
@@ -50,15 +65,48 @@ async def test_what_is_written_in_one_round_is_sent_in_one_piece() -> None:
     wire = Wire()
     transport = CoalescingTransport(wire)
 
-    for frame in (b"headers", b"message", b"trailers"):
-        transport.write(frame)
+    written = [frame(HEADERS, END_HEADERS, b"200"), frame(DATA, 0, b"devices"), frame(DATA, 0, b"more")]
+    for each in written:
+        transport.write(each)
 
     assert [] == wire.sent
     await a_round()
-    assert [b"headersmessagetrailers"] == wire.sent
-    transport.write(b"next")
+    assert [b"".join(written)] == wire.sent
+    transport.write(written[1])
     await a_round()
-    assert [b"headersmessagetrailers", b"next"] == wire.sent
+    assert [b"".join(written), written[1]] == wire.sent
+
+
+async def test_an_answer_that_ends_does_not_wait_for_the_round() -> None:
+    wire = Wire()
+    transport = CoalescingTransport(wire)
+
+    answer = [frame(WINDOW_UPDATE), frame(HEADERS, END_HEADERS), frame(DATA, 0, b"m"), frame(HEADERS, END_STREAM)]
+    for each in answer:
+        assert [] == wire.sent
+        transport.write(each)
+
+    assert [b"".join(answer)] == wire.sent
+    await a_round()
+    assert 1 == len(wire.sent)
+
+
+@given(
+    before=st.lists(
+        st.builds(
+            frame,
+            st.sampled_from([DATA, HEADERS, SETTINGS, WINDOW_UPDATE]),
+            st.sampled_from([0, END_HEADERS]),
+            st.binary(max_size=300),
+        )
+    ),
+    ends=st.booleans(),
+)
+def test_the_last_frame_of_a_stream_is_found_among_others(before: list[bytes], ends: bool) -> None:
+    last = [frame(HEADERS, END_STREAM | END_HEADERS, b"grpc-status: 0")] if ends else []
+
+    assert ends == ends_stream(b"".join([*before, *last, *before]))
+    assert not ends_stream(b"".join(before) + frame(SETTINGS, 1))
 
 
 async def test_a_large_answer_does_not_wait_for_the_end_of_the_round() -> None:
