@@ -12,10 +12,13 @@ from slot_support import in_slots
 from unit_support import DGX
 
 from topoalign.core.demand.slots import slot_resources
-from topoalign.core.model.ids import GPU, ResourceName
+from topoalign.core.model.ids import GPU, NodeName, ResourceName
 from topoalign.core.model.topology.offers import Slots
 from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.core.sharing.slot_defaults import slot_defaults
+from topoalign.registry.ports import SeenQuota
+from topoalign.registry.scheduling.offered import OfferedResources
+from topoalign.registry.scheduling.quotas import Quotas
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 
 pytestmark = pytest.mark.anyio
@@ -74,6 +77,9 @@ def patched(given: dict[str, Any], said: Any) -> dict[str, Any]:
         ({GPU: "2", PERCENTAGE: "50"}, {}),
         ({GPU: "1", MEMORY: "4000"}, {}),
         ({GPU: "1", CORES: "30"}, {}),
+        ({GPU: "1", CORES: "0"}, {}),
+        ({GPU: "1", MEMORY: "0"}, {}),
+        ({GPU: "1", MEMORY: "10", PERCENTAGE: "100"}, {CORES: "100"}),
         ({MEMORY: "4000"}, {GPU: "1"}),
         ({CORES: "30"}, {GPU: "1"}),
         ({PERCENTAGE: "100"}, {GPU: "1", CORES: "100"}),
@@ -159,3 +165,21 @@ async def test_without_slots_nothing_is_filled_in() -> None:
     said = await answer(hook, pod({GPU: "1"}))
 
     assert said["allowed"] and "patch" not in said
+
+
+async def test_cores_that_are_filled_in_count_for_quotas() -> None:
+    """A pod for a whole GPU asks for its 100 cores. A percentage of memory, which depends on the GPU, does not count."""
+    offers = OfferedResources()
+    offers.note(NodeName("n"), MACHINE)
+    quotas = Quotas(offers, tuple)
+    quotas.listed = True
+    limits = {ResourceName(CORES): 99, ResourceName(MEMORY): 10}
+    quotas.see(SeenQuota(namespace="team", name="gpus", uid="q", limits=limits))
+    hook = Webhook("", NAMES.__contains__, quotas.check_new, offers.left_out)
+    asked: list[Limits] = [{str(GPU): "1"}, {str(GPU): "1", PERCENTAGE: "50"}, {str(GPU): "1", MEMORY: "11"}]
+    said = [await answer(hook, pod(each)) for each in asked]
+
+    assert [False, True, False] == [each["allowed"] for each in said]
+    finding = f"limits.{CORES} of its ResourceQuota is 99, its pods hold 0, and this pod asks for 100"
+    assert finding in said[0]["status"]["message"]
+    assert 403 == said[2]["status"]["code"]

@@ -1,5 +1,5 @@
 """
-What a pod that asks for slots of GPUs leaves out, filled in as HAMi does (`hami.admission`), under the names of the offer.
+What a pod that asks for slots of GPUs leaves out, filled in as HAMi does, under the names of the offer.
 
     gpumem: 4000                     nvidia.com/gpu: 1      an amount without a number of GPUs is of one
     nvidia.com/gpu: 1                gpucores: 100          without an amount it is of whole GPUs
@@ -11,6 +11,8 @@ Where nodes offer the same resource in another way, too, `nvidia.com/gpu: 1` alo
 be refused by these nodes, and without one no other container has memory of its GPU, either.
 
 What cannot be meant is left as it is: `pod_checks` refuses it.
+
+Source: HAMi 4707fb02, its admission webhook (spec hami.md 4).
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -19,12 +21,16 @@ from typing import NamedTuple
 import msgspec
 
 from topoalign.core.demand.field_paths import containers_of
-from topoalign.core.demand.hami_names import ResourceNames
+from topoalign.core.demand.quantities import Quantities
 from topoalign.core.demand.slots import SlotResources
-from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import ResourceName
-from topoalign.core.model.requests import ContainerRequest, PodRequest
-from topoalign.core.sharing.hami.admission import AdmissionSettings, Changes, Container, changes_to
+from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.topology.offers import CORES
+
+PRIORITY = "CUDA_TASK_PRIORITY"
+"""The variable by which HAMi's library is told of a priority."""
+ALL_MEMORY = 100
+"""Hundredths of a GPU's."""
 
 
 class FilledIn(NamedTuple):
@@ -32,7 +38,7 @@ class FilledIn(NamedTuple):
 
     where: str
     """Its path: `spec.containers[0]`."""
-    limits: Mapping[ResourceName, int]
+    limits: Quantities
     environment: Mapping[str, str]
 
 
@@ -45,40 +51,42 @@ def slot_defaults(
     """
     found = []
     for where, container in containers_of(pod):
-        changes = defaults_of(where, container, offered, otherwise)
-        if changes.limits or changes.env:
-            found.append(FilledIn(where, changes.limits, changes.env))
+        meant = offer_meant(container.limits, offered)
+        if meant is not None and not may_be_otherwise(container.limits, meant, otherwise):
+            filled = defaults_of(where, container.limits, meant)
+            if filled.limits or filled.environment:
+                found.append(filled)
     return found
 
 
-def defaults_of(
-    where: str, container: ContainerRequest, offered: Iterable[SlotResources], otherwise: Collection[ResourceName]
-) -> Changes:
+def offer_meant(limits: Quantities, offered: Iterable[SlotResources]) -> SlotResources | None:
     """
-    The same for one container. Of several offers that have the amounts under one name, the one counts whose slots are asked
-    for; without a number of GPUs the first by name.
+    Which of the offers a container is about; None: about none. Of several that have the amounts under one name, the one
+    whose slots are asked for; without a number of GPUs the first by name.
     """
-    limits = container.limits
     known = [each for each in offered if not {each.resource, *each.slots.resources}.isdisjoint(limits)]
-    if not known:
-        return Changes()
-    each = min(known, key=lambda each: (each.resource not in limits, each.resource))
-    if limits.get(each.resource) == 0:
-        return Changes()
-    slots = each.slots
-    if each.resource in otherwise and limits.keys().isdisjoint(slots.resources):
-        return Changes()
-    names = ResourceNames(
-        count=each.resource,
-        memory=slots.memory,
-        percentage=slots.percentage,
-        cores=slots.cores,
-        priority=slots.priority,
-    )
-    try:
-        return changes_to(Container(path=where, limits=limits), AdmissionSettings(names=names))
-    except InvalidField:
-        return Changes()
+    return min(known, key=lambda each: (each.resource not in limits, each.resource), default=None)
+
+
+def may_be_otherwise(limits: Quantities, offer: SlotResources, otherwise: Collection[ResourceName]) -> bool:
+    """Whether a container that names no amount may be for GPUs that are offered in another way under the same name."""
+    return offer.resource in otherwise and limits.keys().isdisjoint(offer.slots.resources)
+
+
+def defaults_of(where: str, limits: Quantities, offer: SlotResources) -> FilledIn:
+    """What is added to a container that is about this offer."""
+    slots, added = offer.slots, dict[ResourceName, int]()
+    percentage = limits.get(slots.percentage)
+    if limits.get(offer.resource) == 0 or (percentage is not None and percentage > ALL_MEMORY):
+        return FilledIn(where, {}, {})
+    if offer.resource not in limits:
+        if limits.keys().isdisjoint((slots.memory, slots.percentage, slots.cores)):  # a priority is no amount
+            return FilledIn(where, {}, {})
+        added[offer.resource] = 1
+    is_whole = slots.memory not in limits if percentage is None else percentage == ALL_MEMORY
+    if is_whole and slots.cores not in limits:
+        added[slots.cores] = CORES
+    return FilledIn(where, added, {PRIORITY: str(limits[slots.priority])} if slots.priority in limits else {})
 
 
 def with_defaults(pod: PodRequest, filled: Iterable[FilledIn]) -> PodRequest:

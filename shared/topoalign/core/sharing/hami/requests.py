@@ -7,7 +7,7 @@ of memory, or else all of the card's. `nvidia.com/gpu: 2, nvidia.com/gpumem: 400
 each.
 
 Memory that is not a plain integer (`16.0Gi`), or too large, makes the container one that asks for no card at all:
-upstream rather gives nothing than another amount. `admission` refuses it before that.
+upstream rather gives nothing than another amount. A webhook refuses it before that.
 
 Source: HAMi 4707fb02, GenerateResourceRequests.
 """
