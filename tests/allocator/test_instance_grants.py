@@ -16,6 +16,7 @@ from slot_node_support import Ask
 from topoalign.allocator.instances.book import AWAY_SECONDS
 from topoalign.allocator.instances.bus import InstancesNeedKubelet, check_no_instances
 from topoalign.allocator.instances.calls import SEEN_SECONDS
+from topoalign.allocator.instances.port import InstanceInUse
 from topoalign.allocator.instances.reports import report_fault
 from topoalign.allocator.instances.sweeps import PROBE_SECONDS, SWEEP_SECONDS, lost_note, sweep_instances
 from topoalign.allocator.ports import Poll
@@ -301,6 +302,33 @@ async def test_a_gpu_whose_driver_fails_is_listed_as_unhealthy_until_it_works() 
         await it.clock.advance(PROBE_SECONDS + SWEEP_SECONDS)
         await it.kubelet.until(lambda kubelet: 4 * SLOTS == len({*kubelet.state().healthy(GPU)}))
         assert {} == it.allocations.faults
+
+
+async def test_an_instance_in_use_beside_one_that_fails_changes_nothing() -> None:
+    """The driver fails with one and refuses the other, as long as both are to go: it is tried once in five seconds."""
+    async with instance_node() as (it, tasks):
+        assert it.instances is not None
+        tasks.start_soon(sweep_instances, it.instances, it.ledger, it.clock, lambda: it.allocations.polled)
+        gpu, tries = it.machine.gpus[0].id, list[int]()
+        for number in range(2):
+            (record,) = await it.allocations.allocate(GPU, [[DeviceID(f"{gpu}::{number}")]])
+            it.ledger.release([record.id], "gone")
+
+        async def fail(gpu: DeviceID, instance: int) -> None:
+            tries.append(instance)
+            assert len(tries) < 20, "it is tried again and again"
+            if instance == 1:
+                raise DriverFault("no", "look")
+            raise InstanceInUse("processes use it", "look")
+
+        it.played.destroy = fail  # type: ignore[method-assign]  # the driver fails at times
+        for _ in range(3):
+            await it.clock.advance(SWEEP_SECONDS)
+            for _ in range(100):
+                await anyio.lowlevel.checkpoint()
+
+        assert 2 * [1, 2] <= tries <= 5 * [1, 2]
+        assert {gpu: "no"} == it.allocations.faults
 
 
 async def test_a_gpu_whose_driver_fails_is_reported_to_discovery() -> None:

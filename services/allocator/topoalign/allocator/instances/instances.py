@@ -234,8 +234,7 @@ class Instances:
         except InstanceInUse as fault:
             if own not in self._used:
                 log.warning("a MIG instance stays for now", slot=own.slot, finding=fault.finding, remedy=fault.remedy)
-            self._used.add(own)
-            self._works(own.gpu)
+            self._used.add(own)  # others of its GPU may fail, so whether the driver works is asked elsewhere (`probe`)
         except (DriverFault, StateFault) as fault:
             self._fails(own.gpu, fault)
 
