@@ -1,18 +1,21 @@
 """What everybody who makes MIG instances promises: NVML, here by its stand-in, and the GPUs that tests play."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import anyio
 import pytest
-from instance_support import GPU, PlayedGpus, instance_line, place, profile_lines
+from instance_support import A100, GIB, GPU, PlayedGpus, instance_line, place, profile_lines
 from nvml_support import StandIn, standing_in
 
+from topoalign.allocator.instances.book import InstanceBook
+from topoalign.allocator.instances.instances import Instances
 from topoalign.allocator.instances.nvml import NvmlInstances
 from topoalign.allocator.instances.port import InstanceInUse, InstanceMaker, PlaceTaken
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import DeviceID
-from topoalign.runtime.clock import ManualClock, SystemClock
+from topoalign.runtime.clock import ManualClock, SystemClock, all_tasks_blocked
 from topoalign.runtime.tasks import background
 
 pytestmark = pytest.mark.anyio
@@ -140,3 +143,25 @@ async def test_a_driver_that_hangs_is_a_fault_in_time(standin: StandIn) -> None:
         with pytest.raises(DriverFault, match="has not answered"):
             await maker.there(OTHER)
     standin.release()
+
+
+async def test_a_kubelet_that_hangs_up_while_an_instance_is_made_is_no_fault(standin: StandIn, tmp_path: Path) -> None:
+    """grpclib cancels its call. The next one waits until the driver has answered, and the half instance goes."""
+    clock = SystemClock()
+    instances = Instances(InstanceBook(tmp_path, "b", clock.monotonic), NvmlInstances(clock, SECONDS))
+    standin.play(f"{machine()}\nhang nvmlDeviceCreateGpuInstanceWithPlacement")
+    former, call = (
+        asyncio.create_task(instances.make(DeviceID(f"{OTHER}::{number}"), A100, 5 * GIB)) for number in range(2)
+    )
+    while not standin.hanging():
+        await anyio.lowlevel.checkpoint()
+    former.cancel()
+    await asyncio.wait([former])
+    await all_tasks_blocked()
+
+    assert (True, False) == (former.cancelled(), call.done())
+    standin.release()
+    made = await call
+    await instances.sweep(lambda: {made.uuid})
+    assert [{made.uuid}] == [{*each.uuids} for each in await NvmlInstances(clock, SECONDS).there(OTHER)]
+    assert {} == instances.failing

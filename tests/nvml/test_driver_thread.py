@@ -7,7 +7,7 @@ import pytest
 from device_allocations_support import ShiftingClock
 
 from topoalign.core.model.errors import DriverFault
-from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.driver_thread import DriverThread, Steps
 from topoalign.runtime.tasks import background
 
@@ -48,9 +48,9 @@ async def test_the_deadline_holds_for_each_call_and_not_for_the_work() -> None:
 
 
 async def test_work_that_nobody_waits_for_ends_at_its_next_call() -> None:
-    """Also when it is the reader who was cancelled, as at the end of the service."""
+    """Also when it is the reader who was cancelled, as at the end of the service. Who comes meanwhile waits for it."""
     thread = DriverThread("driver", ManualClock(), 1.0)
-    begun, go_on, after = threading.Event(), threading.Event(), []
+    begun, go_on, after, found = threading.Event(), threading.Event(), list[str](), list[str]()
 
     def work(steps: Steps) -> None:
         steps("first")
@@ -59,20 +59,46 @@ async def test_work_that_nobody_waits_for_ends_at_its_next_call() -> None:
         steps("second")
         after.append("second")
 
+    async def come(name: str) -> None:
+        found.append(await thread.run(lambda steps: name))
+
     async with background() as tasks:
         tasks.start_soon(thread.run, work)
         await happened(begun)
-    with pytest.raises(DriverFault, match="first"):
-        await thread.run(work)
+    async with anyio.create_task_group() as comers:
+        comers.start_soon(come, "one")
+        comers.start_soon(come, "two")
+        await all_tasks_blocked()
+        assert [] == found
+        go_on.set()
 
+    assert (["one", "two"], []) == (sorted(found), after)
+
+
+async def test_work_that_nobody_waits_for_has_as_long_as_any_other() -> None:
+    clock = ManualClock()
+    thread = DriverThread("driver", clock, 1.0)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work(steps: Steps) -> None:
+        steps("first")
+        begun.set()
+        go_on.wait()
+
+    async def come() -> None:
+        with pytest.raises(DriverFault, match="first within 1 s"):
+            await thread.run(work)
+
+    async with background() as tasks:
+        tasks.start_soon(thread.run, work)
+        await happened(begun)
+        await clock.advance(0.9)
+    async with anyio.create_task_group() as comers:
+        comers.start_soon(come)
+        await clock.advance(0.1)
+    with pytest.raises(DriverFault, match="first within 1 s"):
+        await thread.run(work)
     go_on.set()
-    while True:
-        try:
-            assert "free" == await thread.run(lambda steps: "free")
-            break
-        except DriverFault:
-            await anyio.lowlevel.checkpoint()
-    assert [] == after
 
 
 async def test_a_process_that_was_stopped_gives_the_call_its_time_anew() -> None:

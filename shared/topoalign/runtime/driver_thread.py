@@ -4,7 +4,8 @@ The one thread in which a driver makes its blocking calls, with a deadline for e
 A call into a driver library or a file of /sys may hang for ever, and a thread cannot be stopped from outside. So work
 runs in a daemon thread, which does not keep the process from ending, and it reports each call before it makes it. If a
 call takes too long, the caller gets an error with the name of the call and continues; the work ends at its next call.
-Until then no other work begins, so a driver that hangs blocks one thread and never two.
+Until then no other work begins, so a driver that hangs blocks one thread and never two. Work whose caller was cancelled ends
+at its next call, too: who comes meanwhile waits for that, as long as the call is not late.
 
 If the process was stopped, or got no CPU, a late call does not prove that it hangs: if the loop itself wakes late, the
 deadline begins again.
@@ -15,7 +16,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.ports import Clock
@@ -54,17 +55,17 @@ class DriverThread:
     def __init__(self, driver: str, clock: Clock, deadline: float) -> None:
         """`deadline` is in seconds and holds for each call."""
         self._driver, self._clock, self._deadline = driver, clock, deadline
-        self._under_way: Steps | None = None
+        self._under_way: tuple[Steps, Future[Any]] | None = None
 
     async def run(self, work: Callable[[Steps], T]) -> T:
         """
         The work's result. Raises what it raises, and DriverFault if a call of it, or of earlier work, does not end, or where
         there is no thread or no memory for it.
         """
-        if self._under_way is not None:
-            self._hangs(self._under_way)
-        steps = self._under_way = Steps(self._clock)
-        result: Future[T] = Future()
+        while self._under_way is not None:
+            await self._outlast(*self._under_way)
+        steps, result = Steps(self._clock), Future[T]()
+        self._under_way = steps, result
         result.set_running_or_notify_cancel()  # only the thread may end it now
         thread = threading.Thread(target=partial(self._do, work, steps, result), name=self._driver, daemon=True)
         try:
@@ -74,7 +75,7 @@ class DriverThread:
             raise DriverFault(f"{self._driver} cannot be asked: {error}", MORE) from error
         try:
             async with background() as tasks:
-                tasks.start_soon(self._watch, steps)
+                tasks.start_soon(self._watch, steps, self._clock.monotonic())
                 return await asyncio.wrap_future(result)
         except MemoryError as error:
             raise DriverFault(f"{self._driver} has no memory for {steps.current[0]}", MORE) from error
@@ -91,9 +92,14 @@ class DriverThread:
             self._under_way = None
             result.set_result(done)
 
-    async def _watch(self, steps: Steps) -> None:
-        """Raises DriverFault when a call takes too long."""
-        awake = self._clock.monotonic()
+    async def _outlast(self, steps: Steps, result: "Future[Any]") -> None:
+        """Waits until earlier work has ended, however it does. Raises DriverFault when a call of it takes too long."""
+        async with background() as tasks:
+            tasks.start_soon(self._watch, steps, steps.current[1])
+            await asyncio.gather(asyncio.wrap_future(result), return_exceptions=True)
+
+    async def _watch(self, steps: Steps, awake: float) -> None:
+        """Raises DriverFault when a call takes too long. `awake`: since when the loop is known to run."""
         while True:
             _, since = steps.current
             due = max(since, awake) + self._deadline
