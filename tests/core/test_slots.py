@@ -17,7 +17,7 @@ from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount
-from topoalign.core.model.ids import GPU, AllocationID
+from topoalign.core.model.ids import GPU, AllocationID, ContainerName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Policy
 from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.sharing.hami.requests import read_request
@@ -84,6 +84,8 @@ def test_a_gpu_with_all_cores_is_nobody_elses(rules: AdmissionRules) -> None:
         (asks(memory=EACH + 1), MEMORY),
         (asks(0, memory=100), MEMORY),
         (asks(priority=2), PRIORITY),
+        (ContainerRequest(name=ContainerName("main"), limits={GPU: 1, MEMORY: 9, CORES: 0}), CORES),
+        (ContainerRequest(name=ContainerName("main"), limits={CORES: 0}), CORES),
     ],
 )
 def test_bad_amounts_are_refused_by_their_fields(rules: AdmissionRules, asked: ContainerRequest, field: str) -> None:

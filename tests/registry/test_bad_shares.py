@@ -144,6 +144,13 @@ BAD_IN_SLOTS: dict[str, tuple[dict[str, Any], str]] = {
     "percentage 150": (pod({GPUS: "1", PERCENT: "150"}, {}), f"{SECOND}[{PERCENT}]: 150 is above 100"),
     "101 cores": (pod({GPUS: "1", COMPUTE: "101"}, {}), f"{SECOND}[{COMPUTE}]: 101 is above 100"),
     "150 cores": (pod({GPUS: "1", COMPUTE: "150"}, {}), f"{SECOND}[{COMPUTE}]: 150 is above 100"),
+    **{
+        f"0 cores beside {', '.join(others) or 'nothing'}": (
+            pod({**others, COMPUTE: "0"}, {}),
+            f"{SECOND}[{COMPUTE}]: 0 cores; leave it out beside an amount of memory ({MIB}): the container then has no",
+        )
+        for others in ({GPUS: "1"}, {GPUS: "1", MIB: "9"}, {GPUS: "1", PERCENT: "50"}, {})
+    },
     "-1 cores": (pod({GPUS: "1", COMPUTE: "-1"}, {}), f"{SECOND}[{COMPUTE}]: '-1' is no amount"),
     "0 GPUs": (pod({GPUS: "0", MIB: "9"}, {}), f"{SECOND}[{MIB}]: 9 of no GPU, as {GPUS} is missing"),
     "both kinds": (pod({GPUS: "1", MIB: "9", **GOOD}, {}), f"{SECOND}[{GPUS}]: GPUs in two ways, for {CORES} and"),
@@ -211,6 +218,20 @@ async def test_amounts_of_slots_are_refused_in_the_same_words(tmp_path: Path) ->
             assert {text} == await filtered(http, given), name
             assert text == what_if(node, given, tmp_path), name
     assert f"{SECOND}[{GPUS}]: GPUs in two ways" in what_if(node, pod({GPUS: "1", **GOOD}, {}), tmp_path)
+
+
+async def test_memory_of_0_in_slots_is_none_that_is_asked_for(tmp_path: Path) -> None:
+    """As HAMi reads it: the memory is then by the other name, or all of a GPU's."""
+    node = cluster(in_slots(DGX))
+    offers = node.view.offers
+    webhook = Webhook("", lambda resource: resource in offers.names, node.scheduler.checks.check, offers.left_out)
+    async with serving(node.scheduler, more=webhook.routes()) as url, httpx.AsyncClient(base_url=url) as http:
+        for amounts in ({MIB: "0"}, {PERCENT: "0"}, {MIB: "0", PERCENT: "50"}, {MIB: "9", PERCENT: "0"}):
+            given = pod({GPUS: "1", **amounts}, {})
+
+            assert "" == await said(http, given, "/webhook")
+            assert "" in await filtered(http, given)
+            assert "" == what_if(node, given, tmp_path)
 
 
 @pytest.mark.parametrize("policy", [None, "Always"], ids=["init", "sidecar"])

@@ -77,7 +77,6 @@ def patched(given: dict[str, Any], said: Any) -> dict[str, Any]:
         ({GPU: "2", PERCENTAGE: "50"}, {}),
         ({GPU: "1", MEMORY: "4000"}, {}),
         ({GPU: "1", CORES: "30"}, {}),
-        ({GPU: "1", CORES: "0"}, {}),
         ({GPU: "1", MEMORY: "0"}, {}),
         ({GPU: "1", MEMORY: "10", PERCENTAGE: "100"}, {CORES: "100"}),
         ({MEMORY: "4000"}, {GPU: "1"}),
@@ -119,7 +118,12 @@ async def test_the_priority_is_a_variable_of_the_container(env: Any, expected: l
 
 @pytest.mark.parametrize(
     ("asked", "field"),
-    [({GPU: "1", PERCENTAGE: "150"}, PERCENTAGE), ({MEMORY: "16Gi"}, MEMORY), ({PRIORITY: "1"}, PRIORITY)],
+    [
+        ({GPU: "1", PERCENTAGE: "150"}, PERCENTAGE),
+        ({MEMORY: "16Gi"}, MEMORY),
+        ({PRIORITY: "1"}, PRIORITY),
+        ({GPU: "1", CORES: "0"}, CORES),
+    ],
 )
 async def test_what_cannot_be_meant_is_not_mended(asked: Limits, field: str) -> None:
     said = await answer(webhook(), pod(asked))

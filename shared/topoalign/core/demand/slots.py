@@ -2,9 +2,10 @@
 What a container asks for of GPUs that are offered in slots: so many GPUs, and an amount of cores and memory of each of them.
 
 The kubelet is asked for the slots alone. The amounts are in resources that it never sees (`Slots`), by HAMi's rules: memory
-in MiB counts before a percentage; with neither it is all of a GPU's; cores that are not asked for are none. One rule is
-stricter: 100 cores are all that is offered of a GPU, however it is scaled, and such a GPU is nobody else's. What HAMi would
-read as something else, or as no request at all, is refused.
+in MiB counts before a percentage; with neither it is all of a GPU's, and 0 of either is as if it were left out; cores that
+are not asked for are none. Two rules are stricter. 100 cores are all that is offered of a GPU, however it is scaled, and
+such a GPU is nobody else's. 0 cores are refused, because nothing keeps a container from computing. What HAMi would read as
+something else, or as no request at all, is refused, too.
 
     nvidia.com/gpu: 1, gpumem: 4000, gpucores: 30     30 cores and 4000 MiB of one GPU
     nvidia.com/gpu: 2, gpumem-percentage: 50          half of the memory of each of two GPUs, without a claim on their cores
@@ -133,6 +134,12 @@ def check_amounts(where: str, limits: Quantities, offered: SlotResources) -> Non
     `spec.containers[0]`.
     """
     slots = offered.slots
+    if limits.get(slots.cores) == 0:  # no limiter keeps a container from computing at all
+        raise InvalidShare(
+            f"{where}.resources.limits[{slots.cores}]: 0 cores",
+            f"leave it out beside an amount of memory ({slots.memory}): the container then has no limit of its own, and "
+            "shares computing time",
+        )
     most = (
         (slots.percentage, 100, "all of a GPU's memory", "write a number from 1 to 100"),
         (slots.cores, CORES, "all of a GPU's computing time", f"write {CORES} for a whole GPU, or less"),

@@ -11,9 +11,9 @@ Refused are, in units: amounts of 0, parts of several GPUs where nothing spreads
 memory than a GPU has, units beside GPUs that are asked for in another way, and all annotations of HAMi and Gaia about cards,
 which have no effect there; nor have those of Koordinator, where the pod asks for nothing else that they are about. So is the
 number of GPUs over which units are spread, if it is above what a node has, if amounts do not divide evenly, and beside whole
-GPUs, slots, or no units at all. With slots: amounts that no GPU has, amounts without a number of GPUs, units in the same
-container, annotations that cannot be meant, those that have no effect, and those that have one where no amount is named:
-nodes that offer whole GPUs under the same name look at none. Where HAMi's rules choose the GPUs (`compat`), lists of
+GPUs, slots, or no units at all. With slots: amounts that no GPU has, 0 cores, amounts without a number of GPUs, units in the
+same container, annotations that cannot be meant, those that have no effect, and those that have one where no amount is
+named: nodes that offer whole GPUs under the same name look at none. Where HAMi's rules choose the GPUs (`compat`), lists of
 policies and a policy for nodes can be meant.
 """
 
