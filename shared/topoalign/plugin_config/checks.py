@@ -68,20 +68,30 @@ def validate_configuration(configuration: Configuration) -> Configuration:
 
 
 def told(flags: Flags) -> None:
-    """Paths and keys that would lead a container nowhere: a runtime passes over an annotation that it does not know."""
-    paths = {
-        "flags.nvidiaDriverRoot": flags.nvidia_driver_root,
-        "flags.nvidiaDevRoot": flags.nvidia_dev_root or "/",
+    """
+    Raises InvalidField for paths and keys that would lead a container nowhere: a runtime passes over an annotation that it
+    does not know, and `/a/../b` is another directory than `/b` where `/a` is a link.
+    """
+    limiters = {
         "flags.mpsRoot": flags.mps_root or "/",
         "flags.vcudaRoot": flags.vcuda_root or "/",
         "flags.vcudaLibraries": flags.vcuda_libraries or "/",
         "flags.hamiRoot": flags.hami_root or "/",
+    }
+    paths = {
+        "flags.nvidiaDriverRoot": flags.nvidia_driver_root,
+        "flags.nvidiaDevRoot": flags.nvidia_dev_root or "/",
+        **limiters,
         "flags.plugin.containerDriverRoot": flags.plugin.container_driver_root,
         "flags.plugin.nvidiaCDIHookPath": flags.plugin.nvidia_cdi_hook_path or "/",
     }
     for field, path in paths.items():
         if not (path.startswith("/") and path.isprintable()):
             raise InvalidField(field, f"{quoted([path])} is no absolute path", "begin it with /, or leave it out")
+    for field, path in limiters.items():
+        if not {"", ".", ".."}.isdisjoint(path.rstrip("/").split("/")[1:]):
+            finding = f"{quoted([path])} may be another directory to the agent than to the host"
+            raise InvalidField(field, finding, "write it without ., .. and //")
     prefix = flags.plugin.cdi_annotation_prefix
     if "/" not in prefix[1:]:
         raise InvalidField(
