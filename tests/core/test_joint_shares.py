@@ -229,6 +229,23 @@ def test_a_container_asks_for_gpus_in_one_way() -> None:
     assert f"spec.containers[0].resources.limits[{HUNDREDTHS}]: GPUs in two ways" in refusal.finding
 
 
+@pytest.mark.parametrize("rules", [BEST, RESTRICTED, KOORDINATOR])
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_memory_above_a_gpu_is_refused_by_its_field(gpus: int, rules: AdmissionRules) -> None:
+    """In bytes of each GPU, against the largest one, whoever holds it."""
+    state, most = after(node(hardware([10, 16, 16])), {HUNDREDTHS: 100}), gpus * 16 * MEMORY_BLOCK
+    above: Amounts = {SHARED: gpus, CORE: 10 * gpus, GPU_BYTES: most + gpus}
+    field = f"resources.limits[{GPU_BYTES}]: {16 * MEMORY_BLOCK + 1} bytes are asked for of one card"
+    init = sharing({HUNDREDTHS: 10}, init=[container("first", others=above)])
+
+    for asked, where in ((sharing(above), "spec.containers[0]"), (init, "spec.initContainers[0]")):
+        refusal = refused(state, asked, rules)
+        assert "MemoryAboveCard" == refusal.code
+        assert refusal.finding.startswith(f"{where}.{field}")
+        assert "ask for less memory" in refusal.remedy
+    assert gpus == len(share_of(node(hardware([10, 16, 16])), {**above, GPU_BYTES: most}, rules))
+
+
 @pytest.mark.parametrize("amounts", [{HUNDREDTHS: 50}, {GPU_BYTES: 8 * GIB}, {RATIO: 5}])
 def test_a_node_without_gpus_in_units_has_no_shares(amounts: Amounts) -> None:
     refusal = refused(node(DGX), sharing(amounts), BEST)

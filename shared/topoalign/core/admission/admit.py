@@ -19,7 +19,7 @@ from topoalign.core.model.errors import NoFit
 from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.placement.preference import prefer
 from topoalign.core.profile import profile_of
-from topoalign.core.sharing.pod_checks import check_asked, check_slots_asked, check_spread
+from topoalign.core.sharing.pod_checks import check_asked, check_joint_memory, check_slots_asked, check_spread
 from topoalign.core.state.fold import NodeState
 
 
@@ -74,6 +74,7 @@ def decided(run: AdmissionRun) -> Steps[Decision]:
         units = unit_resources(run.state.hardware)
         if units is not None:
             check_asked(run.demand.request, units)
+            check_joint_memory(run.demand.request, (each.joint for each in run.demand.containers), units)
         check_spread(run.demand.request, () if units is None else (units,))
         for slots in slot_resources(run.state.hardware):
             check_slots_asked(run.demand.request, slots, run.demand.rules.compat)

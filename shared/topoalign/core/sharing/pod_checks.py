@@ -32,12 +32,12 @@ from topoalign.core.demand.spread import cards_said, check_cards
 from topoalign.core.demand.units import USUAL_NAMES, InvalidShare, Share, UnitResources, check_share
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.demand import RESOURCES as JOINT_RESOURCES
-from topoalign.core.deviceshare.demand import check_keys, is_joint
-from topoalign.core.deviceshare.names import ANNOTATIONS, GPU_RESOURCES
+from topoalign.core.deviceshare.demand import JointDemand, check_keys, is_joint
+from topoalign.core.deviceshare.names import ANNOTATIONS, GPU_BYTES, GPU_RESOURCES
 from topoalign.core.model.errors import InvalidField, NoFit, quoted
 from topoalign.core.model.ids import GPU, NIC, ResourceName
 from topoalign.core.model.requests import CARDS, AdmissionRules, Compat, Mode, PodRequest
-from topoalign.core.model.topology.offers import CORES
+from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
 from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
 from topoalign.core.sharing.refusals import MemoryAboveCard, NotEnoughShareCards, ShareFields
 
@@ -129,6 +129,18 @@ def check_not_joint(pod: PodRequest) -> None:
         f"{path(key)}: {without_effect('units')}",
         f"leave it out; it is about whole GPUs ({GPU}) and NICs ({NIC}), and no container asks for any",
     )
+
+
+def check_joint_memory(pod: PodRequest, asked: Iterable[JointDemand | None], offered: UnitResources) -> None:
+    """
+    Raises MemoryAboveCard for a container that asks by Koordinator's name for more bytes of each GPU than the largest one in
+    units has. `asked`: what each container asks for together, in the order of `containers_of`.
+    """
+    largest = offered.most * MEMORY_BLOCK
+    for (where, _), demand in zip(containers_of(pod), asked, strict=True):
+        memory = 0 if demand is None or demand.gpu is None else demand.gpu.each.get(GPU_BYTES, 0)
+        if memory > largest:
+            raise MemoryAboveCard(ShareFields(memory=f"{where}.resources.limits[{GPU_BYTES}]"), memory, largest)
 
 
 def check_spread(pod: PodRequest, offered: Iterable[UnitResources]) -> None:
