@@ -17,6 +17,7 @@ from starlette.routing import Route
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.cli import probe, root
 from topoalign.core.deviceshare.demand import OWN_DOMAIN
+from topoalign.core.deviceshare.names import ANNOTATIONS, GPU_RESOURCES
 from topoalign.discovery.settings import DiscoverySettings
 from topoalign.plugin_config.mps_files import CONTAINER_ROOT
 from topoalign.registry.kubernetes import client, objects
@@ -241,12 +242,15 @@ def test_webhooks_fail_closed_for_pods_of_ours_alone(prod: tuple[Manifest, ...])
         assert "objectSelector" not in hook, "whoever may create a pod may label it"
         asks, changes = (condition["expression"] for condition in hook["matchConditions"])
         assert all(f"startsWith('{domain}')" in asks for domain in OURS)
+        assert all(f"'{key}'" in asks for key in ANNOTATIONS)
+        assert "startsWith('koordinator.sh/gpu')" in asks
         assert changes.startswith("request.operation == 'CREATE' || "), "else updates of all pods with GPUs"
         assert f"startsWith('{OWN_DOMAIN}')" in changes and "oldObject.metadata.annotations[a] ==" in changes
         for expression in (asks, changes):
             assert [expression.count(each) for each in "(["] == [expression.count(each) for each in ")]"]
         assert hook["clientConfig"]["caBundle"]
     assert hooks[0]["matchConditions"] == hooks[1]["matchConditions"]
+    assert all(name.startswith("koordinator.sh/gpu") for name in GPU_RESOURCES)
 
 
 def test_the_registry_may_do_what_its_client_does_and_no_more(folder: Path) -> None:

@@ -110,6 +110,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         pod({"koordinator.sh/gpu": "200", "topoalign.io/nic": "1"}, {HINT: "{}"}, "initContainers"),
         f"spec.initContainers[0].resources.limits[koordinator.sh/gpu]: {PASSED_OVER}",
     ),
+    "nothing but Koordinator's names": (
+        pod({"koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory-ratio": "50"}, {HINT: "{}"}),
+        f"{SECOND}[koordinator.sh/gpu-core]: {PASSED_OVER}",
+    ),
     "150 hundredths by Koordinator's name": (
         pod({**GOOD, "koordinator.sh/gpu": "150"}, {HINT: "{}"}),
         f"{SECOND}[koordinator.sh/gpu]: invalid resource unit koordinator.sh/gpu: 150; "

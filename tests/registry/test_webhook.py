@@ -14,6 +14,8 @@ import pytest
 from scheduling_support import RecordedScheduling, go_json, serving
 
 from topoalign.core.model.ids import ResourceName
+from topoalign.registry.scheduling.offered import OfferedResources
+from topoalign.registry.scheduling.pod_checks import PodChecks
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 
 pytestmark = pytest.mark.anyio
@@ -109,6 +111,22 @@ async def test_pods_that_ask_for_nothing_of_ours_are_let_through(http: httpx.Asy
         assert {"allowed": True} == await answer(http, None, path=path, operation="DELETE")
         services = {"group": "", "version": "v1", "resource": "services"}
         assert {"allowed": True} == await answer(http, {"spec": {}}, path=path, resource=services)
+
+
+@pytest.mark.parametrize("scheduler", [None, "", "default-scheduler", OURS, "koord-scheduler", "volcano"])
+async def test_koordinators_names_are_judged_unless_another_schedules(scheduler: str | None) -> None:
+    """Without its annotations they are none of our business, either: a node may have such a resource."""
+    webhook = Webhook(OURS, offered, PodChecks(OfferedResources()).check)
+    half = {"resources": {"requests": {"koordinator.sh/gpu": "50"}, "limits": {"koordinator.sh/gpu": "50"}}}
+    spec: dict[str, Any] = {"containers": [{"name": "main", **half}], "schedulerName": scheduler}
+    async with serving(RecordedScheduling(), more=webhook.routes()) as url, httpx.AsyncClient(base_url=url) as http:
+        for path in ("/webhook", "/webhook/validate"):
+            assert {"allowed": True} == await answer(http, pod(**spec), path=path)
+            if scheduler in ("koord-scheduler", "volcano"):
+                assert {"allowed": True} == await answer(http, pod(annotations={HINT: "{}"}, **spec), path=path)
+                continue
+            code, finding = await denied(http, pod(annotations={HINT: "{}"}, **spec), path=path)
+            assert (422, "spec.containers[0].resources.limits[koordinator.sh/gpu]") == (code, finding.partition(":")[0])
 
 
 async def test_annotations_of_ours_are_denied_to_everybody(http: httpx.AsyncClient) -> None:

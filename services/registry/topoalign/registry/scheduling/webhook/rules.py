@@ -5,6 +5,9 @@ What is denied of a pod when it is created, and what is filled in.
     pods that ask for   a node of their own choice, a privileged container, another scheduler: each gets devices past the
     devices of ours     decision; requests and annotations that cannot be meant, which no node would ever admit
 
+Pods with Koordinator's annotations that ask for GPUs by its names count as such, unless they name another scheduler: a
+kubelet passes these names over, and the containers would start without a GPU.
+
 A pod without a scheduler's name gets ours, where one is set. What a container leaves out that asks for slots of GPUs is
 filled in (`core.sharing.slot_defaults`), and then judged. No label or annotation exempts a pod: whoever may create one
 may write these. Namespaces are exempted in the webhook's configuration.
@@ -16,7 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from topoalign.core.demand.gangs import path
-from topoalign.core.deviceshare.demand import OWN_DOMAIN
+from topoalign.core.deviceshare.demand import OWN_DOMAIN, is_joint
+from topoalign.core.deviceshare.names import GPU_RESOURCES
 from topoalign.core.model.errors import BadRequest, clean, quoted
 from topoalign.core.model.ids import GPU, NIC, Namespace, ResourceName
 from topoalign.core.model.requests import CARDS, GANG, GANG_SIZE, PodRequest
@@ -124,7 +128,9 @@ def changes_to(
     Raises Forbidden, InvalidField and what `check` raises for what is denied.
     """
     check_annotations(annotations_of(pod), {})
-    if pod.spec is None or not any(is_ours(name, offered) for name in resources_of(pod.spec)):
+    if pod.spec is None or not (
+        any(is_ours(name, offered) for name in resources_of(pod.spec)) or is_as_koordinators(pod, scheduler)
+    ):
         return []
     kubelet_shows_it = NODES in groups and MIRROR in annotations_of(pod)
     if kubelet_shows_it:
@@ -190,6 +196,19 @@ def changes_of(filled: FilledIn, spec: Spec) -> Iterator[Change]:
 def is_ours(resource: ResourceName, offered: Offered) -> bool:
     """Whether topoalign gives out this resource."""
     return resource in (GPU, NIC) or resource.startswith(OWN_DOMAIN) or ("/" in resource and offered(resource))
+
+
+def is_as_koordinators(pod: Pod, scheduler: str) -> bool:
+    """
+    Whether a pod with Koordinator's annotations asks for GPUs by its names, and names no scheduler but the one that
+    topoalign answers: Koordinator's own pods name its scheduler. `scheduler`: as of `changes_to`.
+    """
+    return (
+        pod.spec is not None
+        and is_joint(annotations_of(pod))
+        and pod.spec.scheduler_name in (None, "", DEFAULT_SCHEDULER, scheduler)
+        and any(name in GPU_RESOURCES for name in resources_of(pod.spec))
+    )
 
 
 def resources_of(spec: Spec) -> Iterator[ResourceName]:
