@@ -18,15 +18,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing, Part, Poll
 from topoalign.allocator.reconciliation.liveness import Liveness
+from topoalign.allocator.refused_starts import STARTED_AGAIN, record_refused_start
 from topoalign.allocator.share_exclusion import units_held
 from topoalign.core.demand.units import Share, UnitFields, check_share
-from topoalign.core.hints.devices import DeviceProvider
 from topoalign.core.model.allocations import Owner, amounts_of
-from topoalign.core.model.decisions import Explanation, Refusal
 from topoalign.core.model.errors import NoFit, Unavailable
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import ContainerName, DeviceID, ResourceName
-from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.offers import MEMORY_BLOCK
 from topoalign.core.sharing.refusals import WholeGpuInUse
 from topoalign.core.sharing.units import check_gpus
@@ -61,7 +59,7 @@ class ShareStarts:
         if not starting:
             raise Unavailable(
                 f"the kubelet's checkpoint does not have the {len(asked)} {resource} of the container yet",
-                "the kubelet starts the container again; see whether its device plugin directory can be read",
+                STARTED_AGAIN,
             )
         for mine in starting:
             try:
@@ -109,16 +107,7 @@ class ShareStarts:
         self._told[mine, misfit.code] = None
         if len(self._told) > MOST_TOLD:
             del self._told[next(iter(self._told))]
-        refusal = Refusal(
-            reason="PreStartContainer",
-            code=misfit.code,
-            finding=misfit.finding,
-            remedy=misfit.remedy,
-            container=owner.container,
-            provider=DeviceProvider.name,
-            explanation=Explanation(),
-        )
-        self._ledger.refuse(PodRequest(namespace=owner.namespace, name=owner.pod, containers=()), refusal)
+        record_refused_start(self._ledger, owner, misfit)
 
 
 def live_parts(listing: Listing) -> tuple[Part, ...]:

@@ -22,14 +22,12 @@ import msgspec
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing
+from topoalign.allocator.refused_starts import STARTED_AGAIN, record_refused_start
 from topoalign.allocator.slots import SlotGrants
-from topoalign.core.hints.devices import DeviceProvider
 from topoalign.core.model.allocations import Allocation, Owner
-from topoalign.core.model.decisions import Explanation, Refusal
 from topoalign.core.model.errors import NoFit, Unavailable, quoted
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
-from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.ports import Clock
@@ -119,7 +117,7 @@ class SlotStarts:
                     if record.owner is None:
                         raise Unavailable(
                             f"the kubelet does not tell yet whose the slots of {quoted(sorted(map(base_of, slots)))} are",
-                            "the kubelet starts the container again; see whether its device plugin directory can be read",
+                            STARTED_AGAIN,
                         )
                     whose = f"{reservation.namespace}/{reservation.pod}, container {container.container}"
                     return NotAsReserved(slots, most, f"they are reserved for {quoted([whose])}")
@@ -140,16 +138,7 @@ class SlotStarts:
         if record.id in self._told or owner is None:
             return
         self._told.add(record.id)
-        refusal = Refusal(
-            reason="PreStartContainer",
-            code=misfit.code,
-            finding=misfit.finding,
-            remedy=misfit.remedy,
-            container=owner.container,
-            provider=DeviceProvider.name,
-            explanation=Explanation(),
-        )
-        self._ledger.refuse(PodRequest(namespace=owner.namespace, name=owner.pod, containers=()), refusal)
+        record_refused_start(self._ledger, owner, misfit)
 
 
 def as_listed(record: Allocation, listing: Listing | None) -> Allocation:

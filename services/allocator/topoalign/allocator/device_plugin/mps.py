@@ -20,12 +20,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from topoalign.allocator.device_plugin.host import ContainerUnready
+from topoalign.allocator.device_plugin.slot_limits import amount_of_slot
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.holdings import Amount, base_of, unit_kind
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
-from topoalign.core.state.slot_amounts import equal_part, offered_in_slots
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.mps_files import CONTAINER_ROOT, CONTAINER_SHM, PIPE, SHM, Serves, root_here, serving
 
@@ -98,7 +98,7 @@ def limits_of(devices: Sequence[DeviceID], amounts: Mapping[DeviceID, Amount], h
             return memory_limit(blocks * MEMORY_BLOCK for blocks in units.values())
     if not any(offer.by_amounts for base in units for offer in hardware.offers_by_base.get(base, ())):
         return {}
-    held = {base_of(slot): amounts.get(slot) or part_of_slot(hardware, base_of(slot)) for slot in devices}
+    held = {base_of(slot): amount_of_slot(slot, base_of(slot), amounts, hardware) for slot in devices}
     return {
         **thread_limit(each.cores for each in held.values()),
         **memory_limit(each.memory for each in held.values()),
@@ -114,13 +114,6 @@ def thread_limit(cores: Iterable[int]) -> Mapping[str, str]:
 def memory_limit(memory: Iterable[int]) -> Mapping[str, str]:
     """The limit for these bytes of each GPU, in whole MiB: `0=4096M,1=4096M`. Less than one would be no limit."""
     return {MEMORY_LIMIT: ",".join(f"{place}={max(1, each // MIB)}M" for place, each in enumerate(memory))}
-
-
-def part_of_slot(hardware: Topology, gpu: DeviceID) -> Amount:
-    """What a slot of which nothing else is known holds. Raises ContainerUnready for a GPU that is in no slots any more."""
-    if gpu not in offered_in_slots(hardware):
-        raise ContainerUnready(f"{gpu} is not in slots any more", "let the pod be made anew")
-    return equal_part(hardware, gpu)
 
 
 def mps_teller(root: str, topology: Topology, resource: ResourceName) -> MpsTeller:

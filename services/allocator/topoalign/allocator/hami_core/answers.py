@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from topoalign.allocator.device_plugin.host import ContainerUnready
+from topoalign.allocator.device_plugin.slot_limits import amount_of_slot
 from topoalign.allocator.hami_core.directories import CACHE, LOCKS, Owner, make_locks, name_of, prepare
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import StateFault, clean
@@ -29,7 +30,6 @@ from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES
-from topoalign.core.state.slot_amounts import equal_part, offered_in_slots
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.configuration import Flags
 from topoalign.plugin_config.hook_files import (
@@ -99,10 +99,9 @@ def held_in_order(slots: Collection[DeviceID], amounts: Mapping[DeviceID, Amount
     """
     found: dict[int, Amount] = {}
     for slot in slots:
-        gpu = hardware.gpu_by_id[hardware.card_of(base_of(slot))]
-        if gpu.id not in offered_in_slots(hardware):
-            raise ContainerUnready(f"{gpu.id} is not in slots any more", "let the pod be made anew")
-        found[gpu.index] = amounts.get(slot) or equal_part(hardware, gpu.id)
+        gpu = hardware.card_of(base_of(slot))
+        amount = amount_of_slot(slot, gpu, amounts, hardware)
+        found[hardware.gpu_by_id[gpu].index] = amount
     return [found[index] for index in sorted(found)]
 
 
