@@ -190,6 +190,23 @@ async def test_units_are_judged_after_they_are_offered_no_more() -> None:
             await it.allocations.start_container(CORES, it.units(0, 20)[CORES])
 
 
+@pytest.mark.parametrize("reserved", [True, False])
+async def test_an_init_container_of_split_units_is_named_by_its_reservation(reserved: bool) -> None:
+    """PodResources shows no other container of its pod, and its checkpoint has no names."""
+    async with share_node() as (it, _):
+        if reserved:
+            it.keep(p=it.units(0, 20, 4))
+        it.forced = {**it.units(0, 20), **it.units(1, 0, 4)}
+        it.allocations._grants.shares.check_half = lambda *_: None  # type: ignore[method-assign]  # broken on purpose
+        await it.kubelet.admit(it.pod("p", (0, 0), init=((20, 4),)), "uid-p", start=False)
+
+        for _ in range(2):
+            with pytest.raises(ShareSplit):
+                await it.allocations.start_container(CORES, it.units(0, 20)[CORES])
+
+        assert [("c0", "ShareSplit")] * reserved == it.refusals("p")
+
+
 @pytest.mark.parametrize("seed", range(2))
 async def test_a_pod_that_is_gone_does_not_count(seed: int) -> None:
     """Its entries stay in the checkpoint until the kubelet writes that."""

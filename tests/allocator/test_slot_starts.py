@@ -174,12 +174,14 @@ async def test_init_containers_start_with_slots_that_they_leave_to_nobody(init: 
 
 
 async def test_an_init_container_alone_does_not_start_with_what_is_anothers() -> None:
+    """Nothing tells the name of its pod, so there is no event: PodResources does not show it, and nothing is reserved."""
     async with slot_node() as (it, _):
         it.reserve_beside(it.asking("a", LARGE))
 
         await admit(it, it.asking("b", Ask(0), init=[SMALL]))
 
         assert "they are reserved for 'default/a, container c0'" in await failure(it, "b")
+        assert [] == it.refusals("b")
 
 
 async def test_an_init_container_that_was_robbed_does_not_start() -> None:
@@ -189,8 +191,10 @@ async def test_an_init_container_that_was_robbed_does_not_start() -> None:
         await admit(it, it.asking("b", SMALL))
 
         await admit(it, robbed)
+        reasons = [await failure(it, "a"), await failure(it, "a")]
 
-        assert "60 cores and 6000 MiB are reserved for it" in await failure(it, "a")
+        assert all("60 cores and 6000 MiB are reserved for it" in each for each in reasons)
+        assert [("c0", "NotAsReserved")] == it.refusals("a")
 
 
 async def test_init_containers_start_after_their_reservation_unlisted(

@@ -75,7 +75,7 @@ class Grants:
             Shares(lambda: ledger.state, clock, reserved, reconciliation.liveness, compat),
         )
         self.exclusion = ShareExclusion(lambda: ledger.state, reconciliation.liveness, self.shares)
-        self.share_starts = ShareStarts(ledger, reconciliation.liveness)
+        self.share_starts = ShareStarts(ledger, reconciliation.liveness, reserved)
         self.slots = SlotGrants(lambda: ledger.state, clock, reserved, reconciliation.liveness, compat)
 
     @property

@@ -13,12 +13,12 @@ other. Containers that run on although the kubelet has lost what they have are i
 What a unit is of is told by its id, so the configuration may have changed since.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing, Part, Poll
 from topoalign.allocator.reconciliation.liveness import Liveness
-from topoalign.allocator.refused_starts import STARTED_AGAIN, record_refused_start
+from topoalign.allocator.refused_starts import STARTED_AGAIN, record_refused_start, reserved_owner
 from topoalign.allocator.share_exclusion import units_held
 from topoalign.core.demand.units import Share, UnitFields, check_share
 from topoalign.core.model.allocations import Owner, amounts_of
@@ -28,6 +28,7 @@ from topoalign.core.model.ids import ContainerName, DeviceID, ResourceName
 from topoalign.core.model.topology.offers import MEMORY_BLOCK
 from topoalign.core.sharing.refusals import WholeGpuInUse
 from topoalign.core.sharing.units import check_gpus
+from topoalign.core.state.reservations import NodeReservations
 from topoalign.core.state.unit_amounts import Holder, excluded
 
 Amounts = Mapping[DeviceID, Amount]
@@ -39,8 +40,9 @@ MOST_TOLD = 1_000
 class ShareStarts:
     """Judges containers with units of GPUs that are about to start."""
 
-    def __init__(self, ledger: Ledger, liveness: Liveness) -> None:
-        self._ledger, self._liveness = ledger, liveness
+    def __init__(self, ledger: Ledger, liveness: Liveness, reserved: Callable[[], NodeReservations]) -> None:
+        """`reserved`: what is reserved on the node now."""
+        self._ledger, self._liveness, self._reserved = ledger, liveness, reserved
         self._told: dict[tuple[Holder, str], None] = {}
 
     def check(self, resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
@@ -101,7 +103,7 @@ class ShareStarts:
         """Records that a container was not started, and why: once for each container and reason."""
         if (mine, misfit.code) in self._told:
             return
-        owner = owner_of(mine, listing)
+        owner = owner_of(mine, listing) or reserved_owner(self._reserved(), mine.pod, mine.container)
         if owner is None:
             return
         self._told[mine, misfit.code] = None

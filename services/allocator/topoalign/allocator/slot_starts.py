@@ -22,7 +22,7 @@ import msgspec
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing
-from topoalign.allocator.refused_starts import STARTED_AGAIN, record_refused_start
+from topoalign.allocator.refused_starts import STARTED_AGAIN, record_refused_start, reserved_owner
 from topoalign.allocator.slots import SlotGrants
 from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.errors import NoFit, Unavailable, quoted
@@ -83,11 +83,11 @@ class SlotStarts:
         for each in (live[name] for name in owned.overlapping(map(owned.holding, devices))):
             if each.device_ids.isdisjoint(devices):
                 continue
-            misfit = self._judged.get(each.id)
+            misfit, listed = self._judged.get(each.id), as_listed(each, listing)
             if misfit is None and self._is_offered(each):
-                misfit = self._judged[each.id] = self._misfit(as_listed(each, listing))
+                misfit = self._judged[each.id] = self._misfit(listed)
             if misfit is not None:
-                self._record(each, misfit)
+                self._record(listed, misfit)
                 raise misfit
 
     def _is_offered(self, record: Allocation) -> bool:
@@ -135,6 +135,8 @@ class SlotStarts:
     def _record(self, record: Allocation, misfit: NotAsReserved) -> None:
         """Records that a container was not started, and why."""
         owner = record.owner
+        if owner is not None and not owner.pod:  # the checkpoint has UIDs, and no names
+            owner = reserved_owner(self._reserved(), record.pod_uid, owner.container)
         if record.id in self._told or owner is None:
             return
         self._told.add(record.id)
