@@ -19,9 +19,6 @@ from topoalign.allocator.instances.instances import Instances, NoPlace
 from topoalign.allocator.instances.port import InstanceInUse, PlaceTaken
 from topoalign.core.model.errors import DriverFault, StateFault
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.mig import MigProfile, find_place
-from topoalign.core.sharing.hami.mig import MigProfile as HamiProfile
-from topoalign.core.sharing.hami.mig import Placement, find_instance
 
 pytestmark = pytest.mark.anyio
 
@@ -521,31 +518,3 @@ def test_whatever_is_made_and_killed_no_place_is_taken_twice(
             assert not any(a.overlaps(b) for at, a in enumerate(places) for b in places[:at])
 
     anyio.run(play)
-
-
-profiles = st.permutations(A100).map(lambda some: tuple(some[:4]))
-
-
-@given(
-    profiles, st.sets(st.sampled_from([p for each in A100 for p in each.placements]), max_size=4), st.integers(0, 45)
-)
-def test_the_place_is_the_one_that_hami_finds(some: tuple[MigProfile, ...], taken: set[object], gib: int) -> None:
-    """Compared with the rule that passes the published cases (conformance suite `hami/mig_place`)."""
-    theirs = find_instance(
-        [
-            HamiProfile(
-                name=each.name,
-                memory=each.memory >> 20,
-                slices=each.slices,
-                placements=tuple(Placement(at.start, at.size) for at in each.placements),
-            )
-            for each in some
-        ],
-        [Placement(at.start, at.size) for at in taken],  # type: ignore[attr-defined]  # placements
-        gib * 1024,
-    )
-
-    ours = find_place(some, taken, gib * GIB)  # type: ignore[arg-type]  # as above
-
-    found = None if theirs is None else (theirs.profile.name, theirs.placement.start, theirs.placement.size)
-    assert found == (None if ours is None else (ours[0].name, ours[1].start, ours[1].size))

@@ -1,17 +1,28 @@
-"""MIG profiles of a GPU: where another instance can be made, and which facts no GPU can have."""
+"""MIG profiles of a GPU: which instance is made, and where, and which facts no GPU can have."""
 
+import hami_reference as reference
 import msgspec
 import pytest
-from hypothesis import given
+from hami_support import A100, profiles
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core import wire
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import TopologyDiscovered
 from topoalign.core.model.ids import DeviceID, NodeName
-from topoalign.core.model.topology.mig import MigDevice, MigPlacement, MigProfile, free_placements, occupied
+from topoalign.core.model.topology.mig import (
+    MigDevice,
+    MigPlacement,
+    MigProfile,
+    find_place,
+    free_placements,
+    occupied,
+    place_of,
+)
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.validate import validate
+from topoalign.core.sharing.hami.usage import MIB
 
 
 def place(start: int, size: int) -> MigPlacement:
@@ -45,6 +56,54 @@ def test_a_place_is_free_where_no_slice_of_it_is_taken(can_be: list[MigPlacement
     used = set().union(*map(slices, taken))
 
     assert [each for each in can_be if not slices(each) & used] == [*free_placements(profile("x", *can_be), taken)]
+
+
+some_profiles = st.permutations(A100).flatmap(lambda all_: st.integers(0, len(all_)).map(lambda n: tuple(all_[:n])))
+runs = st.builds(place, st.integers(0, 7), st.integers(1, 4))
+amounts = st.tuples(st.sampled_from([0, 1, 128, 200, 256, 512, 600, 1024, 1025]), st.sampled_from([-1, 0, 1]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(some_profiles, st.sets(runs, max_size=3), amounts)
+def test_the_smallest_instance_with_a_place_is_made(
+    some: tuple[reference.Profile, ...], taken: set[MigPlacement], amount: tuple[int, int]
+) -> None:
+    """Compared with sets of slices. Memory is a byte less than so many MiB, as many, and a byte more."""
+    memory = max(0, amount[0] * MIB + amount[1])
+    slices = frozenset(each for at in taken for each in range(at.start, at.start + at.size))
+
+    expected = reference.place_instance(some, slices, -(-memory // MIB))
+    found = find_place(profiles(some), taken, memory)
+
+    assert (None if expected is None else (expected[0].name, *expected[1:])) == (
+        None if found is None else (found[0].name, found[1].start, found[1].size)
+    )
+
+
+def test_an_a100_fills_from_both_ends() -> None:
+    by_name = {each.name: each for each in profiles(A100)}
+    taken: list[MigPlacement] = []
+    for name in ("3g.20gb", "2g.10gb", "1g.5gb", "1g.5gb"):
+        placement = place_of(by_name[name], taken)
+        assert placement is not None
+        taken.append(placement)
+
+    assert [4, 0, 3, 2] == [each.start for each in taken]
+
+
+@pytest.mark.parametrize(("mib", "name"), [(100, "1g.5gb"), (129, "2g.10gb"), (300, "3g.20gb"), (1000, "7g.40gb")])
+def test_memory_decides_on_the_profile(mib: int, name: str) -> None:
+    found = find_place(profiles(A100), (), mib * MIB)
+
+    assert found is not None
+    assert name == found[0].name
+
+
+def test_of_profiles_with_equal_memory_the_one_with_fewer_slices_is_made() -> None:
+    found = find_place(profiles(tuple(reversed(A100))), {place(4, 4)}, 512 * MIB)
+
+    assert found is not None
+    assert ("3g.20gb", 0) == (found[0].name, found[1].start)
 
 
 def test_where_one_place_is_not_known_none_is_known_to_be_taken() -> None:

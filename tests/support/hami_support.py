@@ -4,10 +4,10 @@ from hami_reference import Card, Namespace, Profile, Request
 from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.sharing.hami.mig import MigProfile, Placement
+from topoalign.core.model.topology.mig import MigPlacement, MigProfile
 from topoalign.core.sharing.hami.quota import NamespaceQuota
 from topoalign.core.sharing.hami.requests import CardRequest
-from topoalign.core.sharing.hami.usage import CardUsage
+from topoalign.core.sharing.hami.usage import MIB, CardUsage
 
 A100 = (
     Profile("1g.5gb", 128, 14, 1, tuple((start, 1) for start in range(7))),
@@ -105,7 +105,7 @@ def usage(card: Card) -> CardUsage:
         cores=card.cores,
         used_cores=card.used_cores,
         profiles=profiles(card.profiles),
-        instances=tuple(Placement(each, 1) for each in sorted(card.slices)),
+        instances=tuple(MigPlacement(start=each, size=1) for each in sorted(card.slices)),
     )
 
 
@@ -114,10 +114,10 @@ def profiles(some: tuple[Profile, ...]) -> tuple[MigProfile, ...]:
     return tuple(
         MigProfile(
             name=each.name,
-            memory=each.memory,
+            memory=each.memory * MIB,
             cores=each.cores,
             slices=each.slices,
-            placements=tuple(Placement(*place) for place in each.places),
+            placements=tuple(MigPlacement(start=start, size=size) for start, size in each.places),
         )
         for each in some
     )

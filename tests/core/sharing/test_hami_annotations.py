@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.demand.go_text import go_quoted, parse_int
+from topoalign.core.model.topology.mig import MigPlacement
 from topoalign.core.sharing.hami.handshake import NodeHealth, Reported, check_handshake, check_node, requesting
-from topoalign.core.sharing.hami.mig import MigProfile, Placement
 from topoalign.core.sharing.hami.pod_devices import (
     MigAllocation,
     PodCard,
@@ -22,6 +22,7 @@ from topoalign.core.sharing.hami.registration import (
     InvalidAnnotation,
     LinkScores,
     RegisteredCard,
+    RegisteredProfile,
     decode_old_register,
     decode_pair_scores,
     decode_register,
@@ -33,6 +34,10 @@ NOW = datetime(2026, 3, 4, 5, 6, 7)
 words = st.text(st.characters(codec="ascii", exclude_characters=",:;"), min_size=1, max_size=8)
 numbers = st.integers(-(1 << 31), (1 << 31) - 1)
 pod_cards = st.builds(PodCard, uuid=words, type=words, memory=numbers, cores=numbers)
+
+
+def at(start: int, size: int) -> MigPlacement:
+    return MigPlacement(start=start, size=size)
 
 
 @given(st.lists(st.lists(pod_cards, max_size=3).map(tuple), max_size=4).map(tuple))
@@ -71,7 +76,7 @@ registered = st.builds(
     numa=st.integers(-1, 3),
     mode=words,
     profiles=st.lists(
-        st.builds(MigProfile, name=words, memory=numbers, placements=st.just((Placement(0, 4), Placement(4, 4)))),
+        st.builds(RegisteredProfile, name=words, memory=numbers, placements=st.just((at(0, 4), at(4, 4)))),
         max_size=2,
     ).map(tuple),
     healthy=st.booleans(),
@@ -84,7 +89,7 @@ def test_the_cards_of_a_node_are_read_as_they_were_written(cards: tuple[Register
 
 
 def test_what_is_zero_is_left_out_of_a_nodes_cards() -> None:
-    profile = MigProfile(name="1g.5gb", memory=4864, placements=(Placement(0, 1),))
+    profile = RegisteredProfile(name="1g.5gb", memory=4864, placements=(at(0, 1),))
     card = RegisteredCard(
         id="GPU-a", slots=10, memory=8192, cores=100, type="NVIDIA P4", mode="mig", profiles=(profile,)
     )
@@ -155,7 +160,7 @@ def altered(old: str, new: str) -> str:
 
 
 def test_instances_are_read_as_they_were_written() -> None:
-    planned = MigAllocation(container=0, device=1, gpu="a", profile="1g", placement=Placement(6, 1))
+    planned = MigAllocation(container=0, device=1, gpu="a", profile="1g", placement=at(6, 1))
 
     assert (planned,) == decode_mig_allocations(f"[{WITHOUT_IDS}]")
     assert f"[{WITHOUT_IDS}]" == encode_mig_allocations([planned])

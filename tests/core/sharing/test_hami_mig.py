@@ -1,34 +1,15 @@
-"""Which MIG instance a share becomes, against sets of slices."""
+"""Which MIG instances several shares of one card become, against sets of slices."""
 
 import hami_reference as reference
-import pytest
 from hami_support import A100, profiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.sharing.hami.mig import Placement, find_instance, find_instances, find_placement
+from topoalign.core.model.topology.mig import MigPlacement
+from topoalign.core.sharing.hami.mig import find_instances
+from topoalign.core.sharing.hami.usage import MIB
 
 some_profiles = st.permutations(A100).flatmap(lambda all_: st.integers(0, len(all_)).map(lambda n: tuple(all_[:n])))
-
-
-@settings(max_examples=300, deadline=None)
-@given(some_profiles, st.sets(st.integers(0, 7)), st.sampled_from([0, 1, 128, 200, 256, 512, 600, 1024, 1025]))
-def test_the_smallest_instance_with_a_place_is_made(
-    some: tuple[reference.Profile, ...], taken: set[int], memory: int
-) -> None:
-    expected = reference.place_instance(some, frozenset(taken), memory)
-
-    found = find_instance(profiles(some), [Placement(each, 1) for each in taken], memory)
-
-    assert expected == (
-        None
-        if found is None
-        else (
-            next(each for each in some if each.name == found.profile.name),
-            found.placement.start,
-            found.placement.size,
-        )
-    )
 
 
 @settings(max_examples=200, deadline=None)
@@ -36,39 +17,20 @@ def test_the_smallest_instance_with_a_place_is_made(
 def test_several_instances_never_overlap(
     some: tuple[reference.Profile, ...], taken: set[int], memories: list[int]
 ) -> None:
-    occupied = [Placement(each, 1) for each in taken]
     card = reference.Card("a", profiles=some, slices=frozenset(taken))
 
-    found = find_instances(profiles(some), occupied, memories)
+    found = find_instances(
+        profiles(some), [MigPlacement(start=each, size=1) for each in taken], [each * MIB for each in memories]
+    )
 
     assert reference.has_place(card, memories) == (found is not None)
-    slices = [
-        each for one in found or () for each in range(one.placement.start, one.placement.start + one.placement.size)
-    ]
+    assert found is None or len(memories) == len(found)
+    slices = [each for _, at in found or () for each in range(at.start, at.start + at.size)]
     assert len({*slices, *taken}) == len(slices) + len(taken)
 
 
-def test_an_a100_fills_from_both_ends() -> None:
-    by_name = {each.name: each for each in profiles(A100)}
-    occupied: list[Placement] = []
-    for name in ("3g.20gb", "2g.10gb", "1g.5gb", "1g.5gb"):
-        placement = find_placement(by_name[name], occupied)
-        assert placement is not None
-        occupied.append(placement)
-
-    assert [4, 0, 3, 2] == [each.start for each in occupied]
-
-
-@pytest.mark.parametrize(("memory", "name"), [(100, "1g.5gb"), (129, "2g.10gb"), (300, "3g.20gb"), (1000, "7g.40gb")])
-def test_memory_decides_on_the_profile(memory: int, name: str) -> None:
-    found = find_instance(profiles(A100), [], memory)
+def test_two_shares_of_one_card_are_side_by_side() -> None:
+    found = find_instances(profiles(A100), [], [100 * MIB, 100 * MIB])
 
     assert found is not None
-    assert name == found.profile.name
-
-
-def test_of_profiles_with_equal_memory_the_one_with_fewer_slices_is_made() -> None:
-    found = find_instance(profiles(tuple(reversed(A100))), [Placement(4, 4)], 512)
-
-    assert found is not None
-    assert ("3g.20gb", 0) == (found.profile.name, found.placement.start)
+    assert [("1g.5gb", 6), ("1g.5gb", 5)] == [(profile.name, at.start) for profile, at in found]

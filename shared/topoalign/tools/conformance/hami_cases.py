@@ -7,8 +7,8 @@ from typing import Generic, TypeVar
 import msgspec
 
 from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.mig import MigPlacement, MigProfile
 from topoalign.core.sharing.cards import SharedCard
-from topoalign.core.sharing.hami.mig import MigProfile, Placement
 from topoalign.core.sharing.hami.requests import CardRequest
 from topoalign.core.sharing.hami.usage import MIB, CardShare, CardUsage, usage_of
 from topoalign.tools.conformance.case_files import results
@@ -42,10 +42,10 @@ def suite(kind: type[Case[Given, Expected]], outcome: Callable[[Given, Expected]
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """A MIG profile of a card."""
+    """A MIG profile of a card. Memory in MiB."""
 
     name: str
-    placements: tuple[Placement, ...]
+    placements: tuple[MigPlacement, ...]
     memory_mb: int = 0
     core: int = 0
     slice_count: int = 0
@@ -55,7 +55,7 @@ class Profile(msgspec.Struct, frozen=True):
         """The profile in the type of the product."""
         return MigProfile(
             name=self.name,
-            memory=self.memory_mb,
+            memory=self.memory_mb * MIB,
             cores=self.core,
             slices=self.slice_count,
             placements=self.placements,

@@ -5,7 +5,7 @@ from msgspec import UNSET, UnsetType
 
 from topoalign.core.demand.card_rules import Weights
 from topoalign.core.model.ids import NodeName
-from topoalign.core.sharing.hami.mig import Placement
+from topoalign.core.model.topology.mig import MigPlacement
 from topoalign.core.sharing.hami.selection import SPREAD
 from topoalign.tools.conformance.hami_cases import Card, Profile, Request, Share
 
@@ -61,7 +61,7 @@ class Allocation(msgspec.Struct, frozen=True):
 
     uuid: str
     profile: str
-    placement: Placement | None
+    placement: MigPlacement | None
     mem_mb: int
     cores: int
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from msgspec import UNSET
 
 from topoalign.core.model.ids import NodeName
+from topoalign.core.model.topology.mig import MigPlacement, place_of
 from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit, fit
-from topoalign.core.sharing.hami.mig import Placement, find_placement
 from topoalign.core.sharing.hami.order import ScoredCard, sort_key, walk
 from topoalign.core.sharing.hami.place import NodeCards, Placed, PodShares, choose_node, node_policy, place
 from topoalign.core.sharing.hami.quota import effective_use, namespace_quota, within_quota
@@ -106,12 +106,12 @@ def mig_place(case: MigInput, expect: MigExpected) -> MigExpected:
 def instances(case: MigInput) -> list[Placing]:
     """Where instances of the profiles of a case go, one after another."""
     profiles = {each.name: each.read for each in case.profiles}
-    occupied: list[Placement] = []
+    taken: list[MigPlacement] = []
     found = []
     for name in case.requests:
-        placement = find_placement(profiles[name], occupied)
+        placement = place_of(profiles[name], taken)
         if placement is not None:
-            occupied.append(placement)
+            taken.append(placement)
             found.append(Placing(name, placement.start, placement.size))
     return found
 

@@ -83,13 +83,26 @@ def find_place(
     """
     The smallest profile with so many bytes that has a free place, and the place; None: there is none.
 
-    Smallest by memory, then by compute slices, then in the driver's order. Profiles of one and three compute slices take the
-    highest free start and all others the lowest, so that both ends fill up and large instances keep their places: on an
-    A100 of 40 GiB 3g, 2g, 1g and 1g start at 4, 0, 3 and 2 (HAMi 4707fb02, spec hami.md 6.2).
+    Smallest by memory, then by compute slices, then in the driver's order (HAMi 4707fb02, spec hami.md 6.2).
     """
     enough = [each for each in profiles if each.memory >= memory]
     for profile in sorted(enough, key=lambda each: (each.memory, each.slices)):
-        if free := free_placements(profile, taken):
-            high = profile.name.startswith(("1g.", "3g."))
-            return profile, (max if high else min)(free, key=lambda each: each.start)
+        place = place_of(profile, taken)
+        if place is not None:
+            return profile, place
     return None
+
+
+def place_of(profile: MigProfile, taken: Collection[MigPlacement]) -> MigPlacement | None:
+    """
+    Where an instance of this profile goes beside those that are `taken`; None: no place of it is free.
+
+    Profiles of one and three compute slices take the highest free start and all others the lowest, so that both ends fill up
+    and large instances keep their places: on an A100 of 40 GiB 3g, 2g, 1g and 1g start at 4, 0, 3 and 2 (HAMi 4707fb02, spec
+    hami.md 6.2).
+    """
+    free = free_placements(profile, taken)
+    if not free:
+        return None
+    high = profile.name.startswith(("1g.", "3g."))
+    return (max if high else min)(free, key=lambda each: each.start)

@@ -3,7 +3,7 @@ Shares as HAMi decides on them: which cards of which node a pod gets, by count, 
 
 A container's resources become a `CardRequest` (`requests`), a pod's annotations `PodRules` (`selection`), a card a
 `CardUsage` (`usage`). `place` finds the cards on one node: `scores` and `order` say in which order the cards are
-tried, `fit` which of them are taken, `topology` which set of them is connected best, `mig` which instance is made,
+tried, `fit` which of them are taken, `topology` which set of them is connected best, `mig` which instances they become,
 `quota` what the namespace allows. `registration`, `pod_devices` and `handshake` read and write the annotations by
 which HAMi's parts talk to one another.
 

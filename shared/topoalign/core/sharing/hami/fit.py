@@ -29,7 +29,7 @@ from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.hami.requests import CardRequest
 from topoalign.core.sharing.hami.selection import PodRules
 from topoalign.core.sharing.hami.topology import pick
-from topoalign.core.sharing.hami.usage import CardShare, CardUsage
+from topoalign.core.sharing.hami.usage import MIB, CardShare, CardUsage
 
 Shares = tuple[CardShare, ...]
 
@@ -172,8 +172,8 @@ class _Walk:
         if self.cores == 0 and card.used_cores == card.cores != 0:
             return Reason.NO_CORES
         if card.mode == MIG_MODE:
-            memories = [*(share.memory for share in self.gathered if share.uuid == card.uuid), memory]
-            if find_instances(card.profiles, card.instances, memories) is None:
+            here = [*(share.memory for share in self.gathered if share.uuid == card.uuid), memory]
+            if find_instances(card.profiles, card.instances, (each * MIB for each in here)) is None:
                 return Reason.MIG
         return None
 

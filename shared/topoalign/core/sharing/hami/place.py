@@ -15,15 +15,16 @@ import msgspec
 
 from topoalign.core.demand.hami_names import NODE_POLICY
 from topoalign.core.model.ids import NodeName
+from topoalign.core.model.topology.mig import find_place
 from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit, fit
-from topoalign.core.sharing.hami.mig import MIG_MODE, find_instance
+from topoalign.core.sharing.hami.mig import MIG_MODE
 from topoalign.core.sharing.hami.order import ScoredCard, walk
 from topoalign.core.sharing.hami.quota import NamespaceQuota
 from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.hami.requests import CardRequest
 from topoalign.core.sharing.hami.scores import device_score, node_score
 from topoalign.core.sharing.hami.selection import BINPACK, SPREAD, PodRules
-from topoalign.core.sharing.hami.usage import CardShare, CardUsage, with_share
+from topoalign.core.sharing.hami.usage import MIB, CardShare, CardUsage, with_share
 
 INSUFFICIENT = "NodeInsufficientDevice"
 """The reason of a node with fewer cards than one container asks for."""
@@ -134,13 +135,14 @@ def _take(cards: tuple[CardUsage, ...], share: CardShare) -> tuple[tuple[CardUsa
     """The cards with this share held, and the share, which of a card in mode `mig` is a whole instance."""
     position = next(i for i, card in enumerate(cards) if card.uuid == share.uuid)
     card = cards[position]
-    instance = find_instance(card.profiles, card.instances, share.memory) if card.mode == MIG_MODE else None
+    instance = find_place(card.profiles, card.instances, share.memory * MIB) if card.mode == MIG_MODE else None
     if instance is not None:
+        profile, placement = instance
         share = CardShare(
             uuid=share.uuid,
-            memory=instance.profile.memory,
-            cores=instance.profile.cores,
-            profile=instance.profile.name,
-            placement=instance.placement,
+            memory=-(-profile.memory // MIB),
+            cores=profile.cores,
+            profile=profile.name,
+            placement=placement,
         )
     return (*cards[:position], with_share(card, share), *cards[position + 1 :]), share

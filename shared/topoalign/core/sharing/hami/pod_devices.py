@@ -14,7 +14,7 @@ import msgspec
 
 from topoalign.core.demand.go_text import parse_int
 from topoalign.core.demand.hami_names import DEVICES_ALLOCATED, MIG_ALLOCATIONS
-from topoalign.core.sharing.hami.mig import Placement
+from topoalign.core.model.topology.mig import MigPlacement
 from topoalign.core.sharing.hami.registration import InvalidAnnotation
 
 _FIELDS = 4
@@ -45,7 +45,7 @@ class MigAllocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Of the container, from 0."""
     gpu: str = msgspec.field(name="gpuUUID")
     profile: str
-    placement: Placement
+    placement: MigPlacement
     mig_uuid: str = msgspec.field(default="", name="migUUID")
     """Empty until it exists, and so are the next two."""
     gpu_instance: int | None = msgspec.field(default=None, name="gpuInstanceID")

@@ -16,7 +16,7 @@ import msgspec
 from topoalign.core.demand.go_text import go_quoted, parse_bool, parse_int
 from topoalign.core.demand.hami_names import PAIR_SCORES, REGISTER
 from topoalign.core.model.errors import BadRequest, clean
-from topoalign.core.sharing.hami.mig import MigProfile
+from topoalign.core.model.topology.mig import MigPlacement
 
 T = TypeVar("T")
 
@@ -27,6 +27,21 @@ OLD_MODE = "hami-core"
 """Mode of cards in the oldest text."""
 _OLDEST, _OLD = 7, 9
 """Fields of a card in the old text."""
+
+
+class RegisteredProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of MIG instance that a card can be divided into, field by field as in the annotation."""
+
+    name: str
+    """As NVIDIA names it: `1g.5gb`."""
+    memory: int = msgspec.field(default=0, name="memoryMB")
+    """MiB."""
+    cores: int = msgspec.field(default=0, name="core")
+    """Hundredths of the card's multiprocessors, rounded up."""
+    slices: int = msgspec.field(default=0, name="sliceCount")
+    """Compute slices."""
+    placements: tuple[MigPlacement, ...] = ()
+    """Where an instance can be, in any order."""
 
 
 class RegisteredCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,7 +58,7 @@ class RegisteredCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The model."""
     numa: int = 0
     mode: str = ""
-    profiles: tuple[MigProfile, ...] = msgspec.field(default=(), name="migProfiles")
+    profiles: tuple[RegisteredProfile, ...] = msgspec.field(default=(), name="migProfiles")
     healthy: bool = msgspec.field(default=False, name="health")
 
 

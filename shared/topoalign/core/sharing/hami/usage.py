@@ -8,8 +8,8 @@ up. A card that somebody holds whole is used up. An unknown NUMA node counts as 
 import msgspec
 
 from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.mig import MigPlacement, MigProfile
 from topoalign.core.sharing.cards import SharedCard
-from topoalign.core.sharing.hami.mig import MigProfile, Placement
 
 MIB = 1 << 20
 
@@ -36,7 +36,7 @@ class CardUsage(msgspec.Struct, frozen=True, kw_only=True):
     used_cores: int = 0
     profiles: tuple[MigProfile, ...] = ()
     """Of a card in mode `mig`: the instances that it can be divided into."""
-    instances: tuple[Placement, ...] = ()
+    instances: tuple[MigPlacement, ...] = ()
     """Of a card in mode `mig`: the slices that instances occupy."""
 
 
@@ -49,11 +49,11 @@ class CardShare(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     profile: str = ""
     """Name of the MIG profile. Empty: the card is not in mode `mig`, or the instance is not chosen yet."""
-    placement: Placement | None = None
+    placement: MigPlacement | None = None
 
 
 def usage_of(
-    card: SharedCard, mode: str = "", profiles: tuple[MigProfile, ...] = (), instances: tuple[Placement, ...] = ()
+    card: SharedCard, mode: str = "", profiles: tuple[MigProfile, ...] = (), instances: tuple[MigPlacement, ...] = ()
 ) -> CardUsage:
     """The card in HAMi's amounts."""
     slots, memory, cores = card.slots, card.memory // MIB, card.cores
