@@ -16,11 +16,9 @@ from topoalign.core.admission.admit import admit
 from topoalign.core.demand.hami_names import NODE_POLICY
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission
-from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.scoring.hami import fullness, order, policy_of
+from topoalign.core.scoring.hami import fullness, node_policy, order, policy_of
 from topoalign.core.scoring.scorers import by_place
-from topoalign.core.sharing.hami.place import choose_node
 
 
 def saying(policy: str, request: PodRequest) -> PodRequest:
@@ -43,18 +41,16 @@ def full(used: Used) -> Fraction:
 @given(st.lists(usage(), min_size=1, max_size=14), st.sampled_from(["binpack", "spread"]))
 def test_nodes_are_ranked_by_hamis_score_before_the_pod(several: list[Used], policy: str) -> None:
     """
-    The node that HAMi chooses has 10; no better one has less, the first nine are told apart, and those that hold the same
+    The best one has 10; no better one has less, the first nine are told apart, and those that hold the same
     never. Those that are as full by other parts HAMi's single precision may tell apart: 7 slots and 225 cores, 8 and 200.
     """
     assume(len({*map(full, several)}) == len({*map(sums, several)}))
     exact = [full(used) * (-1 if policy == "spread" else 1) for used in several]
     scores = [fullness(state_of(used)) for used in several]
 
+    better = [len({other for other in exact if other > each}) for each in exact]
     found = by_place([order(policy, score) for score in scores])
 
-    chosen = choose_node({NodeName(f"{at:02}"): score for at, score in enumerate(scores)}, policy)
-    better = [len({other for other in exact if other > each}) for each in exact]
-    assert chosen is not None and 10 == found[int(chosen)]
     assert [max(1, 10 - ahead) for ahead in better] == found
 
 
@@ -94,3 +90,21 @@ def test_a_policy_for_nodes_is_for_nodes_where_hami_chooses() -> None:
         assert "has no effect on slots" in refused(state, saying(policy, share), KUBELET).finding
     other = refused(state, saying("fullest", share), as_hami(KUBELET))
     assert ("InvalidShare", True) == (other.code, "'fullest' is no policy" in other.finding)
+
+
+@pytest.mark.parametrize(
+    ("policy", "scores", "expected"),
+    [
+        ("binpack", [1.0, 2.0], [9, 10]),
+        ("spread", [1.0, 2.0], [10, 9]),
+        ("unknown", [1.0, 2.0], [9, 10]),
+        ("spread", [0.0, 2.0, 0.0], [10, 9, 10]),
+    ],
+)
+def test_every_policy_but_spread_takes_the_fullest_first(policy: str, scores: list[float], expected: list[int]) -> None:
+    assert expected == by_place([order(policy, each) for each in scores])
+
+
+def test_a_pod_can_say_how_its_node_is_chosen() -> None:
+    assert "spread" == node_policy({NODE_POLICY: "spread"})
+    assert ("binpack", "spread") == (node_policy({}), node_policy({}, "spread"))

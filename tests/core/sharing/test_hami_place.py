@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from topoalign.core.demand.card_rules import Weights
 from topoalign.core.model.ids import NodeName
+from topoalign.core.scoring.hami import order
 from topoalign.core.sharing.hami.fit import Unfit
-from topoalign.core.sharing.hami.place import NodeCards, PodShares, choose_node, node_policy, place
+from topoalign.core.sharing.hami.place import NodeCards, PodShares, place
 from topoalign.core.sharing.hami.quota import NamespaceQuota, effective_use
 from topoalign.core.sharing.hami.selection import PodRules, read_rules
 
@@ -85,8 +86,7 @@ def test_policies_of_nodes_and_of_cards_go_together(of_node: str, of_cards: str,
     scores = {name: each.score for name, each in found.items() if not isinstance(each, Unfit)}
 
     assert {"node1": 3.0, "node2": 8.0} == {name: round(score, 4) for name, score in scores.items()}
-    chosen = choose_node(scores, of_node)
-    assert chosen is not None
+    chosen = min(scores, key=lambda name: order(of_node, scores[name]))
     placed = found[chosen]
     assert not isinstance(placed, Unfit)
     assert (node, card) == (chosen, placed.containers[0][0].uuid)
@@ -164,23 +164,3 @@ def test_init_containers_leave_the_cards_to_the_others() -> None:
     use = effective_use(found.containers, 2)["a"]
     assert (1, 1024, 100) == (use.slots, use.memory, use.cores)
     assert Unfit("1/1 CardInsufficientMemory") == place(node, PodShares(containers=(whole, whole)))
-
-
-@pytest.mark.parametrize(
-    ("policy", "scores", "chosen"),
-    [
-        ("binpack", {"a": 1.0, "b": 2.0}, "b"),
-        ("spread", {"a": 1.0, "b": 2.0}, "a"),
-        ("unknown", {"a": 1.0, "b": 2.0}, "b"),
-        ("binpack", {"c": 2.0, "b": 2.0, "a": 1.0}, "b"),
-        ("spread", {"c": 2.0, "b": 2.0}, "b"),
-        ("binpack", {}, None),
-    ],
-)
-def test_the_node_is_chosen_by_its_score(policy: str, scores: dict[str, float], chosen: str | None) -> None:
-    assert chosen == choose_node({NodeName(name): score for name, score in scores.items()}, policy)
-
-
-def test_a_pod_can_say_how_its_node_is_chosen() -> None:
-    assert "spread" == node_policy({"hami.io/node-scheduler-policy": "spread"})
-    assert "binpack" == node_policy({})

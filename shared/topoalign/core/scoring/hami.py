@@ -13,10 +13,13 @@ A node without GPUs in slots counts as an empty one. Pods that ask for no GPU HA
 Source: HAMi 4707fb02 (spec hami.md 2.7).
 """
 
+from collections.abc import Mapping
+
+from topoalign.core.demand.hami_names import NODE_POLICY
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.sharing.hami.place import node_policy, node_rank
 from topoalign.core.sharing.hami.scores import node_score
+from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
 from topoalign.core.sharing.slot_cards import cards_of
 from topoalign.core.sharing.slots_as_hami import usage_of_cards
 from topoalign.core.state.fold import NodeState
@@ -28,6 +31,11 @@ def policy_of(topology: Topology, demand: PodDemand) -> str | None:
     return node_policy(demand.request.annotations) if asks else None
 
 
+def node_policy(annotations: Mapping[str, str], policy: str = BINPACK) -> str:
+    """By which policy nodes are ranked for a pod with these annotations; `policy` where they name none."""
+    return annotations.get(NODE_POLICY, policy)
+
+
 def fullness(state: NodeState) -> float:
     """HAMi's score of a node."""
     left = state.ownership.slots_left
@@ -35,5 +43,5 @@ def fullness(state: NodeState) -> float:
 
 
 def order(policy: str | None, score: float) -> tuple[float, ...]:
-    """The key that sorts nodes of such scores for a pod."""
-    return () if policy is None else (-node_rank(score, policy),)
+    """The key that sorts nodes of such scores for a pod: the fullest first, with `spread` the emptiest."""
+    return () if policy is None else (score if policy == SPREAD else -score,)

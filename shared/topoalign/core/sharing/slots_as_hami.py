@@ -1,9 +1,9 @@
 """
 On which GPUs a container gets its slots where HAMi's rules choose them (`compat: hami`).
 
-The GPUs that a container may get are put in HAMi's order and tried one after the other by HAMi's checks (`hami.order`,
-`hami.fit`), with what is held of them as HAMi counts it. Without a policy of the pod that is `spread`. Example with ten
-slots, 100 cores and 40960 MiB each, for one GPU with 40 cores:
+The GPUs that a container may get are put in HAMi's order and tried one after the other by HAMi's checks (`hami.choice`),
+with what is held of them as HAMi counts it. Without a policy of the pod that is `spread`. Example with ten slots, 100 cores
+and 40960 MiB each, for one GPU with 40 cores:
 
     held of GPU-0: 1 slot, 30 cores, 4096 MiB: 10 x (0.1 + 0.3 + 0.1) = 5; of GPU-1: 2 slots, 8192 MiB: 10 x (0.2 + 0.2) = 4
     spread tries GPU-1 first, binpack GPU-0
@@ -33,11 +33,10 @@ from topoalign.core.model.topology.offers import CORES
 from topoalign.core.model.topology.queries import kept_apart, pcie_class
 from topoalign.core.model.topology.views import made_once
 from topoalign.core.sharing.cards import SharedCard
-from topoalign.core.sharing.hami.fit import Surroundings, Unfit, fit
-from topoalign.core.sharing.hami.order import ScoredCard, walk
+from topoalign.core.sharing.hami.choice import choose_cards, score_cards
+from topoalign.core.sharing.hami.fit import Surroundings, Unfit
 from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.hami.requests import UNSET, CardRequest
-from topoalign.core.sharing.hami.scores import device_score
 from topoalign.core.sharing.hami.selection import PodRules
 from topoalign.core.sharing.hami.topology import GpuLink, GpuLinks, link_scores
 from topoalign.core.sharing.hami.usage import MIB, CardUsage, usage_of
@@ -59,7 +58,6 @@ def choose_as_hami(
     """
     asked, rules = request_of(share, [left[gpu] for gpu in able]), share.rules
     binds = rules.numa_bind and share.gpus > 1
-    scored = [ScoredCard(card, device_score(card, (asked,), rules.weights)) for card in usage_of_cards(cards, left)]
     around = Surroundings(
         rules=PodRules(
             types=rules.types,
@@ -71,7 +69,7 @@ def choose_as_hami(
         spent=frozenset(card.device for card in cards if card.device not in able or (binds and card.numa_node is None)),
         scores=scores_of_links(topology),
     )
-    found = fit(walk(scored, rules.hami, rules.numa_bind), asked, around)
+    found = choose_cards(score_cards(usage_of_cards(cards, left), (asked,), rules.weights), asked, around)
     if isinstance(found, Unfit):
         raise NoneByHami(fields, share.gpus, found.reason)
     return tuple(DeviceID(each.uuid) for each in found)

@@ -6,9 +6,10 @@ from msgspec import UNSET
 
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.topology.mig import MigPlacement, place_of
+from topoalign.core.scoring.hami import node_policy, order
 from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit, fit
 from topoalign.core.sharing.hami.order import ScoredCard, sort_key, walk
-from topoalign.core.sharing.hami.place import NodeCards, Placed, PodShares, choose_node, node_policy, place
+from topoalign.core.sharing.hami.place import NodeCards, Placed, PodShares, place
 from topoalign.core.sharing.hami.quota import effective_use, namespace_quota, within_quota
 from topoalign.core.sharing.hami.scores import device_score, node_score
 from topoalign.core.sharing.hami.selection import read_rules
@@ -133,7 +134,7 @@ def nodes(case: PlaceInput, expect: PlaceExpected) -> PlaceExpected:
     found = {name: placed(node, case) for name, node in case.nodes.items()}
     fitting = {name: each for name, each in found.items() if isinstance(each, Placed)}
     policy = node_policy(case.annotations, case.node_policy)
-    chosen = choose_node({name: each.score for name, each in fitting.items()}, policy)
+    chosen = min(fitting, key=lambda name: (order(policy, fitting[name].score), name), default=None)
     allowed = expect.chosen_node_any_of
     return PlaceExpected(
         fits={name: node_fits(name, each, expect) for name, each in fitting.items()},

@@ -1,29 +1,32 @@
 """
-Where a pod goes: the cards of each of its containers on one node, and the node among those that have enough.
+Where a pod goes on one node: the cards of each of its containers.
 
 Each container starts with the cards as those before it leave them, but each init container with the cards as they are
 before the pod: they run one after another, and end before the others start. Of each container's cards the scores are
 taken anew, so that two containers spread over two cards. A node's score is of what is used before the pod, and does
 not look at links (upstream: neither).
 
+This sequence is HAMi's alone, and only the published cases (suites `hami/place` and `hami/mig_place`) take it. A node of
+topoalign follows the kubelet, by which a container takes over the devices of its init containers; what both have in common
+is `choice`, by which each container gets its cards.
+
 Source: HAMi 4707fb02, scoreNode.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from topoalign.core.demand.hami_names import NODE_POLICY
-from topoalign.core.model.ids import NodeName
 from topoalign.core.model.topology.mig import find_place
-from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit, fit
+from topoalign.core.sharing.hami.choice import choose_cards, score_cards
+from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit
 from topoalign.core.sharing.hami.mig import MIG_MODE
-from topoalign.core.sharing.hami.order import ScoredCard, walk
+from topoalign.core.sharing.hami.order import ScoredCard
 from topoalign.core.sharing.hami.quota import NamespaceQuota
 from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.hami.requests import CardRequest
-from topoalign.core.sharing.hami.scores import device_score, node_score
-from topoalign.core.sharing.hami.selection import BINPACK, SPREAD, PodRules
+from topoalign.core.sharing.hami.scores import node_score
+from topoalign.core.sharing.hami.selection import PodRules
 from topoalign.core.sharing.hami.usage import MIB, CardShare, CardUsage, with_share
 
 INSUFFICIENT = "NodeInsufficientDevice"
@@ -74,21 +77,6 @@ def place(node: NodeCards, pod: PodShares) -> Placed | Unfit:
     return Placed(score=node_score(node.cards), containers=tuple(given))
 
 
-def choose_node(scores: Mapping[NodeName, float], policy: str = BINPACK) -> NodeName | None:
-    """The node of the highest score, with `spread` of the lowest; of equal ones the first by name. None without nodes."""
-    return min(scores, key=lambda name: (-node_rank(scores[name], policy), name), default=None)
-
-
-def node_rank(score: float, policy: str = BINPACK) -> float:
-    """What nodes of such scores are ranked by, the best one highest: the score, with `spread` the other way round."""
-    return -score if policy == SPREAD else score
-
-
-def node_policy(annotations: Mapping[str, str], policy: str = BINPACK) -> str:
-    """How the node is chosen for a pod with these annotations."""
-    return annotations.get(NODE_POLICY, policy)
-
-
 def _serve(
     node: NodeCards,
     cards: tuple[CardUsage, ...],
@@ -98,32 +86,28 @@ def _serve(
 ) -> tuple[Shares, tuple[CardUsage, ...]] | Unfit:
     """The shares of one container, and the cards as it leaves them."""
     given: list[CardShare] = []
-    scores = [device_score(card, requests, pod.rules.weights) for card in cards]
+    scored = score_cards(cards, requests, pod.rules.weights)
+    around = Surroundings(
+        rules=pod.rules,
+        cordoned=node.cordoned,
+        scores=node.scores,
+        quota=pod.quota,
+        init_containers=pod.init_containers,
+        earlier=earlier,
+    )
     for request in requests:
         if request.count <= 0:
             continue
-        scored = [ScoredCard(card, score) for card, score in zip(cards, scores, strict=True) if _is_for(request, card)]
-        if len(scored) < request.count and not _takes_instances(scored, pod.rules):
+        its = [each for each in scored if request.vendor.lower() in each.card.type.lower()]
+        if len(its) < request.count and not _takes_instances(its, pod.rules):
             return Unfit(INSUFFICIENT)
-        around = Surroundings(
-            rules=pod.rules,
-            cordoned=node.cordoned,
-            scores=node.scores,
-            quota=pod.quota,
-            init_containers=pod.init_containers,
-            earlier=earlier,
-        )
-        found = fit(walk(scored, pod.rules.policy, pod.rules.numa_bind), request, around)
+        found = choose_cards(its, request, around)
         if isinstance(found, Unfit):
             return found
         for share in found:
-            cards, taken = _take(cards, share)
+            scored, taken = _take(scored, share)
             given.append(taken)
-    return tuple(given), cards
-
-
-def _is_for(request: CardRequest, card: CardUsage) -> bool:
-    return request.vendor.lower() in card.type.lower()
+    return tuple(given), tuple(each.card for each in scored)
 
 
 def _takes_instances(scored: Sequence[ScoredCard], rules: PodRules) -> bool:
@@ -131,10 +115,10 @@ def _takes_instances(scored: Sequence[ScoredCard], rules: PodRules) -> bool:
     return rules.takes_mode(MIG_MODE) and any(each.card.mode == MIG_MODE for each in scored)
 
 
-def _take(cards: tuple[CardUsage, ...], share: CardShare) -> tuple[tuple[CardUsage, ...], CardShare]:
+def _take(cards: tuple[ScoredCard, ...], share: CardShare) -> tuple[tuple[ScoredCard, ...], CardShare]:
     """The cards with this share held, and the share, which of a card in mode `mig` is a whole instance."""
-    position = next(i for i, card in enumerate(cards) if card.uuid == share.uuid)
-    card = cards[position]
+    position = next(i for i, each in enumerate(cards) if each.card.uuid == share.uuid)
+    card = cards[position].card
     instance = find_place(card.profiles, card.instances, share.memory * MIB) if card.mode == MIG_MODE else None
     if instance is not None:
         profile, placement = instance
@@ -145,4 +129,5 @@ def _take(cards: tuple[CardUsage, ...], share: CardShare) -> tuple[tuple[CardUsa
             profile=profile.name,
             placement=placement,
         )
-    return (*cards[:position], with_share(card, share), *cards[position + 1 :]), share
+    left = ScoredCard(with_share(card, share), cards[position].score)
+    return (*cards[:position], left, *cards[position + 1 :]), share
