@@ -9,8 +9,9 @@ What a pod's annotations say about the shared GPUs that it may get, under HAMi's
 
 `card_rules` is what topoalign reads in them, and refuses what would have no effect or another one than was meant: a word
 that is no policy, a list with nothing in it, a uuid that is none. Where HAMi's rules choose the GPUs, several policies may
-stand with commas in between, `numa` among them. HAMi's own reading passes over these (`type_selection`,
-`uuid_selection`). They are about GPUs in slots alone, so a pod that asks for none may say there what it likes.
+stand with commas in between, `numa` among them. HAMi's own reading passes over these (`read_as_hami`);
+of what is not refused both make the same. They are about GPUs in slots alone, so a pod that asks for none may say there
+what it likes.
 
 Source: HAMi 4707fb02, CheckType, CheckUUID and the scheduler's policies (spec hami.md 2.3 to 2.6).
 """
@@ -18,6 +19,8 @@ Source: HAMi 4707fb02, CheckType, CheckUUID and the scheduler's policies (spec h
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+
+import msgspec
 
 from topoalign.core.demand.card_rules import EQUAL_WEIGHTS, CardOrder, CardRules, Selection, Weights
 from topoalign.core.demand.field_paths import in_manifest
@@ -75,18 +78,26 @@ def card_rules(said: Said, *, as_hami: bool = False) -> CardRules:
     order = CardOrder.BEST_FIT
     if policy is not None and policy != MUTEX and not as_hami:
         order = CardOrder(policy)
-    types = Selection(listed_models(found, USE_TYPE), listed_models(found, NO_USE_TYPE))
-    uuids = Selection(listed_uuids(found, USE_UUID), listed_uuids(found, NO_USE_UUID))
-    check_something_is_left(USE_TYPE, types, lambda part, model: part.upper() in model.upper())
-    check_something_is_left(USE_UUID, uuids, str.__eq__)
+    check_lists(found)
+    check_numa_bind(found)
+    check_weights(found, weighs=is_weighed(several) if as_hami else order in ORDERS)
+    rules = read_as_hami(found)
+    return msgspec.structs.replace(rules, order=order, hami=rules.hami if as_hami else "")
+
+
+def read_as_hami(annotations: Mapping[str, str], policy: str = CardOrder.SPREAD.value) -> CardRules:
+    """
+    The rules in annotations as HAMi reads them, which refuses nothing but weights that are none, by InvalidField. `policy`:
+    what counts where they name none.
+    """
+    policy, weights = annotations.get(GPU_POLICY, policy), annotations.get(SCORING_WEIGHTS)
     return CardRules(
-        types=types,
-        uuids=uuids,
-        mutex=MUTEX in several,
-        numa_bind=binds_to_a_node(found),
-        order=order,
-        weights=weights_for(found, weighs=is_weighed(several) if as_hami else order in ORDERS),
-        hami=(policy or CardOrder.SPREAD.value) if as_hami else "",
+        types=type_selection(annotations),
+        uuids=uuid_selection(annotations),
+        mutex=MUTEX in words(policy),
+        numa_bind=is_true(annotations.get(NUMA_BIND)),
+        weights=EQUAL_WEIGHTS if weights is None else read_weights(weights),
+        hami=policy,
     )
 
 
@@ -114,8 +125,8 @@ def is_weighed(policies: tuple[str, ...]) -> bool:
     return not named.isdisjoint(ORDERS) or (NUMA not in named and named != {MUTEX})
 
 
-def binds_to_a_node(found: Mapping[str, str]) -> bool:
-    """Whether a container's cards are to be on one NUMA node. Raises InvalidShare for what is no truth value."""
+def check_numa_bind(found: Mapping[str, str]) -> None:
+    """Raises InvalidShare for what is no truth value."""
     text = found.get(NUMA_BIND)
     if text is not None:
         try:
@@ -124,24 +135,19 @@ def binds_to_a_node(found: Mapping[str, str]) -> bool:
             raise invalid(
                 NUMA_BIND, f"{quoted([text])} is neither true nor false", 'write "true" or "false"'
             ) from error
-    return is_true(text)
 
 
-def weights_for(found: Mapping[str, str], *, weighs: bool) -> Weights:
-    """
-    The weights of what makes a card full. `weighs`: whether it matters. Raises InvalidShare for those that are none, and
-    where it does not.
-    """
+def check_weights(found: Mapping[str, str], *, weighs: bool) -> None:
+    """Raises InvalidShare for weights that are none, and where they do not matter. `weighs`: whether they do."""
     if (text := found.get(SCORING_WEIGHTS)) is None:
-        return EQUAL_WEIGHTS
-    weights = weights_meant(text)
+        return
+    weights_meant(text)
     if not weighs:
         raise invalid(
             SCORING_WEIGHTS,
             f"has an effect with {' and '.join(ORDERS)} alone",
             f"add {GPU_POLICY}: {CardOrder.BINPACK}, or leave it out",
         )
-    return weights
 
 
 def weights_meant(text: str) -> Weights:
@@ -153,24 +159,28 @@ def weights_meant(text: str) -> Weights:
         raise InvalidShare(told.finding, told.remedy) from error
 
 
-def listed_models(found: Mapping[str, str], key: str) -> tuple[str, ...] | None:
-    """The parts of models in a list; None: there is no list. Raises InvalidShare for entries that are none."""
-    return entries(found, key, "parts of the names of models, with commas in between: A100,H100")
+def check_lists(found: Mapping[str, str]) -> None:
+    """Raises InvalidShare for lists with entries that are none, and for those of which one leaves nothing of the other."""
+    for key in (USE_TYPE, NO_USE_TYPE):
+        check_entries(found, key, "parts of the names of models, with commas in between: A100,H100")
+    for key in (USE_UUID, NO_USE_UUID):
+        check_uuids(found, key)
+    check_something_is_left(USE_TYPE, type_selection(found), lambda part, model: part.upper() in model.upper())
+    check_something_is_left(USE_UUID, uuid_selection(found), str.__eq__)
 
 
-def listed_uuids(found: Mapping[str, str], key: str) -> tuple[str, ...] | None:
-    """The uuids in a list; None: there is no list. Raises InvalidShare for entries that are none."""
+def check_uuids(found: Mapping[str, str], key: str) -> None:
+    """Raises InvalidShare for entries of a list that are no uuids."""
     remedy = "uuids of GPUs as `topoalign gpu list` shows them, with commas in between"
-    uuids = entries(found, key, remedy)
-    if wrong := [each for each in uuids or () if not UUID.fullmatch(each)]:
+    check_entries(found, key, remedy)
+    if wrong := [each for each in listed(found, key) or () if not UUID.fullmatch(each)]:
         raise invalid(key, f"{quoted(wrong[:3])}: no uuid of a GPU", f"write {remedy}")
-    return uuids
 
 
-def entries(found: Mapping[str, str], key: str, remedy: str) -> tuple[str, ...] | None:
-    """The entries of a list; None: there is no list. Raises InvalidShare where one is empty, or they are too many."""
+def check_entries(found: Mapping[str, str], key: str, remedy: str) -> None:
+    """Raises InvalidShare where an entry of a list is empty, or they are too many."""
     if key not in found:
-        return None
+        return
     several = words(found[key])
     if not all(several):
         empty = "an empty list" if not any(several) else "an entry of the list is empty"
@@ -178,7 +188,6 @@ def entries(found: Mapping[str, str], key: str, remedy: str) -> tuple[str, ...] 
     if len(several) > MOST_LISTED or max(map(len, several)) > LONGEST_ENTRY:
         limit = f"more than {MOST_LISTED} entries, or one of more than {LONGEST_ENTRY} characters"
         raise invalid(key, limit, f"write {remedy}")
-    return several
 
 
 def check_something_is_left(key: str, selection: Selection, excludes: Callable[[str, str], bool]) -> None:

@@ -37,7 +37,7 @@ from topoalign.core.sharing.hami.choice import choose_cards, score_cards
 from topoalign.core.sharing.hami.fit import Surroundings, Unfit
 from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.hami.requests import UNSET, CardRequest
-from topoalign.core.sharing.hami.selection import PodRules
+from topoalign.core.sharing.hami.selection import pod_rules
 from topoalign.core.sharing.hami.topology import GpuLink, GpuLinks, link_scores
 from topoalign.core.sharing.hami.usage import MIB, CardUsage, usage_of
 from topoalign.core.sharing.refusals import NoneByHami, ShareFields
@@ -58,14 +58,9 @@ def choose_as_hami(
     """
     asked, rules = request_of(share, [left[gpu] for gpu in able]), share.rules
     binds = rules.numa_bind and share.gpus > 1
+    uuids = Selection(unwanted=unaccepted(topology, cards, rules.uuids))
     around = Surroundings(
-        rules=PodRules(
-            types=rules.types,
-            uuids=Selection(unwanted=unaccepted(topology, cards, rules.uuids)),
-            numa_bind=rules.numa_bind,
-            policy=rules.hami,
-            weights=rules.weights,
-        ),
+        rules=pod_rules(msgspec.structs.replace(rules, uuids=uuids)),
         spent=frozenset(card.device for card in cards if card.device not in able or (binds and card.numa_node is None)),
         scores=scores_of_links(topology),
     )

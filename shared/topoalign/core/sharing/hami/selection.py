@@ -11,10 +11,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from topoalign.core.demand.card_annotations import listed, read_weights, type_selection, uuid_selection, words
-from topoalign.core.demand.card_rules import EQUAL_WEIGHTS, Selection, Weights
-from topoalign.core.demand.go_text import is_true
-from topoalign.core.demand.hami_names import CORDON, GPU_POLICY, NUMA_BIND, SCORING_WEIGHTS, VGPU_MODE
+from topoalign.core.demand.card_annotations import listed, read_as_hami, words
+from topoalign.core.demand.card_rules import EQUAL_WEIGHTS, CardRules, Selection, Weights
+from topoalign.core.demand.hami_names import CORDON, VGPU_MODE
 
 BINPACK, SPREAD, NUMA = "binpack", "spread", "numa"
 """Policies that order the cards of a node."""
@@ -52,14 +51,18 @@ class PodRules(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_rules(annotations: Mapping[str, str], policy: str = SPREAD) -> PodRules:
     """The rules of a pod; `policy` where it names none. Raises InvalidField for weights that are not valid."""
-    weights = annotations.get(SCORING_WEIGHTS)
+    return pod_rules(read_as_hami(annotations, policy), annotations.get(VGPU_MODE))
+
+
+def pod_rules(rules: CardRules, mode: str | None = None) -> PodRules:
+    """The rules, with the modes that are accepted, as `fit` takes them."""
     return PodRules(
-        types=type_selection(annotations),
-        uuids=uuid_selection(annotations),
-        mode=annotations.get(VGPU_MODE),
-        numa_bind=is_true(annotations.get(NUMA_BIND)),
-        policy=annotations.get(GPU_POLICY, policy),
-        weights=EQUAL_WEIGHTS if weights is None else read_weights(weights),
+        types=rules.types,
+        uuids=rules.uuids,
+        mode=mode,
+        numa_bind=rules.numa_bind,
+        policy=rules.hami,
+        weights=rules.weights,
     )
 
 
