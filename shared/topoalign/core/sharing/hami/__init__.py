@@ -5,7 +5,8 @@ A container's resources become a `CardRequest` (`requests`), a pod's annotations
 `CardUsage` (`usage`). `choice` finds the cards of one container: `scores` and `order` say in which order the cards are
 tried, `fit` which of them are taken, `topology` which set of them is connected best, `mig` which instances they become,
 `quota` what the namespace allows. `place` goes over the containers of a pod. `registration`, `pod_devices` and `handshake`
-read and write the annotations by which HAMi's parts talk to one another.
+read and write the annotations by which HAMi's parts talk to one another. topoalign itself writes none of them: what encodes
+them is for the suite `hami/pod_annotation_codec` and for tests.
 
 Amounts are HAMi's: memory in MiB, cores in hundredths of a card, both of each card. Every order ends with NUMA node,
 index and uuid, so that no tie is left to chance. Source of all rules: HAMi 4707fb02.

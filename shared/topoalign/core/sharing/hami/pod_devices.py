@@ -53,7 +53,7 @@ class MigAllocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 def encode_pod(containers: Sequence[Sequence[PodCard]]) -> str:
-    """The annotation for the cards of these containers."""
+    """The annotation for the cards of these containers, for the suite `hami/pod_annotation_codec` and tests alone."""
     return "".join(
         "".join(f"{card.uuid},{card.type},{card.memory},{card.cores}:" for card in cards) + ";" for cards in containers
     )

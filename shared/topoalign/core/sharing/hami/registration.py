@@ -80,7 +80,7 @@ class InvalidAnnotation(BadRequest):
 
 
 def encode_register(cards: Sequence[RegisteredCard]) -> str:
-    """The annotation for these cards."""
+    """The annotation for these cards, for tests alone."""
     return msgspec.json.encode(cards).decode()
 
 
