@@ -365,9 +365,12 @@ async def test_a_gpu_whose_driver_fails_is_reported_to_discovery() -> None:
 
 
 async def test_what_is_reserved_keeps_its_place() -> None:
-    """1g goes to the highest start, which is in the half that 3g needs: it takes the other half instead."""
+    """
+    1g goes to the highest start, which is in the half that 3g needs: it takes the other half instead. A pod for one GPU
+    is never taken for one that waits with two.
+    """
     async with instance_node() as (it, _):
-        pods = [it.asking(f"large-{number}", Ask(1, memory=15_000)) for number in range(4)]
+        pods = [it.asking(f"large-{number}", Ask(2, memory=15_000)) for number in range(3)]
         it.reserve_beside(*pods)
         gpus = [each.containers[0].devices[GPU][0].partition("::")[0] for each in it.reserved.reservations]
         for number in range(4):

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from instance_node_support import instance_node
 from share_support import DEFAULT
 from slot_node_support import EACH, SLOTS, Ask, SlotNode, slot_node
 from slot_support import MIB
@@ -103,6 +104,82 @@ async def test_an_image_may_be_pulled_for_longer_than_a_reservation_lasts() -> N
         it.reserved = NodeReservations()
 
         assert "they are reserved for" in await failure(it, "b")
+
+
+async def test_none_starts_with_anothers_slots_whose_reservation_ended_before() -> None:
+    """As while PodResources does not answer: the reservation is over before it is known whose the slots are."""
+    async with slot_node() as (it, _):
+        it.reserve_beside(it.asking("a", LARGE))
+        assert isinstance(await it.kubelet.admit(it.asking("b", SMALL), "uid-b", start=False), Admission)
+
+        it.reserved = NodeReservations()
+        await it.allocations.reconcile()
+
+        assert "they were reserved for another pod" in await failure(it, "b")
+        assert [("c0", "NotAsReserved")] == it.refusals("b")
+
+
+async def test_none_starts_with_anothers_slots_after_the_agent_starts_anew() -> None:
+    async with slot_node() as (it, tasks):
+        it.reserve_beside(it.asking("a", LARGE))
+        await admit(it, it.asking("b", SMALL))
+
+        it.reserved = NodeReservations()
+        await it.start_agent(tasks)
+
+        assert "they were reserved for another pod" in await failure(it, "b")
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+async def test_none_starts_with_a_mig_instance_that_was_meant_for_another_pod(is_over: bool) -> None:
+    async with instance_node() as (it, _):
+        large = it.asking("a", Ask(1, percentage=100))
+        it.reserve_beside(large)
+
+        await admit(it, it.asking("b", Ask(1)))
+        if is_over:
+            it.reserved = NodeReservations()
+
+        assert "reserved for another pod" in await failure(it, "b")
+        if not is_over:
+            await admit(it, large)
+            assert "are reserved for it" in await failure(it, "a")
+
+
+async def test_anothers_slots_wait_until_the_checkpoint_tells_the_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PodResources tells names alone, and what was reserved under them may be another pod's."""
+    async with slot_node() as (it, _):
+        it.reserve_beside(it.asking("a", LARGE))
+        before = await it.pod_resources.listing()
+        assert isinstance(await it.kubelet.admit(it.asking("b", SMALL), "uid-b", start=False), Admission)
+        now = await it.pod_resources.listing()
+        it.reserved = NodeReservations()
+        named = tuple(msgspec.structs.replace(each, pod_uid="") for each in now.holdings)
+        stale = msgspec.structs.replace(now, holdings=named, parts=before.parts)
+
+        async def listing(seconds: float | None = None) -> Listing:
+            return stale
+
+        with monkeypatch.context() as patched:
+            patched.setattr(it.pod_resources, "listing", listing)
+            assert "does not tell yet whose" in await failure(it, "b")
+
+        assert "they were reserved for another pod" in await failure(it, "b")
+
+
+async def test_equal_pods_start_with_what_was_reserved_for_each_other() -> None:
+    """A kubelet does not tell them apart. Their reservations may be over when they start."""
+    async with slot_node() as (it, tasks):
+        pods = [it.asking(name, LARGE) for name in "ab"]
+        it.reserve_beside(*pods)
+        for pod in reversed(pods):
+            assert isinstance(await it.kubelet.admit(pod, f"uid-{pod.name}", start=False), Admission)
+
+        it.reserved = NodeReservations()
+        await it.start_agent(tasks)
+
+        assert ("", "") == (await failure(it, "a"), await failure(it, "b"))
+        assert all(each.meant_for == () for name in "ab" for each in it.records(name))
 
 
 async def test_an_init_container_does_not_start_with_what_is_anothers() -> None:

@@ -248,7 +248,7 @@ class DeviceAllocations:
         """As `AllocatorPort.start_container`."""
         owned, live, in_units = self.state.ownership, self.state.allocations, is_of_units(devices)
         holders = [live[name] for name in owned.overlapping(map(owned.holding, devices))]
-        is_known = bool(devices) and all(map(owned.is_held, devices)) and all(holder.owner for holder in holders)
+        is_known = bool(devices) and all(map(owned.is_held, devices)) and all(map(is_known_holder, holders))
         poll = None if is_known and not in_units else await self._reconciled()
         if in_units and poll is not None:
             self._grants.share_starts.check(resource, devices, poll)
@@ -293,3 +293,8 @@ class DeviceAllocations:
         raise Unavailable(
             "PodResources answers too late for its answer to be true any more", "see what keeps this node so busy"
         )
+
+
+def is_known_holder(record: Allocation) -> bool:
+    """Whether it is known whose it is, and that this is a pod for which as much was reserved as its slots hold."""
+    return record.owner is not None and not record.meant_for

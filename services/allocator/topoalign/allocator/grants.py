@@ -238,10 +238,7 @@ class Grants:
         displaced: tuple[Displaced, ...],
         made: Mapping[DeviceID, Made],
     ) -> Allocation:
-        """
-        Makes the allocation of what is asked for, with what comes with it. Raises InvalidField for more than a container may
-        have, and CompanionsLacking.
-        """
+        """Makes the allocation. Raises InvalidField for more than a container may have, and CompanionsLacking."""
         check_amount(self.state, resource, len(asked))
         owned, hardware = self.state.ownership, self.state.hardware
         ordered = in_order(hardware, resource, asked)
@@ -262,6 +259,7 @@ class Grants:
                 companions=companions.ids,
                 slots={**self.slots.amounts(resource, ordered), **{s: made[s].amount for s in ordered if s in made}},
                 instances={slot: made[slot].uuid for slot in ordered if slot in made},
+                meant_for=self.slots.meant_for(resource, ordered),
             )
         )
         if companions.lacking:

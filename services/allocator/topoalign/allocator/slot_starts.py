@@ -9,13 +9,14 @@ another pod, does not start. Example with ten slots, 100 cores and 40960 MiB eac
     reserved for a: GPU-0::3 with 60 cores and 6000 MiB; b has no reservation, and the kubelet asks for it first
     b is given GPU-0::3, and a then another slot with an equal part, 10 cores and 4096 MiB: neither starts
 
-What a container has is judged as soon as the kubelet shows it, since its image may be pulled for longer than a reservation
-lasts. A later container of a pod may take slots over from an init container that has more.
+What a container has is judged as soon as the kubelet shows it. A reservation may end before that, as while PodResources is
+away, and the agent may start anew before the container starts: so the record keeps for which pods as much was reserved
+(`Allocation.meant_for`). A later container of a pod may take slots over from an init container that has more.
 
 PodResources does not show init containers, so of slots that none but these have the checkpoint alone tells whose they are.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 
 import msgspec
@@ -31,6 +32,7 @@ from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Name
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.ports import Clock
+from topoalign.core.sharing.reserved_slots import bounds_for, is_within
 from topoalign.core.state.reservations import NodeReservations
 from topoalign.core.state.slot_amounts import equal_part, larger
 
@@ -85,7 +87,8 @@ class SlotStarts:
                 continue
             misfit, listed = self._judged.get(each.id), as_listed(each, listing)
             if misfit is None and self._is_offered(each):
-                misfit = self._judged[each.id] = self._misfit(listed)
+                is_read = listing is not None and listing.checkpoint is not None
+                misfit = self._judged[each.id] = self._misfit(listed, is_read=is_read)
             if misfit is not None:
                 self._record(listed, misfit)
                 raise misfit
@@ -96,32 +99,43 @@ class SlotStarts:
             base_of(slot) in offers_in_slots(self._ledger.state.hardware) for slot in record.slots
         )
 
-    def _misfit(self, record: Allocation) -> NotAsReserved | None:
-        """What is wrong with the amounts of an allocation. Raises Unavailable where it is not known whose it is."""
+    def _misfit(self, record: Allocation, *, is_read: bool = False) -> NotAsReserved | None:
+        """
+        What is wrong with the amounts of an allocation. `is_read`: whether the kubelet's checkpoint could be read, which
+        tells pods by their UIDs. Raises Unavailable where it is not known whose the allocation is.
+        """
         for resource, slots in record.devices.items():
-            held = {slot: record.slots[slot] for slot in slots if slot in record.slots and slot not in record.instances}
-            if not held:
+            amounts = {slot: record.slots[slot] for slot in slots if slot in record.slots}
+            if not amounts:
                 continue
-            kept, most = [*self._kept(resource)], reduce(larger, held.values())
-            own = [reservation for reservation, *_ in kept if is_of(reservation, record)]
-            if own:
-                bounds = bounds_for(own[0], record, resource)
-                if bounds is None or all(is_within(bounds[0], amount, bounds[1]) for amount in held.values()):
+            most, kept = reduce(larger, amounts.values()), [*self._kept(resource)]
+            own = next((reservation for reservation, *_ in kept if is_of(reservation, record)), None)
+            name = None if record.owner is None else record.owner.container
+            bounds = None if own is None else bounds_for(own, name, resource)
+            if bounds is not None:
+                if all(is_as_reserved(record, slot, bounds) for slot in amounts):
                     continue
                 return NotAsReserved(slots, most, f"{amount_text(bounds[1])} are reserved for it")
-            hardware = self._ledger.state.hardware
-            if all(amount == equal_part(hardware, base_of(slot)) for slot, amount in held.items()):
-                continue  # what it has without a reservation, whoever has as much reserved
-            for reservation, container, told in kept:
-                if told == frozenset(slots):
-                    if record.owner is None:
-                        raise Unavailable(
-                            f"the kubelet does not tell yet whose the slots of {quoted(sorted(map(base_of, slots)))} are",
-                            STARTED_AGAIN,
-                        )
-                    whose = f"{reservation.namespace}/{reservation.pod}, container {container.container}"
-                    return NotAsReserved(slots, most, f"they are reserved for {quoted([whose])}")
+            if own is None and not self._are_equal_parts(record, amounts):  # to these everybody has a right
+                for reservation, container, told in kept:
+                    if told == frozenset(slots):
+                        if record.owner is None:
+                            raise unknown_owner(slots)
+                        whose = f"{reservation.namespace}/{reservation.pod}, container {container.container}"
+                        return NotAsReserved(slots, most, f"they are reserved for {quoted([whose])}")
+            if record.meant_for and record.pod_uid not in record.meant_for:
+                if record.pod_uid:
+                    return NotAsReserved(slots, most, "they were reserved for another pod")
+                if is_read:
+                    raise unknown_owner(slots)
         return None
+
+    def _are_equal_parts(self, record: Allocation, slots: Iterable[DeviceID]) -> bool:
+        """Whether these slots hold what they do without a reservation. What an instance has does not tell."""
+        hardware = self._ledger.state.hardware
+        return all(
+            slot in record.instances or record.slots[slot] == equal_part(hardware, base_of(slot)) for slot in slots
+        )
 
     def _kept(self, resource: ResourceName) -> Iterator[tuple[Reservation, ReservedContainer, frozenset[DeviceID]]]:
         """What lasts of the reservations, and the slots by which each container has what is reserved for it."""
@@ -141,6 +155,20 @@ class SlotStarts:
             return
         self._told.add(record.id)
         record_refused_start(self._ledger, owner, misfit)
+
+
+def unknown_owner(slots: Iterable[DeviceID]) -> Unavailable:
+    """The refusal where it is not known whose these slots are."""
+    finding = f"the kubelet does not tell yet whose the slots of {quoted(sorted(map(base_of, slots)))} are"
+    return Unavailable(finding, STARTED_AGAIN)
+
+
+def is_as_reserved(record: Allocation, slot: DeviceID, bounds: tuple[Amount, Amount]) -> bool:
+    """Whether a slot holds something between these two; a MIG instance has at least as much memory."""
+    least, most = bounds
+    if slot in record.instances:
+        return record.slots[slot].memory >= least.memory
+    return is_within(least, record.slots[slot], most)
 
 
 def as_listed(record: Allocation, listing: Listing | None) -> Allocation:
@@ -168,32 +196,6 @@ def is_of(reservation: Reservation, record: Allocation) -> bool:
         return reservation.pod_uid == record.pod_uid
     owner = record.owner
     return owner is not None and (owner.namespace, owner.pod) == (reservation.namespace, reservation.pod)
-
-
-def bounds_for(reservation: Reservation, record: Allocation, resource: ResourceName) -> tuple[Amount, Amount] | None:
-    """
-    The least and the most that a container may hold of a GPU by what is reserved for its pod. A later container may have
-    what an init container had by the same slot, and one that was moved has of each GPU the most that it was to have of any.
-    None: nothing is reserved for it, or it is not known how much.
-    """
-    name = None if record.owner is None else record.owner.container
-    mine = [each for each in reservation.containers if each.container == name]
-    own = [amount for each in mine for slot in each.devices.get(resource, ()) for amount in [each.slots.get(slot)]]
-    if not own or None in own:
-        return None
-    before = [amount for each in reservation.containers if each.role == "init" for amount in each.slots.values()]
-    known = [each for each in own if each is not None]
-    return reduce(smaller, known), reduce(larger, [*known, *before])
-
-
-def smaller(one: Amount, other: Amount) -> Amount:
-    """As much of each kind as the smaller one has."""
-    return Amount(cores=min(one.cores, other.cores), memory=min(one.memory, other.memory))
-
-
-def is_within(least: Amount, amount: Amount, most: Amount) -> bool:
-    """Whether an amount is, of each kind, between two others or one of them."""
-    return least.cores <= amount.cores <= most.cores and least.memory <= amount.memory <= most.memory
 
 
 def amount_text(amount: Amount) -> str:

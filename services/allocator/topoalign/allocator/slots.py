@@ -16,10 +16,9 @@ reservation are its own: who asks for just these holds what is reserved with the
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
-from topoalign.allocator.ports import Listing, Poll
-from topoalign.allocator.reconciliation.liveness import Liveness, shown_of
+from topoalign.allocator.ports import Poll
+from topoalign.allocator.reconciliation.displacement import kept_of
+from topoalign.allocator.reconciliation.liveness import Liveness
 from topoalign.core.demand.card_annotations import card_rules
 from topoalign.core.demand.slots import resources_in_slots, share_of_amount, unknown_share
 from topoalign.core.demand.units import InvalidShare
@@ -42,6 +41,7 @@ from topoalign.core.sharing.reserved_slots import (
     amounts_reserved,
     answering_part,
     open_parts,
+    pods_meant,
     untold_part,
 )
 from topoalign.core.sharing.reserved_units import ShareQuestion, with_reserved_shares
@@ -200,6 +200,13 @@ class SlotGrants:
         reserved = self._amounts_moved(slots) or amounts_reserved(kept, now, resource, slots)
         return {slot: reserved.get(slot) or equal_part(hardware, base_of(slot)) for slot in slots}
 
+    def meant_for(self, resource: ResourceName, slots: Collection[DeviceID]) -> tuple[str, ...]:
+        """UIDs of the pods for which as much is reserved as a container gets by these; () of equal parts, and of others."""
+        amounts, hardware = self.amounts(resource, slots), self._state().hardware
+        if all(amount == equal_part(hardware, base_of(slot)) for slot, amount in amounts.items()):
+            return ()
+        return pods_meant(self._reserved(), self._clock.monotonic(), resource, amounts)
+
     def beside(
         self, resource: ResourceName, slots: Collection[DeviceID], granted: Sequence[Allocation] = ()
     ) -> list[Allocation]:
@@ -281,20 +288,3 @@ def are_used(live: NodeState, slots: Collection[DeviceID]) -> bool:
     """Whether a container that is known has one of these, which a kubelet offers that has lost its checkpoint."""
     holders = live.ownership.holders
     return any(slot in holders and live.allocations[holders[slot]].owner is not None for slot in slots)
-
-
-def kept_of(record: Allocation, listing: Listing) -> Allocation:
-    """What of a record stays when it makes way: what the kubelet has still given out (`displacement.remainders`)."""
-    if listing.checkpoint is None:
-        return record
-    held = shown_of(listing) | listing.checkpoint
-    kept = {name: tuple(each for each in ids if (name, each) in held) for name, ids in record.devices.items()}
-    left = {each for ids in kept.values() for each in ids}
-    return msgspec.structs.replace(
-        record,
-        devices=kept,
-        companions=(),
-        virtual_functions={},
-        slots={slot: amount for slot, amount in record.slots.items() if slot in left},
-        instances={slot: uuid for slot, uuid in record.instances.items() if slot in left},
-    )

@@ -13,6 +13,7 @@ limits its GPUs must have just its slots then, or none (`may_move`). Example:
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import reduce
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -131,3 +132,58 @@ def amounts_reserved(
 ) -> Mapping[DeviceID, Amount]:
     """What is reserved of GPUs with just these slots; empty: nothing is, or it is not known how much."""
     return next((container.slots for _, container in reservations_of(reserved, now, resource, slots)), {})
+
+
+def pods_meant(
+    reserved: NodeReservations, now: float, resource: ResourceName, amounts: Mapping[DeviceID, Amount]
+) -> tuple[str, ...]:
+    """
+    UIDs of the pods with a container for which, at monotonic second `now`, as much is reserved as these slots hold: a
+    kubelet does not tell which of them it is. `amounts`: slot -> what is held by it.
+    """
+    return tuple(
+        each.pod_uid
+        for each in reserved.reservations
+        if reserved.until[each.pod_uid] > now
+        and any(is_meant(each, container, resource, amounts) for container in each.containers)
+    )
+
+
+def is_meant(
+    reservation: Reservation,
+    container: ReservedContainer,
+    resource: ResourceName,
+    amounts: Mapping[DeviceID, Amount],
+) -> bool:
+    """Whether a container may hold as much by as many slots."""
+    bounds = bounds_for(reservation, container.container, resource)
+    if bounds is None or len(container.devices[resource]) != len(amounts):
+        return False
+    return all(is_within(bounds[0], amount, bounds[1]) for amount in amounts.values())
+
+
+def bounds_for(
+    reservation: Reservation, name: ContainerName | None, resource: ResourceName
+) -> tuple[Amount, Amount] | None:
+    """
+    The least and the most that a container of this name may hold of a GPU by what is reserved for its pod. A later container
+    may have what an init container had by the same slot, and one that was moved has of each GPU the most that it was to have
+    of any. None: nothing is reserved for it, or it is not known how much.
+    """
+    mine = [each for each in reservation.containers if each.container == name]
+    own = [amount for each in mine for slot in each.devices.get(resource, ()) for amount in [each.slots.get(slot)]]
+    if not own or None in own:
+        return None
+    before = [amount for each in reservation.containers if each.role == "init" for amount in each.slots.values()]
+    known = [each for each in own if each is not None]
+    return reduce(smaller, known), reduce(larger, [*known, *before])
+
+
+def smaller(one: Amount, other: Amount) -> Amount:
+    """As much of each kind as the smaller one has."""
+    return Amount(cores=min(one.cores, other.cores), memory=min(one.memory, other.memory))
+
+
+def is_within(least: Amount, amount: Amount, most: Amount) -> bool:
+    """Whether an amount is, of each kind, between two others or one of them."""
+    return least.cores <= amount.cores <= most.cores and least.memory <= amount.memory <= most.memory

@@ -137,6 +137,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             boot=event.boot or had.boot,
             pod_uid=event.pod_uid,
             displaced=event.displaced,
+            meant_for=() if event.pod_uid in had.meant_for else had.meant_for,
         )
         live = persistent(self.allocations).put(bound.id, bound)
         return self.followed(msgspec.structs.replace(self, allocations=live))
@@ -209,7 +210,7 @@ def known_to_all(allocation: Allocation) -> Allocation:
     if not (allocation.companions or allocation.slots or allocation.instances or allocation.displaced):
         return allocation
     displaced = tuple(msgspec.structs.replace(each, slots={}, instances={}) for each in allocation.displaced)
-    return msgspec.structs.replace(allocation, companions=(), slots={}, instances={}, displaced=displaced)
+    return msgspec.structs.replace(allocation, companions=(), slots={}, instances={}, meant_for=(), displaced=displaced)
 
 
 def announced(node: NodeName, hardware: Topology, health: Mapping[DeviceID, DeviceHealth], source: str) -> NodeState:

@@ -159,3 +159,20 @@ def by_resource(devices: Sequence[Place]) -> dict[ResourceName, tuple[DeviceID, 
     for resource, device in devices:
         held[resource] = (*held.get(resource, ()), device)
     return held
+
+
+def kept_of(record: Allocation, listing: Listing) -> Allocation:
+    """What of a record stays when it makes way: what the kubelet has still given out (`remainders`)."""
+    if listing.checkpoint is None:
+        return record
+    held = shown_of(listing) | listing.checkpoint
+    kept = {name: tuple(each for each in ids if (name, each) in held) for name, ids in record.devices.items()}
+    left = {each for ids in kept.values() for each in ids}
+    return msgspec.structs.replace(
+        record,
+        devices=kept,
+        companions=(),
+        virtual_functions={},
+        slots={slot: amount for slot, amount in record.slots.items() if slot in left},
+        instances={slot: uuid for slot, uuid in record.instances.items() if slot in left},
+    )
