@@ -165,7 +165,22 @@ async def test_where_nothing_can_be_measured_the_page_says_so() -> None:
     async with node.answering():
         faulty = await scraped(series)
 
-    assert {"topoalign_gpu_use_measured": {labels(): 0.0}} == away == faulty
+    assert away == faulty
+    assert {labels(): 0.0} == away["topoalign_gpu_use_measured"]
+    assert not [name for name in away if "_used_" in name or "_container_" in name]
+
+
+async def test_what_is_given_of_gpus_is_told_without_measurement_as_it_changes() -> None:
+    """GPU-0 is held until the second scrape."""
+    node, gpu = Node(*ALLOCATIONS), labels(gpu_uuid="GPU-0", mig_uuid="")
+    series = UseSeries(node.ledger, node.bus, {"hami"})
+    before = await scraped(series)
+    node.ledger.release((ALLOCATIONS[0].id,), "released")
+    after = await scraped(series)
+
+    assert (1, 0) == tuple(found["topoalign_gpu_containers"][gpu] for found in (before, after))
+    host = labels(node=NODE, device_index="0", device_uuid="GPU-0", device_type="NVIDIA H100")
+    assert (1, 0) == tuple(found["hami_gpu_shared_count"][host] for found in (before, after))
 
 
 async def test_nothing_is_measured_until_somebody_scrapes() -> None:

@@ -6,7 +6,7 @@ allocator asks by itself as well, since nobody may scrape; else nothing is measu
 series is limited by what the node gives out: a few for each container and GPU, none for a container that is not known yet.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,7 +24,9 @@ from topoalign.runtime.clock import until_tick
 from topoalign.runtime.series import header, line
 
 if TYPE_CHECKING:  # nobody scrapes at the start
+    from topoalign.allocator.division_families import Row
     from topoalign.core.model.library_use import LibraryReading
+    from topoalign.core.state.fold import NodeState
     from topoalign.core.usage.attribution import NodeShares
     from topoalign.core.usage.excess import Excess, ExcessWatch
 
@@ -59,6 +61,8 @@ class UseSeries:
         """Device and allocations -> as it was when it began: so it is announced once."""
         self._failing = False
         """Whether the newest measurement of our own failed."""
+        self._rows: tuple[NodeState, Sequence[Row]] | None = None
+        """How GPUs were divided at the last scrape, and of which state that is."""
 
     async def keep_watch(self, clock: Clock) -> None:
         """Makes a measurement every `SAMPLE_SECONDS` for as long as somebody holds an amount of memory, until cancelled."""
@@ -85,9 +89,13 @@ class UseSeries:
         self._failing = False
 
     async def write(self) -> AsyncIterator[bytes]:
-        """The text. Where nothing can be measured, only that."""
-        from topoalign.allocator import use_families  # as above
+        """The text. Where nothing can be measured, that, and what needs no measurement: how GPUs are divided."""
+        from topoalign.allocator import division_families, use_families  # as above
 
+        rows = self._divided()
+        yield use_families.text(division_families.own(rows))
+        if "hami" in self._also:
+            yield use_families.text(division_families.hami(rows, self._ledger.node))
         try:
             shares = await self.shares()
         except TopoalignError:
@@ -102,6 +110,16 @@ class UseSeries:
             yield use_families.text(use_families.gaia(shares, hardware))
         if "hami" in self._also:
             yield use_families.text(use_families.hami(shares, hardware))
+
+    def _divided(self) -> "Sequence[Row]":
+        """How each GPU is divided, counted anew when something has changed: a node may hold 20,000 units."""
+        from topoalign.allocator.division_families import rows_of
+        from topoalign.core.state.divisions import divisions
+
+        state = self._ledger.state
+        if self._rows is None or self._rows[0] is not state:
+            self._rows = state, rows_of(divisions(state), state.hardware)
+        return self._rows[1]
 
     async def shares(self) -> "NodeShares":
         """The use of this node's GPUs now. Raises a TopoalignError where discovery does not answer, or cannot measure."""

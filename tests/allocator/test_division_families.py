@@ -1,0 +1,141 @@
+"""/metrics of a node tells what is given of each GPU and what is left of it, measured or not."""
+
+import msgspec
+import pytest
+from decision_support import node
+from unit_support import CORES, DGX, MEMORY, holds, in_units
+from use_support import GIB, INSTANCES, MACHINE
+
+from topoalign.allocator.division_families import Amounts, Row, hami, own, rows_of
+from topoalign.allocator.use_families import Family
+from topoalign.core.model.allocations import Allocation, Owner
+from topoalign.core.model.events import AllocationGranted
+from topoalign.core.model.holdings import Amount
+from topoalign.core.model.ids import (
+    GPU,
+    AllocationID,
+    ContainerName,
+    DeviceID,
+    Namespace,
+    NodeName,
+    PodName,
+    ResourceName,
+)
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import MEMORY_BLOCK, Offer, Slots
+from topoalign.core.state.divisions import divisions
+from topoalign.core.state.fold import NodeState
+
+GPU0 = DGX.gpus[0].id
+SIZE = DGX.gpus[0].memory or 0
+
+
+def first(state: NodeState) -> Row:
+    return rows_of(divisions(state), state.hardware)[0]
+
+
+def ids(letter: str, count: int) -> tuple[DeviceID, ...]:
+    return tuple(DeviceID(f"{GPU0}::{letter}{n}") for n in range(count))
+
+
+def samples(families: list[Family]) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
+    return {
+        family.name: {frozenset(at.items()): value for at, value in family.samples if value is not None}
+        for family in families
+    }
+
+
+def test_units_are_told_as_amounts_that_are_given_and_left() -> None:
+    """20 hundredths and 4 blocks of a GPU of which 80 and all other blocks are left."""
+    found = first(holds(node(in_units(DGX)), "a", {CORES: ids("c", 20), MEMORY: ids("m", 4)}))
+
+    assert (1, Amounts(20, 4 * MEMORY_BLOCK, None)) == (found.containers, found.asked)
+    assert Amounts(80, SIZE - 4 * MEMORY_BLOCK, None) == found.left
+
+
+def test_who_has_all_units_of_computing_time_has_all_memory() -> None:
+    """Nothing of such a GPU is left, although nobody holds its blocks, or only some of them."""
+    found = first(holds(node(in_units(DGX)), "a", {CORES: ids("c", 100), MEMORY: ids("m", 4)}))
+
+    assert (Amounts(100, SIZE, None), Amounts(0, 0, None)) == (found.asked, found.left)
+
+
+def test_a_whole_gpu_is_left_or_given_as_a_whole() -> None:
+    plain = node(DGX)
+
+    assert (Amounts(0, 0, None), Amounts(100, SIZE, None)) == first(plain)[3:]
+    assert (Amounts(100, SIZE, None), Amounts(0, 0, None)) == first(holds(plain, "a", {GPU: (GPU0,)}))[3:]
+
+
+def in_slots() -> Topology:
+    offer = Offer(resource=GPU, devices=(GPU0,), replicas=10, slots=Slots())
+    return msgspec.structs.replace(DGX, offers=(offer,))
+
+
+def test_slots_are_told_with_their_amounts() -> None:
+    """Two slots: one recorded with 40 cores and 6 GiB, one that counts as a tenth of the GPU."""
+    owner = Owner(namespace=Namespace("ml"), pod=PodName("a"), container=ContainerName("main"))
+    slots = (DeviceID(f"{GPU0}::0"), DeviceID(f"{GPU0}::1"))
+    state = node(in_slots())
+    allocation = Allocation(
+        id=AllocationID("a"), owner=owner, devices={GPU: slots}, slots={slots[0]: Amount(cores=40, memory=6 * GIB)}
+    )
+    found = first(
+        state.apply(AllocationGranted(node=state.node, epoch=state.epoch, seq=state.seq + 1, allocation=allocation))
+    )
+    given = 6 * GIB + SIZE // 10
+
+    assert Amounts(50, given, 2) == found.asked
+    assert Amounts(50, SIZE - given, 8) == found.left
+
+
+def test_time_slices_are_counted_and_have_no_amounts() -> None:
+    slices = Offer(resource=ResourceName("nvidia.com/gpu.shared"), devices=(GPU0,), replicas=4)
+    state = node(msgspec.structs.replace(DGX, offers=(slices,)))
+    found = first(holds(state, "a", {slices.resource: (DeviceID(f"{GPU0}::3"),)}))
+
+    assert (Amounts(None, None, 1), Amounts(None, None, 3)) == (found.asked, found.left)
+
+
+def test_instances_are_told_by_their_memory_and_not_by_time() -> None:
+    """One of the two instances of the third GPU is held."""
+    offer = Offer(resource=GPU, devices=tuple(each.uuid for each in INSTANCES))
+    state = holds(node(msgspec.structs.replace(MACHINE, offers=(offer,))), "a", {GPU: (INSTANCES[1].uuid,)})
+    found = rows_of(divisions(state), state.hardware)[2]
+
+    assert (Amounts(None, 10 * GIB, None), Amounts(None, 10 * GIB, None)) == (found.asked, found.left)
+
+
+def test_what_has_no_amount_has_no_sample_under_our_names() -> None:
+    state = node(in_units(DGX))
+    found = samples(list(own(rows_of(divisions(state), state.hardware)[:1])))
+    gpu = frozenset({"gpu_uuid": GPU0, "mig_uuid": ""}.items())
+
+    assert {
+        "topoalign_gpu_containers": {gpu: 0},
+        "topoalign_gpu_memory_asked_bytes": {gpu: 0},
+        "topoalign_gpu_memory_left_bytes": {gpu: SIZE},
+        "topoalign_gpu_time_asked_ratio": {gpu: 0},
+        "topoalign_gpu_time_left_ratio": {gpu: 1},
+        "topoalign_gpu_slots_asked": {},
+        "topoalign_gpu_slots_left": {},
+    } == found
+
+
+@pytest.mark.parametrize(("offered", "percent"), [(100, 33), (150, 22), (0, None)], ids=["plain", "scaled", "none"])
+def test_under_the_names_of_hamis_scheduler_percent_is_of_what_is_offered(offered: int, percent: int | None) -> None:
+    """33 cores of 150 are 22 percent; its ratio of memory is one."""
+    gpu, none = DGX.gpus[0], Amounts(0, 0, 0)
+    row = Row(gpu, 2, Amounts(offered, 80 * GIB, 10), Amounts(33, 20 * GIB, 2), none)
+    found = samples(list(hami([row], NodeName("node-1"))))
+    short = {"node": "node-1", "device_uuid": GPU0, "device_index": str(gpu.index)}
+    at = frozenset({**short, "device_type": gpu.name}.items())
+
+    assert ({} if percent is None else {at: percent}) == found["hami_gpu_core_allocated_ratio"]
+    assert ({} if percent is None else {at: 100}) == found["hami_gpu_core_limit_ratio"]
+    assert {at: 80 * GIB} == found["hami_gpu_memory_limit_bytes"]
+    assert {at | {("device_cores", str(offered))}: 20 * GIB} == found["hami_gpu_memory_allocated_bytes"]
+    assert ({at: 2}, {frozenset(short.items()): 0.25}) == (
+        found["hami_gpu_shared_count"],
+        found["hami_node_gpu_memory_allocated_ratio"],
+    )
