@@ -1,12 +1,14 @@
 """Calls for slots that become MIG instances which come at the same time, or one after another."""
 
+from typing import Any
+
 import anyio
 import pytest
 from instance_node_support import instance_node
 from slot_node_support import Ask
 
 from topoalign.core.model.allocations import Allocation
-from topoalign.core.model.decisions import Admission
+from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.errors import DeviceInUse
 from topoalign.core.model.ids import GPU, DeviceID
 
@@ -63,3 +65,58 @@ async def test_a_container_that_displaces_another_has_an_instance_of_its_own() -
         assert running.isdisjoint(other.instances.values())
         await it.sweep()
         assert running | {*other.instances.values()} == it.there()
+
+
+async def test_an_old_reading_that_comes_during_an_allocate_fails_no_pod() -> None:
+    """
+    The driver uses the uuid of an instance again that discovery tells of still. Discovery's next reading began when neither
+    was there, and comes when the new one is recorded.
+    """
+    async with instance_node() as (it, tasks):
+        assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Admission)
+        was, decisions, granted = it.told("a"), list[Decision](), it.ledger.grant
+        it.played.changed = lambda: None
+        await it.remove("a")
+        await it.sweep()
+        it.played.made = 0
+        assert (set(), was) == (it.there(), {*it.ledger.state.hardware.cards})
+
+        def grant(*asked: Any, **named: Any) -> None:
+            granted(*asked, **named)
+            it.miss()
+
+        async def admit() -> None:
+            decisions.append(await it.admit_pod(it.asking("b", Ask(1))))
+
+        it.ledger.grant = grant  # type: ignore[method-assign]  # a reading comes at this moment
+        tasks.start_soon(admit)
+        while not decisions and not it.ledger.state.allocations:
+            await anyio.lowlevel.checkpoint()
+        it.see()
+        while not decisions:
+            await anyio.lowlevel.checkpoint()
+
+        assert isinstance(decisions[0], Admission), decisions
+        assert was == it.told("b")
+
+
+async def test_no_instance_is_made_for_one_that_a_reading_lacks() -> None:
+    """A kubelet repeats itself, or an app container takes the slot over, while a reading has just missed the instance."""
+    async with instance_node() as (it, tasks):
+        assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Admission)
+        await it.allocations.reconcile()
+        (record,), found, made = it.records("a"), list[Allocation](), it.played.made
+        it.miss()
+        asked = anyio.Event()
+        it.played.before_step = lambda step: asked.set()
+
+        async def allocate() -> None:
+            found.extend(await it.allocations.allocate(GPU, [[*record.device_ids]]))
+
+        tasks.start_soon(allocate)
+        await asked.wait()
+        it.see()
+        while not found:
+            await anyio.lowlevel.checkpoint()
+
+        assert ([record], made) == (found, it.played.made)

@@ -39,9 +39,6 @@ class Step(NamedTuple):
 class InstanceLife(Life):
     """Pods come and go, each by an agent that dies; the next one puts right what is left."""
 
-    passing = (IS_BUSY, "is not on this node any more")
-    """A reading of the driver may miss an instance while another one goes."""
-
     def __init__(self, folder: Path, node: NodeName, nats: str, bus: Bus, agents: Agents, library: Path) -> None:
         super().__init__(folder, node, nats, bus, agents)
         self.kept = folder / "driver" / "instances"

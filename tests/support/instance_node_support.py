@@ -80,6 +80,13 @@ class InstanceNode(SlotNode):
         self.machine = msgspec.structs.replace(self.machine, gpus=gpus)
         self.ledger.hear(msgspec.structs.replace(known, revision=known.revision + 1, topology=self.machine))
 
+    def miss(self) -> None:
+        """Discovery tells of a reading that began before the instances were made that there are."""
+        there = dict(self.played.instances)
+        self.played.instances.clear()
+        self.see()
+        self.played.instances.update(there)
+
     async def sweep(self) -> None:
         assert self.instances is not None
         await self.instances.sweep(lambda: live_of(self.ledger.state), lambda: unknown_of(self.ledger.state))

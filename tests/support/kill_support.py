@@ -86,9 +86,6 @@ def kill(pid: int) -> None:
 class Life:
     """One node: its kubelet, which lives on, and its agents, which do not."""
 
-    passing: tuple[str, ...] = (IS_BUSY,)
-    """In refusals for what passes by itself."""
-
     def __init__(self, folder: Path, node: NodeName, nats: str, bus: Bus, agents: Agents) -> None:
         plugins, resources = folder / "device-plugins", folder / "pod-resources"
         for directory in (plugins, resources):
@@ -205,11 +202,10 @@ class Life:
 
     async def give(self, pod: PodRequest) -> None:
         """
-        Admits a pod that there is room for. Where it is refused for what passes by itself, it is made anew, as by its
-        controller.
+        Admits a pod that there is room for. Where the kubelet is too busy the pod is made anew, as by its controller.
         """
         while not isinstance(decision := await self.kubelet.admit(pod), Admission):
-            assert any(each in decision.finding for each in self.passing), (decision, pod)
+            assert IS_BUSY in decision.finding, (decision, pod)
 
     async def end(self, agent: int) -> None:
         """It dies now, if it has not before."""

@@ -7,6 +7,10 @@ takes the slot over from an init container of its pod, or the one that had it ha
 its checkpoint gives the slot of a container that may run on to another one, which gets an instance of its own. What other
 live records have is made for nobody else, also where it is gone, as after a reboot: their containers were told its uuid.
 
+A reading of discovery may be older than the instances: one that began before an instance was made can come after one that
+had a former instance with the same uuid, which the driver makes of the place. So the instances have to be seen before the
+call is recorded, and again when it is to be answered; and one that a reading lacks is gone only if the driver says so.
+
 One call at a time has a slot: a kubelet that has started anew may repeat what an earlier one asked for while that call is
 still under way.
 """
@@ -85,9 +89,9 @@ class InstanceCalls:
         amounts: Callable[[Sequence[DeviceID]], Mapping[DeviceID, Amount]],
     ) -> AsyncIterator[Mapping[DeviceID, Made]]:
         """
-        Slot -> its instance, which is made and kept in this block, for the slots of containers that become one. `amounts`:
-        what is to be held by slots at least. Raises DeviceInUse, NoPlace, DriverFault, StateFault and Unavailable; then none
-        is kept.
+        Slot -> its instance, which is made and kept in this block, for the slots of containers that become one; discovery
+        sees it when the block begins and when it has ended. `amounts`: what is to be held by slots at least. Raises
+        DeviceInUse, NoPlace, DriverFault, StateFault and Unavailable; then none is kept.
         """
         by_instances = gpus_by_instances(self._ledger.state.hardware)
         slots = [slot for each in containers for slot in each if base_of(slot) in by_instances] if by_instances else []
@@ -105,12 +109,14 @@ class InstanceCalls:
                 wanted = {slot: amount for each in containers for slot, amount in amounts(each).items()}
                 displaced = await self._displaced_from(slots)
                 for slot in slots:
-                    known = self._known(self._instances, slot, wanted[slot], displaced)
+                    known = await self._known(self._instances, slot, wanted[slot], displaced)
                     if known is not None:
                         self._instances.keep(known.uuid)
                     made[slot] = known or await self._made(self._instances, slot, wanted[slot])
-                await self._until_seen([each.uuid for each in made.values()])
+                uuids = [each.uuid for each in made.values()]
+                await self._until_seen(uuids)
                 yield made
+                await self._until_seen(uuids)
             finally:
                 for each in made.values():
                     self._instances.release(each.uuid)
@@ -138,7 +144,7 @@ class InstanceCalls:
         bound = [each for each in live if each.owner is not None and not each.instances.keys().isdisjoint(slots)]
         return frozenset([each.id for each in bound if await self._is_displaced(each)])
 
-    def _known(
+    async def _known(
         self, instances: Instances, slot: DeviceID, wanted: Amount, displaced: Collection[AllocationID]
     ) -> Made | None:
         """
@@ -149,9 +155,7 @@ class InstanceCalls:
         state = self._ledger.state
         for each in state.allocations.values():
             uuid = each.instances.get(slot)
-            if uuid is None or uuid not in state.hardware.cards or not instances.has(slot, uuid):
-                continue
-            if slot not in each.slots:
+            if uuid is None or slot not in each.slots or not await self._is_there(instances, slot, uuid):
                 continue
             if each.slots[slot].memory >= wanted.memory and each.id not in displaced:
                 return Made(uuid, each.slots[slot])
@@ -159,14 +163,21 @@ class InstanceCalls:
                 raise DeviceInUse([slot], each.id)
         return None
 
+    async def _is_there(self, instances: Instances, slot: DeviceID, uuid: DeviceID) -> bool:
+        """Whether an instance of ours is there. Where discovery does not see it the driver is asked, which knows better."""
+        if instances.has(slot, uuid) and uuid not in self._ledger.state.hardware.cards:
+            await instances.forget([each for each in instances.own if each.uuid == uuid])
+        return instances.has(slot, uuid)
+
     async def _until_seen(self, uuids: Sequence[DeviceID]) -> None:
-        """Waits until discovery tells of these instances. Raises DriverFault where it does not for `SEEN_SECONDS`."""
-
-        async def seen() -> None:
-            while not all(uuid in self._ledger.state.hardware.cards for uuid in uuids):
-                await self._ledger.wait_past(self._ledger.version)
-
-        await either(seen, partial(self._clock.sleep, SEEN_SECONDS))
-        if not all(uuid in self._ledger.state.hardware.cards for uuid in uuids):
-            finding = f"discovery has not seen a new MIG instance for {SEEN_SECONDS:g} s"
-            raise DriverFault(finding, "see what the log of discovery says, and whether the agent is root")
+        """
+        Returns as soon as discovery's newest reading has these instances, in the same turn of the event loop. Raises
+        DriverFault where none has them all for `SEEN_SECONDS`.
+        """
+        until = self._clock.monotonic() + SEEN_SECONDS
+        while not all(uuid in self._ledger.state.hardware.cards for uuid in uuids):
+            left = until - self._clock.monotonic()
+            if left <= 0:
+                finding = f"discovery has not seen a new MIG instance for {SEEN_SECONDS:g} s"
+                raise DriverFault(finding, "see what the log of discovery says, and whether the agent is root")
+            await either(partial(self._ledger.wait_past, self._ledger.version), partial(self._clock.sleep, left))
