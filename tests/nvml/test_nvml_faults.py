@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import anyio
+import pynvml
 import pytest
 from nvml_support import (
     DEADLINE,
@@ -154,6 +155,27 @@ async def test_a_mig_instance_destroyed_during_a_reading_harms_no_gpu(node: Node
 
     assert () == found.topology.gpus[8].mig
     assert {HealthState.HEALTHY} == {health.state for health in found.health.values()}
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+async def test_a_mig_instance_stays_where_another_goes_during_a_reading(
+    node: Node, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    """Those after it have other indices then: the one that a list by index misses has not gone."""
+    card, *instances = ("gpu uuid=GPU-x pci=00000000:F9:00.0 mig=1", *(f"mig 8 gi={i} uuid=MIG-{i}" for i in range(3)))
+    by_index, asked = pynvml.nvmlDeviceGetMigDeviceHandleByIndex, list[int]()
+
+    def one_goes(device: object, index: int) -> object:
+        handle = by_index(device, index)
+        asked.append(index)
+        if index == 1 and asked.count(1) == nth:
+            node.standin.play(script(more=[card, instances[0], instances[2]]))
+        return handle
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMigDeviceHandleByIndex", one_goes)
+    found = await node.read(card, *instances)
+
+    assert ["MIG-0", "MIG-2"] == [each.uuid for each in found.topology.gpus[8].mig or ()]
 
 
 async def test_mig_instances_that_have_one_name_or_none_take_nobody_along(node: Node) -> None:

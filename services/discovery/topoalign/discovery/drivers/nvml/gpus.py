@@ -38,6 +38,8 @@ RECOVERY = {
 RESETS = {1, 2, 4}
 """Those of them that a reset follows."""
 
+MOST_READS = 4
+"""Of the MIG instances of a GPU; where they change during each of these, the last one counts."""
 _INSTANCE = re.compile(r"[A-Za-z0-9_.:/-]{1,96}")
 
 
@@ -112,7 +114,35 @@ def judge(nvml: Library, index: int, device: Handle) -> tuple[DeviceHealth, tupl
 
 
 def read_mig(nvml: Library, device: Handle, total: int | None) -> tuple[tuple[MigDevice, ...], tuple[str, ...]]:
-    """The MIG instances of a GPU with this much memory, and what was odd about them."""
+    """
+    The MIG instances of a GPU with this much memory, and what was odd about them. Raises CallFailed.
+
+    NVML gives them by an index that it does not promise to keep when another one goes, and handles may become those of
+    others (nvml.h, nvmlDeviceGetMigDeviceHandleByIndex). So what changed while it was read is read again, at most
+    `MOST_READS` times.
+    """
+    uuids = uuid_by_index(nvml, device)
+    for _ in range(MOST_READS):
+        found, before, uuids = read_instances(nvml, device, total), uuids, uuid_by_index(nvml, device)
+        if uuids == before:
+            break
+    return found
+
+
+def uuid_by_index(nvml: Library, device: Handle) -> dict[int, str]:
+    """The uuids of the MIG instances of a GPU that tell them, by their index. Raises CallFailed."""
+    found = {}
+    for index, handle in nvml.mig_handles(device).items():
+        try:
+            found[index] = nvml.uuid(handle)
+        except CallFailed as error:
+            if error.code not in {NOT_FOUND, *NOT_TOLD}:
+                raise
+    return found
+
+
+def read_instances(nvml: Library, device: Handle, total: int | None) -> tuple[tuple[MigDevice, ...], tuple[str, ...]]:
+    """As `read_mig`, of instances that do not change meanwhile."""
     instances: list[MigDevice] = []
     findings = []
     for index, handle in nvml.mig_handles(device).items():
