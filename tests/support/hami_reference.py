@@ -56,12 +56,10 @@ class Request:
 
 @dataclass
 class Namespace:
-    """Limits by resource, and what the namespace holds."""
+    """Limits by resource."""
 
     memory: int | None = None
     cores: int | None = None
-    used_memory: int = 0
-    used_cores: int = 0
 
 
 @dataclass
@@ -164,15 +162,14 @@ def place_instance(
     return None
 
 
-def effective(containers: list[Given], init: int) -> dict[str, tuple[int, int, int]]:
-    """Slots, memory and cores by uuid."""
+def effective(containers: list[Given], init: int) -> dict[str, tuple[int, int]]:
+    """Memory and cores by uuid."""
     found = {}
     for uuid in {uuid for given in containers for uuid, _, _ in given}:
         mine = [[(m, c) for u, m, c in given if u == uuid] for given in containers]
         first = [entry for entries in mine[:init] for entry in entries]
         others = [entry for entries in mine[init:] for entry in entries]
         found[uuid] = (
-            max(1 if first else 0, len(others)),
             max([m for m, _ in first] + [sum(m for m, _ in others)]),
             max([c for _, c in first] + [sum(c for _, c in others)]),
         )
@@ -183,8 +180,7 @@ def allowed(namespace: Namespace | None, containers: list[Given], init: int) -> 
     if namespace is None:
         return True
     use = effective(containers, init).values()
-    memory = namespace.used_memory + sum(m for _, m, _ in use)
-    cores = namespace.used_cores + sum(c for _, _, c in use)
+    memory, cores = sum(m for m, _ in use), sum(c for _, c in use)
     return not (
         (namespace.memory is not None and memory > namespace.memory)
         or (namespace.cores is not None and cores > namespace.cores)
@@ -197,9 +193,6 @@ def fit(
     annotations: Annotations,
     default_policy: str,
     node: Node,
-    namespace: Namespace | None,
-    earlier: list[Given],
-    init: int,
 ) -> Answer:
     """`cards` is the list that is walked from its end."""
     policies = [name.strip() for name in annotations.get("hami.io/gpu-scheduler-policy", default_policy).split(",")]
@@ -236,8 +229,6 @@ def fit(
             no("CardTimeSlicingExhausted")
         elif "mutex" in policies and card.used_slots:
             no("ExclusiveDeviceAllocateConflict")
-        elif not allowed(namespace, [*earlier, [*got, (card.uuid, memory, cores)]], init):
-            no("ResourceQuotaNotFit")
         elif card.used_memory + memory > card.memory:
             no("CardInsufficientMemory")
         elif card.used_cores + cores > card.cores:
@@ -291,7 +282,6 @@ def place(
     init: int,
     annotations: Annotations,
     weights: tuple[int, int, int] = (1, 1, 1),
-    namespace: Namespace | None = None,
 ) -> tuple[list[Given], list[Card]] | str:
     """What each container gets, and the cards as the containers after the init containers leave them; or why not."""
     policy = annotations.get("hami.io/gpu-scheduler-policy", "spread")
@@ -308,7 +298,7 @@ def place(
             mig = any(card.mode == "mig" for card in order) and "mig" in annotations.get("nvidia.com/vgpu-mode", "mig")
             if request.count > len(order) and not mig:
                 return "NodeInsufficientDevice"
-            fits, found, reason = fit(order, request, annotations, "spread", node, namespace, given, init)
+            fits, found, reason = fit(order, request, annotations, "spread", node)
             if not fits:
                 return reason
             got += [use(next(card for card in mine if card.uuid == uuid), m, c) for uuid, m, c in found]

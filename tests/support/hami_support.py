@@ -1,11 +1,10 @@
 """Cards, requests and annotations drawn for tests of HAMi's decisions, and the same in the types of the product."""
 
-from hami_reference import Card, Namespace, Profile, Request
+from hami_reference import Card, Profile, Request
 from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile
-from topoalign.core.sharing.hami.quota import NamespaceQuota
 from topoalign.core.sharing.hami.requests import CardRequest
 from topoalign.core.sharing.hami.usage import MIB, CardUsage
 
@@ -85,9 +84,6 @@ pair_scores = st.dictionaries(
     max_size=6,
 )
 
-limits = st.sampled_from([None, 0, 256, 1024, 3000])
-namespaces = st.none() | st.builds(Namespace, limits, st.sampled_from([None, 0, 50, 100]), st.just(128))
-
 
 def usage(card: Card) -> CardUsage:
     """The card in the type of the product."""
@@ -131,14 +127,4 @@ def asked(request: Request) -> CardRequest:
         memory=request.memory,
         percent=request.percent,
         cores=request.cores,
-    )
-
-
-def quota(namespace: Namespace) -> NamespaceQuota:
-    """The quota in the type of the product."""
-    return NamespaceQuota(
-        memory=namespace.memory,
-        cores=namespace.cores,
-        used_memory=namespace.used_memory,
-        used_cores=namespace.used_cores,
     )

@@ -4,20 +4,12 @@ from typing import Any
 
 import hami_reference as reference
 import pytest
-from hami_support import UUIDS, annotations, asked, cards, namespaces, pair_scores, quota, requests, usage
+from hami_support import UUIDS, annotations, asked, cards, pair_scores, requests, usage
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.model.ids import DeviceID
 from topoalign.core.sharing.hami.fit import Surroundings, Unfit, fit
-from topoalign.core.sharing.hami.quota import NamespaceQuota
 from topoalign.core.sharing.hami.selection import read_rules
-from topoalign.core.sharing.hami.usage import CardShare
-
-earlier = st.lists(
-    st.lists(st.tuples(st.sampled_from(UUIDS), st.sampled_from([128, 512]), st.sampled_from([0, 25])), max_size=2),
-    max_size=3,
-)
 
 
 @settings(max_examples=300, deadline=None)
@@ -27,34 +19,21 @@ earlier = st.lists(
     annotations,
     st.sets(st.sampled_from(UUIDS), max_size=1),
     pair_scores,
-    namespaces,
-    earlier,
-    st.integers(0, 2),
 )
-@example([reference.Card("a"), reference.Card("b", numa=1)], reference.Request(), {}, {"b"}, {}, None, [], 0)
+@example([reference.Card("a"), reference.Card("b", numa=1)], reference.Request(), {}, {"b"}, {})
 def test_fit_takes_what_the_rules_take(
     some: list[reference.Card],
     request: reference.Request,
     notes: dict[str, str],
     cordoned: set[str],
     scores: dict[str, dict[str, int]],
-    namespace: reference.Namespace | None,
-    before: list[reference.Given],
-    init: int,
 ) -> None:
     """Cards in any order, in all modes, with every annotation; the same cards in the same order, or the same reasons."""
     node = reference.Node(some, cordoned, scores)
 
-    expected = reference.fit(some, request, notes, "spread", node, namespace, before, init)
+    expected = reference.fit(some, request, notes, "spread", node)
 
-    around = Surroundings(
-        rules=read_rules(notes),
-        cordoned=frozenset(cordoned),
-        scores=scores,
-        quota=None if namespace is None else quota(namespace),
-        init_containers=init,
-        earlier=tuple(tuple(CardShare(uuid=DeviceID(u), memory=m, cores=c) for u, m, c in each) for each in before),
-    )
+    around = Surroundings(rules=read_rules(notes), cordoned=frozenset(cordoned), scores=scores)
     assert expected == answer([usage(card) for card in reversed(some)], request, around)
 
 
@@ -74,7 +53,6 @@ REASONS = [
     ("CardUuidMismatch", {}, {}, {"nvidia.com/nouse-gpuuuid": "a"}),
     ("CardTimeSlicingExhausted", {"used_slots": 4}, {}, {}),
     ("ExclusiveDeviceAllocateConflict", {"used_slots": 1}, {}, {"hami.io/gpu-scheduler-policy": "spread,mutex"}),
-    ("ResourceQuotaNotFit", {}, {"memory": 900}, {}),
     ("CardInsufficientMemory", {"used_memory": 900}, {"memory": 200}, {}),
     ("CardInsufficientCore", {"used_cores": 80}, {"cores": 30}, {}),
     ("CardInsufficientCore", {"cores": 4}, {"cores": 200}, {}),
@@ -88,7 +66,7 @@ REASONS = [
 def test_each_check_has_its_reason(
     reason: str, card: dict[str, Any], request_: dict[str, Any], notes: dict[str, str]
 ) -> None:
-    around = Surroundings(rules=read_rules(notes), cordoned=frozenset({"cordoned"}), quota=NamespaceQuota(memory=800))
+    around = Surroundings(rules=read_rules(notes), cordoned=frozenset({"cordoned"}))
     walk = [usage(reference.Card(**{"uuid": "a", **card}))]
 
     assert (False, [], f"1/1 {reason}") == answer(walk, reference.Request(**request_), around)
@@ -183,17 +161,6 @@ def test_cards_of_another_numa_node_begin_the_walk_again() -> None:
         walk, other_uuid
     )
     assert ["a", "b", "d"] == [uuid for uuid, _, _ in found(foreign, {**bind, "nvidia.com/use-gputype": "nvidia"})[1]]
-
-
-def test_all_cards_of_one_container_count_for_the_quota() -> None:
-    around = Surroundings(quota=NamespaceQuota(memory=1500))
-    walk = [usage(reference.Card(uuid)) for uuid in "abc"]
-
-    assert [("a", 700, 0), ("b", 700, 0)] == answer(walk, reference.Request(count=2, memory=700), around)[1]
-    assert (
-        "1/3 AllocatedCardsInsufficientRequest, 2/3 ResourceQuotaNotFit"
-        == answer(walk, reference.Request(count=2, memory=800), around)[2]
-    )
 
 
 def test_as_many_cards_as_are_asked_for_are_enough() -> None:

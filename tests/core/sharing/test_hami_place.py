@@ -2,7 +2,7 @@
 
 import hami_reference as reference
 import pytest
-from hami_support import UUIDS, annotations, asked, cards, namespaces, pair_scores, quota, requests, usage
+from hami_support import UUIDS, annotations, asked, cards, pair_scores, requests, usage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,7 +11,6 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.scoring.hami import order
 from topoalign.core.sharing.hami.fit import Unfit
 from topoalign.core.sharing.hami.place import NodeCards, PodShares, place
-from topoalign.core.sharing.hami.quota import NamespaceQuota, effective_use
 from topoalign.core.sharing.hami.selection import PodRules, read_rules
 
 containers = st.lists(st.lists(requests, max_size=1), min_size=1, max_size=4)
@@ -25,7 +24,6 @@ containers = st.lists(st.lists(requests, max_size=1), min_size=1, max_size=4)
     annotations,
     pair_scores,
     st.sets(st.sampled_from(UUIDS), max_size=1),
-    namespaces,
 )
 def test_a_pod_is_placed_container_by_container(
     some: list[reference.Card],
@@ -34,10 +32,9 @@ def test_a_pod_is_placed_container_by_container(
     notes: dict[str, str],
     scores: dict[str, dict[str, int]],
     cordoned: set[str],
-    namespace: reference.Namespace | None,
 ) -> None:
     node = reference.Node(some, cordoned, scores)
-    expected = reference.place(node, wanted, init, notes, namespace=namespace)
+    expected = reference.place(node, wanted, init, notes)
 
     found = place(
         NodeCards(cards=tuple(usage(card) for card in some), scores=scores, cordoned=frozenset(cordoned)),
@@ -45,7 +42,6 @@ def test_a_pod_is_placed_container_by_container(
             containers=tuple(tuple(asked(request) for request in each) for each in wanted),
             init_containers=init,
             rules=read_rules(notes),
-            quota=None if namespace is None else quota(namespace),
         ),
     )
 
@@ -103,26 +99,6 @@ def test_an_init_container_takes_another_card_where_it_needs_more() -> None:
     assert [["device3"], ["device3"]] == [[share.uuid for share in shares] for shares in found.containers]
 
 
-@pytest.mark.parametrize(("limit", "card"), [(4500, "b"), (4499, "a")])
-def test_the_quota_counts_init_containers_while_others_are_placed(limit: int, card: str) -> None:
-    """An init container's 3000 MiB of one card and 1500 of the other are 4500; of the same card they are 3000."""
-    cards = (usage(reference.Card("a", memory=4000)), usage(reference.Card("b", memory=2000)))
-    containers = tuple((asked(reference.Request(memory=memory)),) for memory in (3000, 1500))
-
-    found = place(
-        NodeCards(cards=cards),
-        PodShares(
-            containers=containers,
-            init_containers=1,
-            rules=PodRules(policy="binpack"),
-            quota=NamespaceQuota(memory=limit),
-        ),
-    )
-
-    assert not isinstance(found, Unfit)
-    assert [["a"], [card]] == [[share.uuid for share in shares] for shares in found.containers]
-
-
 def test_weights_say_which_card_is_fuller() -> None:
     """Of cards with many cores used and with many slots used, weights of memory, or of cores, make either the fuller."""
     a = usage(reference.Card("a", slots=10, used_slots=1, used_cores=90, memory=100, used_memory=10))
@@ -161,6 +137,4 @@ def test_init_containers_leave_the_cards_to_the_others() -> None:
 
     assert not isinstance(found, Unfit)
     assert ("a", "a", "a") == tuple(shares[0].uuid for shares in found.containers)
-    use = effective_use(found.containers, 2)["a"]
-    assert (1, 1024, 100) == (use.slots, use.memory, use.cores)
     assert Unfit("1/1 CardInsufficientMemory") == place(node, PodShares(containers=(whole, whole)))

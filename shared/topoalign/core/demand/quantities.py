@@ -2,17 +2,21 @@
 What a container or a whole pod asks of each resource manager.
 
 Every manager looks at other numbers: devices at limits, the CPU manager at whole CPUs of containers that may have CPUs to
-themselves, the memory manager at memory and hugepages. For a whole pod each applies the same formula (`pod_wide`), because
-init containers run one after another, but beside the sidecars started before them (kubelet v1.36.3; effective request).
+themselves, the memory manager at memory and hugepages. For a whole pod each applies the same formula (`largest_moment`),
+because init containers run one after another, but beside the sidecars started before them (kubelet v1.36.3; effective
+request). Quotas count by it, too.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 from topoalign.core.model.ids import CPU, MEMORY, ResourceName, is_hugepages, is_native
 from topoalign.core.model.requests import ContainerRequest, PodRequest, Qos
 from topoalign.core.profile import Profile
 
 Quantities = Mapping[ResourceName, int]
+Key = TypeVar("Key")
+"""What amounts are of: resources, or cards."""
 
 
 def asked(container: ContainerRequest) -> dict[ResourceName, int]:
@@ -21,28 +25,36 @@ def asked(container: ContainerRequest) -> dict[ResourceName, int]:
 
 
 def pod_wide(pod: PodRequest, part: Callable[[ContainerRequest], Quantities]) -> dict[ResourceName, int]:
+    """The effective request of a pod, where `part` says what each container contributes."""
+    return largest_moment(
+        [(part(each), each.sidecar) for each in pod.init_containers], [part(each) for each in pod.containers]
+    )
+
+
+def largest_moment(init: Iterable[tuple[Mapping[Key, int], bool]], apps: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
     """
-    The effective request of a pod, where `part` says what each container contributes.
+    The most that a pod needs of each thing at any moment. `init`: what each of its init containers needs, in their order,
+    and whether it is a sidecar; `apps`: what each of its app containers needs.
 
     A plain init container needs its own part beside those of the sidecars met so far; the app containers run together
-    with all sidecars. The larger of the two is needed: init containers of 4 and 1 GPUs and an app of 2 need 4.
+    with all sidecars. The larger of the two is needed: init containers of 4 and 1 GPUs and an app of 2 need 4. Counted by
+    card, 2100 MiB of one for an init container and 100 MiB of another for an app are both needed: 2200 together.
     """
-    sidecars: dict[ResourceName, int] = {}
-    starting: dict[ResourceName, int] = {}
-    for container in pod.init_containers:
-        own = part(container)
-        if container.sidecar:
-            sidecars = added(sidecars, own)
-        needed = sidecars if container.sidecar else added(sidecars, own)
+    sidecars: dict[Key, int] = {}
+    starting: dict[Key, int] = {}
+    for own, is_sidecar in init:
+        needed = added(sidecars, own)
+        if is_sidecar:
+            sidecars = needed
         starting = {name: max(starting.get(name, 0), needed.get(name, 0)) for name in {**starting, **needed}}
     running = sidecars
-    for container in pod.containers:
-        running = added(running, part(container))
+    for own in apps:
+        running = added(running, own)
     return {name: max(starting.get(name, 0), running.get(name, 0)) for name in {**starting, **running}}
 
 
-def added(a: Quantities, b: Quantities) -> dict[ResourceName, int]:
-    """The sum, resource by resource."""
+def added(a: Mapping[Key, int], b: Mapping[Key, int]) -> dict[Key, int]:
+    """The sum, key by key."""
     return {name: a.get(name, 0) + b.get(name, 0) for name in {**a, **b}}
 
 

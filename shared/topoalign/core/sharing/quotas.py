@@ -3,10 +3,14 @@ What a ResourceQuota's `limits.<resource>` allows a namespace of the memory and 
 
 Kubernetes counts `requests.<resource>` of what a pod names, and passes `limits.<resource>` over for extended resources. HAMi
 promised it for amounts that are meant for each GPU: they count once for each GPU of the container. Units are sums already
-and count as they are. A pod holds what its containers have together, or the most that one of its init containers has:
+and count as they are. A pod holds what its containers have together, or the most that one of its init containers has
+(`largest_moment`):
 
     init container   2 GPUs, 3000 of nvidia.com/gpumem    6000
     app containers   1 GPU, 4000 and 1 GPU, 1000          5000      the pod holds 6000
+
+This is counted before it is known on which GPUs containers come, and does not change with it: two init containers with 1024
+each hold 1024. HAMi counts card by card, so that they hold 2048 on two cards.
 
 Amounts in hundredths of a GPU's memory depend on the GPU and are not counted. Of several quotas the lowest limit counts;
 0 allows nothing. Source: HAMi 4707fb02, QuotaManager; sidecars as in Kubernetes' own quotas.

@@ -1,6 +1,6 @@
 """What the cases of the suites `hami/…` are made of: cards, requests and amounts, in the types of the product."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -10,7 +10,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile
 from topoalign.core.sharing.cards import SharedCard
 from topoalign.core.sharing.hami.requests import CardRequest
-from topoalign.core.sharing.hami.usage import MIB, CardShare, CardUsage, usage_of
+from topoalign.core.sharing.hami.usage import MIB, CardUsage, usage_of
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite
 
@@ -123,11 +123,6 @@ class Share(msgspec.Struct, frozen=True):
     uuid: str
     mem_mb: int
     cores: int
-
-
-def shares_of(shares: Iterable[Share]) -> tuple[CardShare, ...]:
-    """The shares in the type of the product."""
-    return tuple(CardShare(uuid=DeviceID(each.uuid), memory=each.mem_mb, cores=each.cores) for each in shares)
 
 
 def close_to(expected: float, got: float) -> float:

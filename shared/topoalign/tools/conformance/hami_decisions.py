@@ -4,17 +4,20 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from topoalign.core.model.ids import NodeName
+from topoalign.core.demand.hami_names import DEFAULT_NAMES
+from topoalign.core.demand.quantities import largest_moment
+from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.topology.mig import MigPlacement, place_of
 from topoalign.core.scoring.hami import node_policy, order
 from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit, fit
 from topoalign.core.sharing.hami.order import ScoredCard, sort_key, walk
 from topoalign.core.sharing.hami.place import NodeCards, Placed, PodShares, place
-from topoalign.core.sharing.hami.quota import effective_use, namespace_quota, within_quota
 from topoalign.core.sharing.hami.scores import device_score, node_score
 from topoalign.core.sharing.hami.selection import read_rules
 from topoalign.core.sharing.hami.topology import GpuLinks, link_scores
-from topoalign.tools.conformance.hami_cases import Case, close_to, shares_of, suite
+from topoalign.core.sharing.quotas import OverQuota, check_quota, lowest_limits, total
+from topoalign.kubelet.files.resource_quota import limits_of
+from topoalign.tools.conformance.hami_cases import Case, Share, close_to, suite
 from topoalign.tools.conformance.hami_decision_cases import (
     Allocation,
     Answer,
@@ -118,15 +121,29 @@ def instances(case: MigInput) -> list[Placing]:
 
 
 def quota_fit(case: QuotaInput, _: QuotaExpected) -> QuotaExpected:
-    """What a pod uses with one more card, and whether its namespace may."""
-    given = [shares_of(each) for each in case.allocated_by_container]
-    containers = [*given, shares_of([*case.picked_for_current_container, case.candidate])]
-    quotas = [each for each in (case.quota,) if each is not None and each.namespace == case.namespace]
-    quota = namespace_quota(each.hard for each in quotas)
-    used = effective_use(containers, case.init_containers)
-    return QuotaExpected(
-        sum(each.memory for each in used.values()), within_quota(quota, containers, case.init_containers)
+    """
+    What a pod uses with one more card, and whether its namespace may: counted as services count, but card by card.
+
+    Of several shares that one init container has of a card the largest counts upstream, as if each were a container's own.
+    """
+    containers = [*case.allocated_by_container, [*case.picked_for_current_container, case.candidate]]
+    init, apps = containers[: case.init_containers], containers[case.init_containers :]
+    by_card = largest_moment(
+        [(of_card(share), False) for each in init for share in each],
+        [of_card(share) for each in apps for share in each],
     )
+    used = total({resource: amount} for (_, resource), amount in by_card.items())
+    quotas = [case.quota] if case.quota is not None and case.quota.namespace == case.namespace else []
+    try:
+        check_quota(case.namespace, used, {}, lowest_limits(limits_of(each.hard) for each in quotas))
+    except OverQuota:
+        return QuotaExpected(used[DEFAULT_NAMES.memory], within_quota=False)
+    return QuotaExpected(used[DEFAULT_NAMES.memory], within_quota=True)
+
+
+def of_card(share: Share) -> dict[tuple[str, ResourceName], int]:
+    """What a container has of a card, by the card and what quotas call it."""
+    return {(share.uuid, DEFAULT_NAMES.memory): share.mem_mb, (share.uuid, DEFAULT_NAMES.cores): share.cores}
 
 
 def nodes(case: PlaceInput, expect: PlaceExpected) -> PlaceExpected:

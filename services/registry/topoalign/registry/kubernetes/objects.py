@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from topoalign.core.model.errors import TopoalignError, Undecodable, clean
-from topoalign.core.model.ids import GPU, NodeName, ResourceName
+from topoalign.core.model.ids import GPU, NodeName
 from topoalign.core.sharing.hami.foreign import NodeAnnotations
 from topoalign.kubelet.files import manifest
 from topoalign.kubelet.files.quantities import whole
+from topoalign.kubelet.files.resource_quota import limits_of
 from topoalign.registry.ports import (
     ApiConflict,
     ApiNotFound,
@@ -34,8 +35,6 @@ T = TypeVar("T")
 
 WOKEN = "topoalign.io/woken"
 """Annotation of a node by which waiting pods are woken."""
-LIMITS = "limits."
-"""How the keys of a quota begin that are about limits."""
 REPORTER = "topoalign"
 MOST_NOTE_BYTES = 1024
 """An API server takes no longer notes."""
@@ -189,18 +188,13 @@ def seen_node(shown: ShownNode) -> SeenNode:
 
 
 def seen_quota(shown: ShownQuota) -> SeenQuota:
-    """The quota as the registry looks at it. An amount that is none is no limit; an API server shows none."""
+    """The quota as the registry looks at it."""
     metadata, spec = shown.metadata, shown.spec or QuotaSpec()
-    limits = {
-        ResourceName(name.removeprefix(LIMITS)): amount
-        for name, said in (spec.hard or {}).items()
-        if name.startswith(LIMITS) and "/" in name and (amount := whole(str(said))) is not None
-    }
     return SeenQuota(
         namespace=metadata.namespace,
         name=metadata.name,
         uid=metadata.uid,
-        limits=limits,
+        limits=limits_of(spec.hard or {}),
         scoped=bool(spec.scopes or spec.scope_selector),
     )
 

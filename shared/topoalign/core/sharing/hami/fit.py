@@ -2,9 +2,10 @@
 Whether the cards of a node can serve one container, and which of them do.
 
 Cards are tried in their order until there are enough. Each is checked, and the first check that fails is its reason:
-health, cordon, type and mode, uuid, a free slot, nobody else on it (`mutex`), the namespace's quota, memory, cores, a
-whole card for 100 cores, a core left for a share without cores, a place for a MIG instance. With `topology-aware` all
-cards that fit are gathered, and `topology` picks.
+health, cordon, type and mode, uuid, a free slot, nobody else on it (`mutex`), memory, cores, a whole card for 100
+cores, a core left for a share without cores, a place for a MIG instance. With `topology-aware` all cards that fit are
+gathered, and `topology` picks. The quota of the namespace, which upstream looks at after `mutex`, is checked for whole
+pods before (`core.sharing.quotas`).
 
 Where the pod binds to one NUMA node, a card of another node than the one before it throws away what was gathered. A
 card in mode `mig` is tried again as long as it fits: one container can have several instances of it.
@@ -24,7 +25,6 @@ import msgspec
 from topoalign.core.demand.hami_names import VENDOR
 from topoalign.core.sharing.cards import WHOLE_CARD
 from topoalign.core.sharing.hami.mig import MIG_MODE, find_instances
-from topoalign.core.sharing.hami.quota import NamespaceQuota, within_quota
 from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.hami.requests import CardRequest
 from topoalign.core.sharing.hami.selection import PodRules
@@ -44,7 +44,6 @@ class Reason(StrEnum):
     UUID = "CardUuidMismatch"
     SLOTS = "CardTimeSlicingExhausted"
     EXCLUSIVE = "ExclusiveDeviceAllocateConflict"
-    QUOTA = "ResourceQuotaNotFit"
     MEMORY = "CardInsufficientMemory"
     CORES = "CardInsufficientCore"
     NO_CORES = "CardComputeUnitsExhausted"
@@ -69,12 +68,6 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """Uuids of cards of which nothing is to be had any more for other reasons than what of them is used."""
     scores: PairScores = {}
     """What the links between the node's cards are worth."""
-    quota: NamespaceQuota | None = None
-    """Of the pod's namespace. None: there is none."""
-    init_containers: int = 0
-    """Of the pod; they come first."""
-    earlier: tuple[Shares, ...] = ()
-    """What the pod's containers before this one get."""
 
 
 def fit(cards: Sequence[CardUsage], request: CardRequest, around: Surroundings) -> Shares | Unfit:
@@ -160,9 +153,7 @@ class _Walk:
         return Reason.EXCLUSIVE if self.mutex and card.used_slots > 0 else None
 
     def _too_small(self, card: CardUsage, memory: int) -> Reason | None:
-        """Why what is asked for is not left, or not allowed."""
-        if not self._within_quota(card, memory):
-            return Reason.QUOTA
+        """Why what is asked for is not left."""
         if card.memory - card.used_memory < memory:
             return Reason.MEMORY
         if card.cores - card.used_cores < self.cores:
@@ -176,10 +167,3 @@ class _Walk:
             if find_instances(card.profiles, card.instances, (each * MIB for each in here)) is None:
                 return Reason.MIG
         return None
-
-    def _within_quota(self, card: CardUsage, memory: int) -> bool:
-        if self.around.quota is None:
-            return True
-        share = CardShare(uuid=card.uuid, memory=memory, cores=self.cores)
-        containers = (*self.around.earlier, (*self.gathered, share))
-        return within_quota(self.around.quota, containers, self.around.init_containers)

@@ -22,7 +22,6 @@ from topoalign.core.sharing.hami.choice import choose_cards, score_cards
 from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit
 from topoalign.core.sharing.hami.mig import MIG_MODE
 from topoalign.core.sharing.hami.order import ScoredCard
-from topoalign.core.sharing.hami.quota import NamespaceQuota
 from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.hami.requests import CardRequest
 from topoalign.core.sharing.hami.scores import node_score
@@ -50,8 +49,6 @@ class PodShares(msgspec.Struct, frozen=True, kw_only=True):
     """By container, init containers first; none for one without cards."""
     init_containers: int = 0
     rules: PodRules = PodRules()
-    quota: NamespaceQuota | None = None
-    """Of its namespace. None: there is none."""
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +64,7 @@ def place(node: NodeCards, pod: PodShares) -> Placed | Unfit:
     given: list[Shares] = []
     cards = node.cards
     for number, requests in enumerate(pod.containers):
-        found = _serve(node, cards, requests, pod, tuple(given))
+        found = _serve(node, cards, requests, pod.rules)
         if isinstance(found, Unfit):
             return found
         shares, left = found
@@ -78,28 +75,17 @@ def place(node: NodeCards, pod: PodShares) -> Placed | Unfit:
 
 
 def _serve(
-    node: NodeCards,
-    cards: tuple[CardUsage, ...],
-    requests: Sequence[CardRequest],
-    pod: PodShares,
-    earlier: tuple[Shares, ...],
+    node: NodeCards, cards: tuple[CardUsage, ...], requests: Sequence[CardRequest], rules: PodRules
 ) -> tuple[Shares, tuple[CardUsage, ...]] | Unfit:
     """The shares of one container, and the cards as it leaves them."""
     given: list[CardShare] = []
-    scored = score_cards(cards, requests, pod.rules.weights)
-    around = Surroundings(
-        rules=pod.rules,
-        cordoned=node.cordoned,
-        scores=node.scores,
-        quota=pod.quota,
-        init_containers=pod.init_containers,
-        earlier=earlier,
-    )
+    scored = score_cards(cards, requests, rules.weights)
+    around = Surroundings(rules=rules, cordoned=node.cordoned, scores=node.scores)
     for request in requests:
         if request.count <= 0:
             continue
         its = [each for each in scored if request.vendor.lower() in each.card.type.lower()]
-        if len(its) < request.count and not _takes_instances(its, pod.rules):
+        if len(its) < request.count and not _takes_instances(its, rules):
             return Unfit(INSUFFICIENT)
         found = choose_cards(its, request, around)
         if isinstance(found, Unfit):
