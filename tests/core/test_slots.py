@@ -20,7 +20,6 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Policy
 from topoalign.core.model.topology.offers import Offer, Slots
-from topoalign.core.sharing.hami.requests import read_request
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.slot_amounts import equal_part, held_by_slot, offered_in_slots, total
 
@@ -302,13 +301,12 @@ def test_a_share_fits_where_enough_gpus_have_enough(
 
 
 @drawn(st.integers(1, 8), st.integers(0, EACH), st.integers(0, 100), st.integers(0, 100))
-def test_requests_are_read_as_hami_reads_them(gpus: int, memory: int, percentage: int, cores: int) -> None:
-    limits = {GPU: gpus, MEMORY: memory, PERCENTAGE: percentage, CORES: cores}
-    theirs = read_request(limits, {})
+def test_amounts_of_gpus_are_those_of_hami(gpus: int, memory: int, percentage: int, cores: int) -> None:
+    """Memory counts before a percentage, and without either it is all of a GPU's."""
+    mib = memory or EACH * (percentage or 100) // 100
 
-    ours = slots_asked(in_slots(DGX), limits)
+    asked = slots_asked(in_slots(DGX), {GPU: gpus, MEMORY: memory, PERCENTAGE: percentage, CORES: cores})
 
-    assert ours is not None
-    assert theirs.count == ours.gpus
-    offered = Amount(cores=100, memory=EACH * MIB)
-    assert Amount(cores=theirs.cores, memory=theirs.memory_of(EACH) * MIB) == ours.amount_of(offered)
+    assert asked is not None
+    assert gpus == asked.gpus
+    assert Amount(cores=cores, memory=mib * MIB) == asked.amount_of(Amount(cores=100, memory=EACH * MIB))

@@ -1,8 +1,4 @@
-"""Names that HAMi uses: resources, which can be changed, and annotations, which are fixed."""
-
-import msgspec
-
-from topoalign.core.model.ids import ResourceName
+"""Names that HAMi uses, which are fixed: its vendor, and annotations. Those of resources can be changed (`Slots`)."""
 
 VENDOR = "NVIDIA"
 """The type of a request for NVIDIA's cards, and a part of the type of each such card."""
@@ -38,21 +34,3 @@ HANDSHAKE = "hami.io/node-handshake"
 DEVICES_ALLOCATED = "hami.io/vgpu-devices-allocated"
 MIG_ALLOCATIONS = "hami.io/vgpu-mig-allocations"
 """Of a pod: its cards, and its MIG instances."""
-
-
-class ResourceNames(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container asks for its share under."""
-
-    count: ResourceName = ResourceName("nvidia.com/gpu")
-    """Cards."""
-    memory: ResourceName = ResourceName("nvidia.com/gpumem")
-    """MiB of each card, times the memory factor."""
-    percentage: ResourceName = ResourceName("nvidia.com/gpumem-percentage")
-    """Memory as hundredths of each card's."""
-    cores: ResourceName = ResourceName("nvidia.com/gpucores")
-    """Hundredths of each card's multiprocessors."""
-    priority: ResourceName = ResourceName("nvidia.com/priority")
-    """0 high, 1 low."""
-
-
-DEFAULT_NAMES = ResourceNames()

@@ -1,11 +1,11 @@
 """
 What a container asks for of GPUs that are offered in slots: so many GPUs, and an amount of cores and memory of each of them.
 
-The kubelet is asked for the slots alone. The amounts are in resources that it never sees (`Slots`), by HAMi's rules: memory
-in MiB counts before a percentage; with neither it is all of a GPU's, and 0 of either is as if it were left out; cores that
-are not asked for are none. Two rules are stricter. 100 cores are all that is offered of a GPU, however it is scaled, and
-such a GPU is nobody else's. 0 cores are refused, because nothing keeps a container from computing. What HAMi would read as
-something else, or as no request at all, is refused, too.
+The kubelet is asked for the slots alone. The amounts are in resources that it never sees (`Slots`), by HAMi's rules
+(`card_requests`): memory in MiB counts before a percentage; with neither it is all of a GPU's, and 0 of either is as if it
+were left out; cores that are not asked for are none. Two rules are stricter. 100 cores are all that is offered of a GPU,
+however it is scaled, and such a GPU is nobody else's. 0 cores are refused, because nothing keeps a container from computing.
+What HAMi would read as something else, or as no request at all, is refused, too (`check_amounts`).
 
     nvidia.com/gpu: 1, gpumem: 4000, gpucores: 30     30 cores and 4000 MiB of one GPU
     nvidia.com/gpu: 2, gpumem-percentage: 50          half of the memory of each of two GPUs, without a claim on their cores
@@ -22,6 +22,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from topoalign.core.demand.card_annotations import Said, card_rules
+from topoalign.core.demand.card_requests import ALL_MEMORY, card_request
 from topoalign.core.demand.card_rules import ANY_CARD, CardRules
 from topoalign.core.demand.quantities import Quantities
 from topoalign.core.demand.units import InvalidShare
@@ -50,7 +51,7 @@ class SlotShare(NamedTuple):
     memory: int
     """MiB of each; 0: by `percentage`."""
     percentage: int
-    """Memory as hundredths of what is offered of each."""
+    """Memory as hundredths of what is offered of each. 0, or `card_requests.UNSET`: none."""
     parts: int = 0
     """Above 0 the amounts are not known, and each is one of so many equal parts."""
     rules: CardRules = ANY_CARD
@@ -65,7 +66,7 @@ class SlotShare(NamedTuple):
         """What it is of a GPU of which so much is offered: of 81559 MiB 50 per cent are 40779."""
         if self.parts:
             return part_of(offered, self.parts)
-        memory = self.memory or offered.memory // MIB * self.percentage // 100
+        memory = self.memory or offered.memory // MIB * self.percentage // ALL_MEMORY
         return Amount(cores=offered.cores if self.whole else self.cores, memory=memory * MIB)
 
 
@@ -87,12 +88,10 @@ def slots_asked(topology: Topology, devices: Quantities, said: Said = (), *, as_
     InvalidShare for annotations that cannot be meant.
     """
     for resource, slots in resources_in_slots(topology).items():
-        if gpus := devices.get(resource, 0):
-            memory, percentage = devices.get(slots.memory, 0), devices.get(slots.percentage, 0)
-            cores = devices.get(slots.cores, 0)
-            percentage = percentage or (0 if memory else 100)
+        if devices.get(resource):
+            asked = card_request(resource, slots, devices)
             rules = card_rules(said, as_hami=as_hami)
-            return SlotShare(resource, gpus, cores, memory, percentage, rules=rules)
+            return SlotShare(resource, asked.count, asked.cores, asked.memory, asked.percent, rules=rules)
     return None
 
 
@@ -104,7 +103,7 @@ def unknown_share(topology: Topology, resource: ResourceName, gpus: int) -> Slot
 
 def share_of_amount(share: SlotShare, amount: Amount) -> SlotShare:
     """Slots of as many GPUs as of a share, with so much of each."""
-    return share._replace(cores=amount.cores, memory=amount.memory // MIB, parts=0)
+    return share._replace(cores=amount.cores, memory=amount.memory // MIB, percentage=0, parts=0)
 
 
 class SlotResources(NamedTuple):
@@ -141,7 +140,7 @@ def check_amounts(where: str, limits: Quantities, offered: SlotResources) -> Non
             "shares computing time",
         )
     most = (
-        (slots.percentage, 100, "all of a GPU's memory", "write a number from 1 to 100"),
+        (slots.percentage, ALL_MEMORY, "all of a GPU's memory", "write a number from 1 to 100"),
         (slots.cores, CORES, "all of a GPU's computing time", f"write {CORES} for a whole GPU, or less"),
         (
             slots.memory,

@@ -18,18 +18,18 @@ Amounts in hundredths of a GPU's memory depend on the GPU and are not counted. O
 
 from collections.abc import Iterable, Mapping
 
-from topoalign.core.demand.hami_names import DEFAULT_NAMES
 from topoalign.core.demand.quantities import device_limits, pod_wide
 from topoalign.core.demand.slots import SlotResources
 from topoalign.core.model.errors import NoFit, clean
-from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
+from topoalign.core.model.topology.offers import Slots
 
 Amounts = Mapping[ResourceName, int]
 PerGpu = Mapping[ResourceName, frozenset[ResourceName]]
 """Amounts that are meant for each GPU -> the resources that say of how many."""
 
-HAMI: PerGpu = dict.fromkeys((DEFAULT_NAMES.memory, DEFAULT_NAMES.cores), frozenset({DEFAULT_NAMES.count}))
+HAMI: PerGpu = dict.fromkeys((Slots().memory, Slots().cores), frozenset({GPU}))
 """What they are called where nobody has renamed them."""
 
 

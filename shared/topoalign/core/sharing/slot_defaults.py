@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from topoalign.core.demand.card_requests import ALL_MEMORY
 from topoalign.core.demand.field_paths import containers_of
 from topoalign.core.demand.quantities import Quantities
 from topoalign.core.demand.slots import SlotResources
@@ -29,8 +30,6 @@ from topoalign.core.model.topology.offers import CORES
 
 PRIORITY = "CUDA_TASK_PRIORITY"
 """The variable by which HAMi's library is told of a priority."""
-ALL_MEMORY = 100
-"""Hundredths of a GPU's."""
 
 
 class FilledIn(NamedTuple):

@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
+from topoalign.core.demand.card_requests import UNSET, CardRequest
 from topoalign.core.demand.card_rules import Selection
 from topoalign.core.demand.hami_names import VENDOR
 from topoalign.core.demand.slots import SlotShare, SlotsOfGpus
@@ -36,7 +37,6 @@ from topoalign.core.sharing.cards import SharedCard
 from topoalign.core.sharing.hami.choice import choose_cards, score_cards
 from topoalign.core.sharing.hami.fit import Surroundings, Unfit
 from topoalign.core.sharing.hami.registration import PairScores
-from topoalign.core.sharing.hami.requests import UNSET, CardRequest
 from topoalign.core.sharing.hami.selection import pod_rules
 from topoalign.core.sharing.hami.topology import GpuLink, GpuLinks, link_scores
 from topoalign.core.sharing.hami.usage import MIB, CardUsage, usage_of
@@ -99,7 +99,7 @@ def request_of(share: SlotShare, able: Sequence[SlotsLeft]) -> CardRequest:
         count=share.gpus,
         vendor=VENDOR,
         memory=share.memory,
-        percent=UNSET if share.memory else share.percentage,
+        percent=share.percentage,
         cores=CORES if share.whole else share.cores,
     )
 

@@ -6,10 +6,10 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from topoalign.core.demand.card_requests import CardRequest
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile
 from topoalign.core.sharing.cards import SharedCard
-from topoalign.core.sharing.hami.requests import CardRequest
 from topoalign.core.sharing.hami.usage import MIB, CardUsage, usage_of
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from topoalign.core.demand.hami_names import DEFAULT_NAMES
 from topoalign.core.demand.quantities import largest_moment
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.topology.mig import MigPlacement, place_of
+from topoalign.core.model.topology.offers import Slots
 from topoalign.core.scoring.hami import node_policy, order
 from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit, fit
 from topoalign.core.sharing.hami.order import ScoredCard, sort_key, walk
@@ -40,6 +40,9 @@ from topoalign.tools.conformance.hami_decision_cases import (
     UuidScores,
 )
 from topoalign.tools.conformance.suite import Suite
+
+NAMES = Slots()
+"""What quotas call memory and cores where nobody has renamed them."""
 
 
 def device_order(case: OrderInput, _: OrderExpected) -> OrderExpected:
@@ -137,13 +140,13 @@ def quota_fit(case: QuotaInput, _: QuotaExpected) -> QuotaExpected:
     try:
         check_quota(case.namespace, used, {}, lowest_limits(limits_of(each.hard) for each in quotas))
     except OverQuota:
-        return QuotaExpected(used[DEFAULT_NAMES.memory], within_quota=False)
-    return QuotaExpected(used[DEFAULT_NAMES.memory], within_quota=True)
+        return QuotaExpected(used[NAMES.memory], within_quota=False)
+    return QuotaExpected(used[NAMES.memory], within_quota=True)
 
 
 def of_card(share: Share) -> dict[tuple[str, ResourceName], int]:
     """What a container has of a card, by the card and what quotas call it."""
-    return {(share.uuid, DEFAULT_NAMES.memory): share.mem_mb, (share.uuid, DEFAULT_NAMES.cores): share.cores}
+    return {(share.uuid, NAMES.memory): share.mem_mb, (share.uuid, NAMES.cores): share.cores}
 
 
 def nodes(case: PlaceInput, expect: PlaceExpected) -> PlaceExpected:

@@ -5,11 +5,12 @@ from datetime import datetime
 import msgspec
 
 from topoalign.core.demand.card_annotations import type_selection, uuid_selection
+from topoalign.core.demand.card_requests import Defaults
 from topoalign.core.sharing.hami.handshake import check_handshake
 from topoalign.core.sharing.hami.pod_devices import PodCard, decode_pod, encode_pod
 from topoalign.core.sharing.hami.registration import InvalidAnnotation, decode_old_register
-from topoalign.core.sharing.hami.requests import Amounts, Defaults, read_request
 from topoalign.tools.conformance.hami_cases import Case, Request, suite
+from topoalign.tools.conformance.hami_quantities import Amounts, read_request
 from topoalign.tools.conformance.suite import Suite
 
 

@@ -22,11 +22,11 @@ from enum import StrEnum
 
 import msgspec
 
+from topoalign.core.demand.card_requests import CardRequest
 from topoalign.core.demand.hami_names import VENDOR
 from topoalign.core.sharing.cards import WHOLE_CARD
 from topoalign.core.sharing.hami.mig import MIG_MODE, find_instances
 from topoalign.core.sharing.hami.registration import PairScores
-from topoalign.core.sharing.hami.requests import CardRequest
 from topoalign.core.sharing.hami.selection import PodRules
 from topoalign.core.sharing.hami.topology import pick
 from topoalign.core.sharing.hami.usage import MIB, CardShare, CardUsage

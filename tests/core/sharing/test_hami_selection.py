@@ -1,0 +1,76 @@
+"""Which cards a pod accepts in HAMi's words, and how our cards become HAMi's."""
+
+import hami_reference as reference
+import pytest
+from hami_support import annotations
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topoalign.core.demand.card_annotations import type_selection, uuid_selection
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.sharing.cards import SharedCard
+from topoalign.core.sharing.hami.selection import PodRules, cordoned, read_rules
+from topoalign.core.sharing.hami.usage import MIB, CardShare, usage_of, with_share
+
+
+@settings(max_examples=200, deadline=None)
+@given(annotations, st.sampled_from(["NVIDIA-A100", "nvidia h100", "V100", ""]), st.sampled_from("abcA"))
+def test_cards_are_selected_by_type_and_uuid(notes: dict[str, str], model: str, uuid: str) -> None:
+    assert reference.type_selected(notes, model) == type_selection(notes).takes_type(model)
+    assert reference.uuid_selected(notes, uuid) == uuid_selection(notes).takes_uuid(uuid)
+
+
+@pytest.mark.parametrize(
+    ("notes", "policy", "expected"),
+    [
+        ({}, "spread", (False, False, False)),
+        ({}, "topology-aware", (False, False, True)),
+        ({"hami.io/gpu-scheduler-policy": "mutex, topology-aware"}, "spread", (False, True, True)),
+        ({"hami.io/gpu-scheduler-policy": "mutex2"}, "topology-aware", (False, False, False)),
+        ({"nvidia.com/numa-bind": "T"}, "spread", (True, False, False)),
+        ({"nvidia.com/numa-bind": "tRUE"}, "spread", (False, False, False)),
+    ],
+)
+def test_rules_of_a_pod(notes: dict[str, str], policy: str, expected: tuple[bool, bool, bool]) -> None:
+    rules = read_rules(notes, policy)
+
+    assert expected == (rules.numa_bind, rules.mutex, rules.topology_aware)
+
+
+def test_a_mode_is_accepted_as_a_part_of_the_annotation() -> None:
+    assert [True, True, False] == [PodRules(mode="hami-core,mig").takes_mode(each) for each in ("mig", "", "mps")]
+    assert PodRules().takes_mode("mps")
+
+
+def test_cordoned_cards_are_listed_on_their_node() -> None:
+    assert frozenset({"a", "b"}) == cordoned({"hami.io/device-cordon": " a,,b ,"})
+    assert frozenset() == cordoned({"hami.io/device-cordon": "  "}) == cordoned({})
+
+
+def test_our_cards_in_his_amounts() -> None:
+    """Rounded against whoever asks; a whole holder leaves nothing, and an unknown NUMA node is node 0."""
+    card = SharedCard(
+        device=DeviceID("a"),
+        index=1,
+        minor=3,
+        memory=10 * MIB - 1,
+        slots=4,
+        memory_held=MIB + 1,
+        slots_held=1,
+        cores_held=30,
+    )
+    found = usage_of(card)
+    whole = usage_of(SharedCard(device=DeviceID("a"), index=1, minor=3, memory=9 * MIB, slots=4, exclusive=True))
+
+    assert (1, 0, 9, 2, 4, 1, 30) == (
+        found.index, found.numa, found.memory, found.used_memory, found.slots, found.used_slots, found.used_cores,
+    )  # fmt: skip
+    assert (9, 4, 100) == (whole.used_memory, whole.used_slots, whole.used_cores)
+
+
+def test_a_share_is_added_to_what_is_used() -> None:
+    card = usage_of(SharedCard(device=DeviceID("a"), index=0, minor=0, memory=9 * MIB, slots=4))
+
+    held = with_share(card, CardShare(uuid=card.uuid, memory=3, cores=20))
+
+    assert (1, 3, 20, ()) == (held.used_slots, held.used_memory, held.used_cores, held.instances)
