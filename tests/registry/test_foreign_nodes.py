@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from api_server_support import shown_pod
 from decision_support import container, pod
+from hami_node_support import encode_register, requesting
 from registry_support import World
 from starlette.applications import Starlette
 from structlog.testing import capture_logs
@@ -21,8 +22,7 @@ from topoalign.core.diagnosis.nodes import Nodes
 from topoalign.core.model.ids import NodeName
 from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scoring, scorer_of
-from topoalign.core.sharing.hami.handshake import requesting
-from topoalign.core.sharing.hami.registration import RegisteredCard, encode_register
+from topoalign.core.sharing.hami.registration import RegisteredCard
 from topoalign.registry.api import Api
 from topoalign.registry.foreign import LOOK_SECONDS
 from topoalign.registry.scheduling.binding import NodeRefuses

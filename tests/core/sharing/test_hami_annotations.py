@@ -4,30 +4,24 @@ from datetime import datetime, timedelta
 
 import msgspec
 import pytest
+from hami_node_support import encode_register, requesting
 from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.demand.go_text import go_quoted, parse_int
 from topoalign.core.model.topology.mig import MigPlacement
-from topoalign.core.sharing.hami.handshake import NodeHealth, Reported, check_handshake, check_node, requesting
+from topoalign.core.sharing.hami.handshake import NodeHealth, check_handshake
 from topoalign.core.sharing.hami.pod_devices import (
-    MigAllocation,
     PodCard,
-    decode_mig_allocations,
     decode_pod,
-    encode_mig_allocations,
     encode_pod,
 )
 from topoalign.core.sharing.hami.registration import (
     InvalidAnnotation,
-    LinkScores,
     RegisteredCard,
     RegisteredProfile,
     decode_old_register,
-    decode_pair_scores,
     decode_register,
-    encode_pair_scores,
-    encode_register,
 )
 
 NOW = datetime(2026, 3, 4, 5, 6, 7)
@@ -137,52 +131,8 @@ def test_a_node_that_cannot_be_read_has_upstreams_reason(text: str, reason: str)
 
 @pytest.mark.parametrize("text", ["[", "[1]", '[{"id":1,"uuid":1}]', "[" * 5000, "\ud800["])
 def test_a_damaged_text_is_refused(text: str) -> None:
-    for read in (decode_register, decode_pair_scores, decode_mig_allocations):
-        with pytest.raises(InvalidAnnotation):
-            read(text)
-
-
-def test_link_scores_are_read_as_they_were_written() -> None:
-    text = '[{"uuid":"b","score":{"a":110,"c":10}},{"uuid":"c","score":{}}]'
-
-    assert text == encode_pair_scores([LinkScores("b", {"c": 10, "a": 110}), LinkScores("c")])
-    assert {"b": {"a": 110, "c": 10}, "c": {}} == decode_pair_scores(text)
-
-
-WITHOUT_IDS = '{"containerIndex":0,"deviceIndex":1,"gpuUUID":"a","profile":"1g","placement":{"start":6,"size":1}}'
-PARTIAL = WITHOUT_IDS[:-1] + ',"migUUID":"MIG-1","gpuInstanceID":0}'
-WITH_IDS = PARTIAL[:-1] + ',"computeInstanceID":0}'
-
-
-def altered(old: str, new: str) -> str:
-    assert old in WITHOUT_IDS
-    return f"[{WITHOUT_IDS.replace(old, new)}]"
-
-
-def test_instances_are_read_as_they_were_written() -> None:
-    planned = MigAllocation(container=0, device=1, gpu="a", profile="1g", placement=at(6, 1))
-
-    assert (planned,) == decode_mig_allocations(f"[{WITHOUT_IDS}]")
-    assert f"[{WITHOUT_IDS}]" == encode_mig_allocations([planned])
-    assert f"[{WITH_IDS}]" == encode_mig_allocations(decode_mig_allocations(f"[{WITH_IDS}]"))
-    assert () == decode_mig_allocations("")
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (f"[{WITHOUT_IDS},{WITHOUT_IDS}]", "duplicate MIG allocation for container 0 device 1"),
-        (f"[{PARTIAL}]", "MIG allocation 0 has partial runtime identity"),
-        (altered('"size":1', '"size":0'), "MIG allocation 0 is incomplete"),
-        (altered('"gpuUUID":"a"', '"gpuUUID":""'), "MIG allocation 0 is incomplete"),
-        (altered('"deviceIndex":1', '"deviceIndex":-1'), "MIG allocation 0 is incomplete"),
-    ],
-)
-def test_instances_that_contradict_themselves_are_refused(text: str, reason: str) -> None:
-    with pytest.raises(InvalidAnnotation) as raised:
-        decode_mig_allocations(text)
-
-    assert reason == raised.value.reason
+    with pytest.raises(InvalidAnnotation):
+        decode_register(text)
 
 
 HEALTHY, UNHEALTHY = NodeHealth(healthy=True, refresh=False), NodeHealth(healthy=False, refresh=False)
@@ -215,28 +165,6 @@ def test_a_node_is_unhealthy_a_minute_after_its_cards_are_gone(
     handshake: str | None, allocatable: int, expected: NodeHealth
 ) -> None:
     assert expected == check_handshake(handshake, allocatable, NOW)
-
-
-@pytest.mark.parametrize(
-    ("before", "current", "expected"),
-    [
-        (Reported(), Reported(), UNHEALTHY),
-        (Reported(allocatable=8), Reported(), UNHEALTHY),
-        (Reported(), Reported(allocatable=8), ANEW),
-        (Reported(allocatable=8), Reported(allocatable=7), ANEW),
-        (Reported(allocatable=8), Reported(allocatable=8), HEALTHY),
-        (Reported(allocatable=8, register=""), Reported(allocatable=8), HEALTHY),
-        (Reported(allocatable=8, register="a"), Reported(allocatable=8, register="b"), ANEW),
-    ],
-)
-def test_what_changes_on_a_node_is_read_anew(before: Reported, current: Reported, expected: NodeHealth) -> None:
-    assert expected == check_node(asked(60), before, current, NOW)
-
-
-def test_a_node_whose_last_card_goes_is_unhealthy_at_once() -> None:
-    assert UNHEALTHY == check_node(asked(1), Reported(allocatable=8), Reported(), NOW)
-    assert HEALTHY == check_node(asked(1), Reported(), Reported(), NOW)
-    assert NodeHealth(healthy=False, refresh=True) == check_node(None, Reported(allocatable=8), Reported(), NOW)
 
 
 @given(st.integers())

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 import pytest
+from hami_node_support import encode_register, requesting
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,9 +21,8 @@ from topoalign.core.sharing.hami.foreign import (
     read_cards,
     read_shares,
 )
-from topoalign.core.sharing.hami.handshake import requesting
 from topoalign.core.sharing.hami.pod_devices import PodCard, encode_pod
-from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredCard, encode_register
+from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredCard
 
 NOW = datetime(2026, 3, 4, 5, 6, 7)
 H100 = RegisteredCard(id="GPU-1", index=1, slots=10, memory=81559, cores=100, type="NVIDIA H100", numa=1, healthy=True)

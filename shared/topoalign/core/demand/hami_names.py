@@ -27,10 +27,8 @@ OF_PODS = (
 
 CORDON = "hami.io/device-cordon"
 REGISTER = "hami.io/node-nvidia-register"
-PAIR_SCORES = "hami.io/node-nvidia-score"
 HANDSHAKE = "hami.io/node-handshake"
-"""Of a node: cards that are cordoned, the cards, the scores of their links, and whether the device plugin is alive."""
+"""Of a node: cards that are cordoned, the cards, and whether the device plugin is alive."""
 
 DEVICES_ALLOCATED = "hami.io/vgpu-devices-allocated"
-MIG_ALLOCATIONS = "hami.io/vgpu-mig-allocations"
-"""Of a pod: its cards, and its MIG instances."""
+"""Of a pod: its cards."""

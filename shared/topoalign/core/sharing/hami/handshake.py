@@ -28,41 +28,12 @@ class NodeHealth(msgspec.Struct, frozen=True):
     """Whether its cards are to be read anew."""
 
 
-class Reported(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node shows of its cards."""
-
-    allocatable: int = 0
-    """Of `nvidia.com/gpu`, as the kubelet counts them."""
-    register: str | None = None
-    """The annotation with its cards. None: there is none."""
-
-
 def check_handshake(handshake: str | None, allocatable: int, now: datetime) -> NodeHealth:
-    """What the annotation (None: absent) says. `refresh` also means that `requesting(now)` is to be written."""
+    """What the annotation (None: absent) says. `refresh` also means that HAMi writes a new request."""
     if handshake is None or REQUESTING not in handshake:
         return NodeHealth(healthy=True, refresh=True)
     asked = _time_of(handshake)
     return NodeHealth(healthy=asked is None or now < asked + PATIENCE or allocatable > 0, refresh=False)
-
-
-def check_node(handshake: str | None, before: Reported, current: Reported, now: datetime) -> NodeHealth:
-    """
-    As `check_handshake`, and what has changed since the node was looked at last (`before`; `Reported()` at first).
-
-    A node whose last card goes is unhealthy at once; one whose number of cards or register text changes is read anew.
-    """
-    answer = check_handshake(handshake, current.allocatable, now)
-    if current.allocatable == 0:
-        return answer if before.allocatable == 0 else NodeHealth(healthy=False, refresh=answer.refresh)
-    if before.allocatable != current.allocatable:
-        return NodeHealth(healthy=True, refresh=True)
-    changed = (before.register or "") != (current.register or "")
-    return NodeHealth(healthy=answer.healthy, refresh=answer.refresh or changed)
-
-
-def requesting(now: datetime) -> str:
-    """The annotation that the scheduler writes."""
-    return f"{REQUESTING}_{now:%Y-%m-%d %H:%M:%S}"
 
 
 def _time_of(handshake: str) -> datetime | None:

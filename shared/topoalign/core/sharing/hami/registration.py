@@ -8,13 +8,13 @@ oldest. Both are read.
 Source: HAMi 4707fb02, node registration.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import msgspec
 
 from topoalign.core.demand.go_text import go_quoted, parse_bool, parse_int
-from topoalign.core.demand.hami_names import PAIR_SCORES, REGISTER
+from topoalign.core.demand.hami_names import REGISTER
 from topoalign.core.model.errors import BadRequest, clean
 from topoalign.core.model.topology.mig import MigPlacement
 
@@ -65,8 +65,8 @@ class RegisteredCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 class LinkScores(msgspec.Struct, frozen=True):
     """The scores of one card's links, by the uuid of the other card."""
 
-    uuid: str = ""
-    score: dict[str, int] = {}
+    uuid: str
+    score: dict[str, int]
 
 
 class InvalidAnnotation(BadRequest):
@@ -79,16 +79,14 @@ class InvalidAnnotation(BadRequest):
         super().__init__(f"annotation {key}: {clean(reason, 300)}", "look at the part of HAMi that writes it")
 
 
-def encode_register(cards: Sequence[RegisteredCard]) -> str:
-    """The annotation for these cards, for tests alone."""
-    return msgspec.json.encode(cards).decode()
-
-
 def decode_register(text: str) -> tuple[RegisteredCard, ...]:
     """The cards in an annotation, today's or an old one. Raises InvalidAnnotation."""
     if not text.lstrip().startswith("["):
         return decode_old_register(text)
-    return _decoded(REGISTER, text, tuple[RegisteredCard, ...])
+    try:
+        return msgspec.json.decode(text, type=tuple[RegisteredCard, ...])
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
+        raise InvalidAnnotation(REGISTER, str(error)) from error
 
 
 def decode_old_register(text: str) -> tuple[RegisteredCard, ...]:
@@ -96,23 +94,6 @@ def decode_old_register(text: str) -> tuple[RegisteredCard, ...]:
     if ":" not in text:
         raise InvalidAnnotation(REGISTER, "node annotation missing device separator")
     return tuple(_old_card(segment) for segment in text.split(":") if segment)
-
-
-def encode_pair_scores(scores: Sequence[LinkScores]) -> str:
-    """The annotation for the links of these cards."""
-    return msgspec.json.encode(scores, order="deterministic").decode()
-
-
-def decode_pair_scores(text: str) -> PairScores:
-    """The scores in an annotation. Raises InvalidAnnotation."""
-    return {each.uuid: each.score for each in _decoded(PAIR_SCORES, text, tuple[LinkScores, ...])}
-
-
-def _decoded(key: str, text: str, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
-        raise InvalidAnnotation(key, str(error)) from error
 
 
 def _old_card(segment: str) -> RegisteredCard:
