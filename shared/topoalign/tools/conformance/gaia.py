@@ -126,9 +126,9 @@ def chosen_cards(case: EvaluatorCase) -> Outcome:
         for card, occupied in zip(tree.cards, case.occupancy, strict=True)
     ]
     tree = tree_of(tree.root, used)
-    for card, occupied in zip(tree.cards, case.occupancy, strict=True):
+    for at, occupied in enumerate(case.occupancy):
         if occupied.used_cores or occupied.used_memory_blocks:
-            tree = occupy(tree, card.minor, occupied.used_cores, occupied.used_memory_blocks * BLOCK)
+            tree = occupy(tree, at, occupied.used_cores, occupied.used_memory_blocks * BLOCK)
     request, expected = request_of(case.request), case.expect
     try:
         got = answer(case, tree, request)
@@ -177,11 +177,13 @@ def tree_ops(path: Path) -> Iterator[CaseResult]:
 
 
 def operations(case: OperationsCase) -> Outcome:
-    """What the tree has left after each operation."""
+    """What the tree has left after each operation. One on a minor that no card has changes nothing."""
     tree, got = empty_tree(case.topology), []
+    positions = {minor: at for at, minor in enumerate(case.topology.minors)}
     for each in case.ops:
-        change = occupy if each.op == "occupy" else release
-        tree = change(tree, each.minor, each.cores, each.memory_blocks * BLOCK)
+        if each.minor in positions:
+            change = occupy if each.op == "occupy" else release
+            tree = change(tree, positions[each.minor], each.cores, each.memory_blocks * BLOCK)
         got.append(state_of(tree))
     return case.expect_after_each_op, got
 

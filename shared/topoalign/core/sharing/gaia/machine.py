@@ -19,9 +19,9 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.links import NVML_LEVEL, PcieClass
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.views import made_once
-from topoalign.core.sharing.cards import SharedCard, ShareRequest
+from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard, ShareRequest
 from topoalign.core.sharing.gaia.evaluators import Chosen, evaluate
-from topoalign.core.sharing.gaia.tree import Node, build, tree_of
+from topoalign.core.sharing.gaia.tree import Node, build, occupy, tree_of
 
 LEVEL = {kind: level for level, kind in NVML_LEVEL.items()}
 UNKNOWN_LEVEL = -1
@@ -48,11 +48,8 @@ def choose_cards(
 
     Raises InvalidField for a request that cannot be meant, and ShareDoesNotFit where the cards do not have it.
     """
-    left = [
-        card
-        if card.device in among and card.memory >= request.memory
-        else msgspec.structs.replace(card, exclusive=True)
-        for card in cards
-    ]
-    least = msgspec.structs.replace(request, cores=max(1, request.cores))
-    return evaluate(tree_of(tree_root(topology), left), least)
+    tree = tree_of(tree_root(topology), cards)
+    for at, card in enumerate(cards):
+        if card.device not in among or card.memory < request.memory:
+            tree = occupy(tree, at, WHOLE_CARD, card.memory)
+    return evaluate(tree, msgspec.structs.replace(request, cores=max(1, request.cores)))

@@ -118,40 +118,30 @@ def assemble(place: Place, below: dict[Place, dict[Place, None]]) -> Node:
     return Node(level, tuple(sorted(member for child in children for member in child.members)), children)
 
 
-def occupy(tree: GpuTree, minor: int, cores: int, memory: int) -> GpuTree:
+def occupy(tree: GpuTree, at: int, cores: int, memory: int) -> GpuTree:
     """
-    The tree after cores and bytes of a card are given; from 100 cores on the whole card. An unknown minor is ignored.
+    The tree after cores and bytes of the card at this position are given; from 100 cores on the whole card.
 
     Whatever is given, and be it memory alone, the card is no longer free.
     """
-    at = position(tree, minor)
-    if at is None:
-        return tree
     card, whole = tree.cards[at], cores >= WHOLE_CARD
     left_cores = 0 if whole else max(0, card.cores_left - cores)
     left_memory = 0 if whole else max(0, card.memory_left - memory)
     return with_card(tree, at, left_cores, left_memory, tree.free - {at})
 
 
-def release(tree: GpuTree, minor: int, cores: int, memory: int) -> GpuTree:
+def release(tree: GpuTree, at: int, cores: int, memory: int) -> GpuTree:
     """
-    The tree after cores and bytes of a card are given back; from 100 cores on the whole card. An unknown minor is ignored.
+    The tree after cores and bytes of the card at this position are given back; from 100 cores on the whole card.
 
     A card that has all its cores again is free, even if not all its memory is back. The original resets such a card first,
-    which is no part of the decision.
+    which is no part of the decision. No service gives back in a tree: each decision makes its own of what is held by then,
+    and there a card of which memory alone is held is not free.
     """
-    at = position(tree, minor)
-    if at is None:
-        return tree
     card, whole = tree.cards[at], cores >= WHOLE_CARD
     left_cores = card.cores if whole else min(card.cores, card.cores_left + cores)
     left_memory = card.memory if whole else min(card.memory, card.memory_left + memory)
     return with_card(tree, at, left_cores, left_memory, tree.free | {at} if left_cores == card.cores else tree.free)
-
-
-def position(tree: GpuTree, minor: int) -> int | None:
-    """The position of the card with this minor number; None if there is none."""
-    return next((at for at, card in enumerate(tree.cards) if card.minor == minor), None)
 
 
 def with_card(tree: GpuTree, at: int, cores_left: int, memory_left: int, free: frozenset[int]) -> GpuTree:
