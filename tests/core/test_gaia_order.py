@@ -17,8 +17,8 @@ from topoalign.core.model.topology.offers import MEMORY_BLOCK
 from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scoring, by_place, scorer_of
 from topoalign.core.sharing.cards import ShareRequest
-from topoalign.core.sharing.gaia.admission import Placed, promise, promised
 from topoalign.core.state.fold import NodeState
+from topoalign.tools.conformance.gaia_admission import AdmissionNodeCase, Pod, PromisedAmounts, promise
 
 BLOCKS = 8
 SCORER = scorer_of(Scoring.GAIA, Packing.BINPACK)
@@ -65,11 +65,11 @@ held_of_gpus = st.lists(
 def test_nodes_are_ranked_as_gpu_admission_tries_them(held: list[Held], names: list[str]) -> None:
     """By what its pods' annotations promise, of GPUs and blocks that the nodes have: the function that its cases check."""
     promises = [
-        promised(
+        AdmissionNodeCase(
             NodeName(name),
             100 * len(of),
             BLOCKS * len(of),
-            [Placed(cores=cores, memory=blocks * MEMORY_BLOCK, cards=f"{at}") for at, (cores, blocks) in enumerate(of)],
+            [Pod([PromisedAmounts(*amounts, predicate_idx=f"{at}") for at, amounts in enumerate(of)])],
         )
         for name, of in zip(names, held, strict=False)
     ]
@@ -85,8 +85,17 @@ def test_nodes_are_ranked_as_gpu_admission_tries_them(held: list[Held], names: l
 
     got = scores([state_of(name, of) for name, of in zip(names, held, strict=False)])
 
-    assert found is not None and [name for *_, name in by_hand] == [*found.tried]
-    assert [10 - found.tried.index(NodeName(name)) for name, _ in zip(names, held, strict=False)] == got
+    tried = [name for *_, name in by_hand]
+    roomy = {
+        name
+        for name, of in zip(names, held, strict=False)
+        if any(cores < 100 and blocks < BLOCKS for cores, blocks in of)
+    }
+    ranked = sorted(tried, key=lambda name: name not in roomy)
+
+    assert tried == found.tried_in_order
+    assert (ranked[0] if roomy else None) == found.node
+    assert [10 - ranked.index(name) for name, _ in zip(names, held, strict=False)] == got
 
 
 def test_from_the_tenth_node_on_the_score_is_one() -> None:
@@ -103,7 +112,7 @@ def test_pods_that_gpu_admission_lets_go_anywhere_find_all_nodes_equal() -> None
     equal = [pod(plain), pod(asks(blocks=2)), pod(plain, init=[asks(20, 2, name="first")])]
 
     assert [[10, 10]] * 3 == [scores(states, each) for each in equal]
-    assert [[10, 9]] * 2 == [scores(states, each) for each in (split, pod(asks(100)))]
+    assert [[10, 9]] * 2 == [scores(states, each) for each in (split, pod(asks(60, 2)))]
 
 
 def test_a_node_without_gpus_in_units_comes_last() -> None:
@@ -112,7 +121,19 @@ def test_a_node_without_gpus_in_units_comes_last() -> None:
     order = SCORER.order
     assert order is not None
 
-    assert [0, 10] == by_place([order(True, SCORER.left(each, KUBELET)) for each in (bare, state_of("b", [(0, 0)]))])
+    assert [0, 10] == by_place(
+        [
+            order((ShareRequest(cores=1, memory=1),), SCORER.left(each, KUBELET))
+            for each in (bare, state_of("b", [(0, 0)]))
+        ]
+    )
+
+
+def test_nodes_on_which_gpu_admission_finds_no_room_come_last() -> None:
+    """A GPU of which memory alone is held it takes for whole, and fails; topoalign takes the other one of node a."""
+    states = [state_of("a", [(0, 2), (0, 0)]), state_of("b", [(0, 0), (0, 0)])]
+
+    assert [[9, 10], [10, 9]] == [scores(states, pod(asks(*amounts))) for amounts in ((100,), (20, 2))]
 
 
 def test_gpus_that_are_not_healthy_count_as_held() -> None:

@@ -6,7 +6,15 @@ from hypothesis import strategies as st
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.sharing.cards import SharedCard, ShareRequest
 from topoalign.core.sharing.gaia import BLOCK
-from topoalign.core.sharing.gaia.admission import AdmissionNode, Placed, Promise, indexes, promise, promised
+from topoalign.core.sharing.gaia.admission import AdmissionNode, place, rank
+from topoalign.tools.conformance.gaia_admission import (
+    AdmissionNodeCase,
+    ExpectedPromise,
+    Pod,
+    PromisedAmounts,
+    indexes,
+    promise,
+)
 
 Amounts = tuple[int, int]
 """Cores and blocks of a container."""
@@ -37,16 +45,16 @@ class Card:
         return True
 
 
-def reference(nodes: list[Described], containers: list[Amounts]) -> Promise | None:
+def reference(nodes: list[Described], containers: list[Amounts]) -> ExpectedPromise:
     """The rules one by one: read the nodes, sort them, and take the first on which each container finds its cards."""
     total_cores, total_memory = (sum(each[i] for each in containers) for i in (0, 1))
     if total_cores == 0 or (total_cores < 100 and total_memory == 0):
-        return None
+        return ExpectedPromise(gpu_pod=False)
     failed, ready = {}, []
     for name, cores, blocks, placed in nodes:
         count = cores // 100
         if count == 0:
-            failed[name] = "no GPU device"
+            failed[NodeName(name)] = "no GPU device"
             continue
         cards = [Card(blocks // count) for _ in range(count)]
         for asked, memory, text in placed:
@@ -61,16 +69,17 @@ def reference(nodes: list[Described], containers: list[Amounts]) -> Promise | No
     chosen, given_cards = None, {}
     for _, _, name, cards in ready:
         if chosen is not None:
-            failed[name] = "already matched to another node"
+            failed[NodeName(name)] = "already matched to another node"
         elif (found := fit(cards, containers)) is None:
-            failed[name] = "does not match with this node"
+            failed[NodeName(name)] = "does not match with this node"
         else:
             chosen, given_cards = NodeName(name), found
-    return Promise(
+    return ExpectedPromise(
+        gpu_pod=True,
         node=chosen,
-        cards=given_cards,
-        failed=failed,  # type: ignore[arg-type]  # the reasons compare as the texts that they are
-        tried=tuple(NodeName(name) for _, _, name, _ in ready),
+        predicate_gpu_idx={position: ",".join(map(str, cards)) for position, cards in given_cards.items()},
+        failed=failed,
+        tried_in_order=[NodeName(name) for _, _, name, _ in ready],
     )
 
 
@@ -99,11 +108,9 @@ def fit(cards: list[Card], containers: list[Amounts]) -> dict[int, tuple[int, ..
     return found
 
 
-def nodes_of(nodes: list[Described]) -> list[AdmissionNode]:
+def nodes_of(nodes: list[Described]) -> list[AdmissionNodeCase]:
     return [
-        promised(
-            NodeName(name), cores, blocks, [Placed(cores=c, memory=m * BLOCK, cards=text) for c, m, text in placed]
-        )
+        AdmissionNodeCase(NodeName(name), cores, blocks, [Pod([PromisedAmounts(*each) for each in placed])])
         for name, cores, blocks, placed in nodes
     ]
 
@@ -122,7 +129,7 @@ def test_memory_that_no_card_has_counts_for_the_order_of_nodes() -> None:
     nodes: list[Described] = [("b", 200, 6, []), ("a", 200, 7, [])]
     found = promise(nodes_of(nodes), requests([(20, 1)]))
 
-    assert found is not None and ("b", "a") == found.tried
+    assert ["b", "a"] == found.tried_in_order
 
 
 def test_a_card_with_memory_held_alone_is_taken_for_whole_and_fails() -> None:
@@ -132,30 +139,31 @@ def test_a_card_with_memory_held_alone_is_taken_for_whole_and_fails() -> None:
     one = promise(nodes_of(nodes), requests([(100, 0)]))
     share = promise(nodes_of(nodes), requests([(99, 4)]))
 
-    assert one is not None and {"a": "does not match with this node"} == one.failed
-    assert share is not None and {0: (1,)} == share.cards
+    assert {"a": "does not match with this node"} == one.failed
+    assert {0: "1"} == share.predicate_gpu_idx
 
 
 def test_of_equal_cores_the_card_with_less_memory_goes_first() -> None:
     nodes: list[Described] = [("a", 300, 12, [(50, 1, "0"), (50, 2, "1"), (50, 1, "2")])]
     found = promise(nodes_of(nodes), requests([(20, 1), (20, 2)]))
 
-    assert found is not None and {0: (1,), 1: (0,)} == found.cards
+    assert {0: "1", 1: "0"} == found.predicate_gpu_idx
 
 
 def test_a_pod_of_halves_is_promised_a_node_without_cards() -> None:
     """An oddity of the original: the sums ask for a GPU, and no container does."""
     found = promise(nodes_of([("a", 100, 1, [])]), requests([(20, 0), (0, 5)]))
 
-    assert found is not None and ("a", {}) == (found.node, found.cards)
+    assert ("a", {}) == (found.node, found.predicate_gpu_idx)
 
 
 def test_cards_that_are_unhealthy_are_not_promised() -> None:
     ill = SharedCard(device=DeviceID("GPU-0"), index=0, minor=0, memory=BLOCK, healthy=False)
     well = SharedCard(device=DeviceID("GPU-1"), index=1, minor=1, memory=BLOCK)
-    found = promise([AdmissionNode(name=NodeName("a"), cards=(ill, well))], requests([(20, 1)]))
+    found = AdmissionNode(name=NodeName("a"), cards=(ill, well))
 
-    assert found is not None and {0: (1,)} == found.cards
+    assert [{0: (1,)}, {0: (1,)}] == [place(found.cards, requests([asked])) for asked in ((20, 1), (100, 0))]
+    assert (True, found.load) == rank(found, requests([(200, 0)]))
 
 
 def test_an_annotation_that_is_no_list_of_numbers_counts_nothing() -> None:

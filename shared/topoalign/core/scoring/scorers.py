@@ -21,10 +21,11 @@ from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.scoring import gaia, hami, numa, quality
-from topoalign.core.scoring.gaia import Load
+from topoalign.core.scoring.gaia import Containers
 from topoalign.core.scoring.numa import NumaNeed, NumaScore
 from topoalign.core.scoring.quality import DeviceNeed, FreeDevices, Packing
 from topoalign.core.scoring.zones import Zone, zones_of
+from topoalign.core.sharing.gaia.admission import AdmissionNode
 from topoalign.core.state.fold import NodeState
 
 Need = TypeVar("Need")
@@ -45,7 +46,7 @@ class Scoring(StrEnum):
     BALANCED = NumaScore.BALANCED.value
     LEAST_NUMA_NODES = NumaScore.LEAST_NUMA_NODES.value
     GAIA = "gaia"
-    """The order in which gpu-admission tries nodes (`scoring.gaia`)."""
+    """The order in which gpu-admission prefers nodes (`scoring.gaia`)."""
     HAMI = "hami"
     """How full the GPUs in slots are, as HAMi ranks nodes (`scoring.hami`)."""
 
@@ -111,21 +112,21 @@ class NumaScorer:
 class GaiaScorer:
     """Scores by the place of a node in the order of gpu-admission (`scoring.gaia`)."""
 
-    def need(self, topology: Topology, demand: PodDemand) -> bool:
-        """Whether gpu-admission looks at the pod."""
-        return gaia.wants_gpu(topology, demand)
+    def need(self, topology: Topology, demand: PodDemand) -> Containers:
+        """The containers that gpu-admission looks at."""
+        return gaia.containers_of(topology, demand)
 
-    def left(self, state: NodeState, rules: AdmissionRules) -> Load | None:
+    def left(self, state: NodeState, rules: AdmissionRules) -> AdmissionNode | None:
         """What is left of the GPUs in units."""
-        return gaia.load_of(state)
+        return gaia.node_of(state)
 
-    def score(self, topology: Topology, need: bool, left: Load | None) -> int:
+    def score(self, topology: Topology, need: Containers, left: AdmissionNode | None) -> int:
         """That of the node alone, without others."""
         return by_place([self.order(need, left)])[0]
 
     @property
-    def order(self) -> Callable[[bool, Load | None], Key]:
-        """The most loaded first."""
+    def order(self) -> Callable[[Containers, AdmissionNode | None], Key]:
+        """The most loaded first, of those with room for the pod."""
         return gaia.order
 
 

@@ -57,6 +57,10 @@ class SharedCard(msgspec.Struct, frozen=True, kw_only=True):
         """Slots that nobody holds."""
         return 0 if self.exclusive else max(0, self.slots - self.slots_held)
 
+    def has_left(self, cores: int, memory: int) -> bool:
+        """Whether it is healthy, and so many cores and bytes of it are held by nobody."""
+        return self.healthy and self.cores_left >= cores and self.memory_left >= memory
+
     @property
     def unused(self) -> bool:
         """Whether nobody holds anything of the card."""

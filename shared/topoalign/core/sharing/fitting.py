@@ -110,11 +110,7 @@ def unaccepted(card: SharedCard, rules: CardRules) -> str | None:
 
 def has_enough(card: SharedCard, request: ShareRequest) -> bool:
     """Whether a share is left of a card."""
-    return (
-        card.cores_left >= cores_needed(request)
-        and card.memory_left >= request.memory
-        and (not card.slots or card.slots_left > 0)
-    )
+    return card.has_left(cores_needed(request), request.memory) and (not card.slots or card.slots_left > 0)
 
 
 def cores_needed(request: ShareRequest) -> int:

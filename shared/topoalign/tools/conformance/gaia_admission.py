@@ -1,16 +1,28 @@
-"""The suite `gaia/admission`: which node and which cards gpu-admission 47d56ae promises a pod."""
+"""
+The suite `gaia/admission`: which node and which cards gpu-admission 47d56ae promises a pod.
 
+The decision is that of the score `gaia` (`core.sharing.gaia.admission`). What only the suite does is here: to read from
+annotations what is held, which topoalign takes from its record, and to say why other nodes do not get the pod.
+"""
+
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-from topoalign.core.model.ids import NodeName
-from topoalign.core.sharing.cards import ShareRequest
+from topoalign.core.model.ids import DeviceID, NodeName
+from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard, ShareRequest
 from topoalign.core.sharing.gaia import BLOCK
-from topoalign.core.sharing.gaia.admission import Placed, Promise, promise, promised
+from topoalign.core.sharing.gaia.admission import AdmissionNode, asks_for_gpu, place, rank, take
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite
+
+INDEX = re.compile(r"[+-]?[0-9]+")
+NO_GPU = "no GPU device"
+NO_ROOM = "does not match with this node"
+OTHER_NODE = "already matched to another node"
+"""Why a node does not get a pod."""
 
 
 class Amounts(msgspec.Struct, frozen=True):
@@ -67,32 +79,55 @@ def admission(path: Path) -> Iterator[CaseResult]:
 
 def promise_of(case: AdmissionCase) -> Outcome:
     """The node and the cards that a pod is promised."""
-    nodes = [
-        promised(node.name, node.capacity_cores, node.capacity_memory_blocks, placed(node.pods)) for node in case.nodes
-    ]
-    found = promise(nodes, [request_of(container) for container in case.pod.containers])
-    return case.expect, ExpectedPromise(False) if found is None else expected_form(found)
+    return case.expect, promise(case.nodes, [request_of(container) for container in case.pod.containers])
 
 
-def placed(pods: Sequence[Pod]) -> list[Placed]:
-    """The promises of the pods of a node."""
-    return [
-        Placed(cores=each.cores, memory=each.memory_blocks * BLOCK, cards=each.predicate_idx)
-        for pod in pods
-        for each in pod.containers
-        if each.predicate_idx is not None
-    ]
-
-
-def expected_form(found: Promise) -> ExpectedPromise:
-    """A promise as the cases have it."""
+def promise(nodes: Sequence[AdmissionNodeCase], containers: Sequence[ShareRequest]) -> ExpectedPromise:
+    """The answer for a pod of these containers."""
+    if not asks_for_gpu(containers):
+        return ExpectedPromise(gpu_pod=False)
+    read = {node.name: node_of(node) for node in nodes}
+    failed = {name: NO_GPU for name, node in read.items() if node is None}
+    tried = sorted((node for node in read.values() if node is not None), key=lambda node: node.load)
+    best = min(tried, key=lambda node: rank(node, containers), default=None)
+    cards = None if best is None else place(best.cards, containers)
+    chosen = None if best is None or cards is None else best
+    for node in tried:
+        if node != chosen:
+            failed[node.name] = OTHER_NODE if chosen is not None and chosen.load < node.load else NO_ROOM
     return ExpectedPromise(
         gpu_pod=True,
-        node=found.node,
-        predicate_gpu_idx={position: ",".join(map(str, cards)) for position, cards in found.cards.items()},
-        failed={name: reason.value for name, reason in found.failed.items()},
-        tried_in_order=[*found.tried],
+        node=None if chosen is None else chosen.name,
+        predicate_gpu_idx={at: ",".join(map(str, some)) for at, some in (cards or {}).items()},
+        failed=failed,
+        tried_in_order=[node.name for node in tried],
     )
+
+
+def node_of(node: AdmissionNodeCase) -> AdmissionNode | None:
+    """
+    A node as gpu-admission reads it: its capacity in cores and in blocks of 256 MiB, and the promises of its pods. None: it
+    has no GPU.
+
+    Memory is divided by the number of cards in whole blocks. A promise counts nothing on a card that the node does not have,
+    or that has not as much left.
+    """
+    count = node.capacity_cores // WHOLE_CARD
+    if count <= 0:
+        return None
+    each = node.capacity_memory_blocks // count * BLOCK
+    cards = [SharedCard(device=DeviceID(str(i)), index=i, minor=i, memory=each) for i in range(count)]
+    for container in (container for pod in node.pods for container in pod.containers):
+        for index in indexes(container.predicate_idx or ""):
+            if 0 <= index < count:
+                cards[index] = take(cards[index], request_of(container)) or cards[index]
+    return AdmissionNode(name=node.name, cards=tuple(cards), rest=node.capacity_memory_blocks * BLOCK - each * count)
+
+
+def indexes(annotation: str) -> tuple[int, ...]:
+    """The indexes of cards in an annotation: `0,1`. Empty if one of them is no number."""
+    texts = annotation.split(",")
+    return tuple(map(int, texts)) if all(map(INDEX.fullmatch, texts)) else ()
 
 
 def request_of(amounts: Amounts) -> ShareRequest:

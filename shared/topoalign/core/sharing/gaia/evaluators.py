@@ -82,7 +82,7 @@ def share(tree: GpuTree, cores: int, memory: int) -> Chosen:
             card.minor,
         )
 
-    fitting = [card for card in tree.cards if card.healthy and card.cores_left >= cores and card.memory_left >= memory]
+    fitting = [card for card in tree.cards if card.has_left(cores, memory)]
     return (min(fitting, key=key),) if fitting else ()
 
 
