@@ -1,11 +1,12 @@
-"""Random pods with slots of GPUs, over real sockets, while the kubelet and the agent come and go."""
+"""Random pods with slots of GPUs, limited in each way, over real sockets, while the kubelet and the agent come and go."""
 
 from collections.abc import Mapping
 from random import Random
 
 import pytest
 from faults_support import THOROUGH
-from slot_node_support import EACH, Ask, SlotNode, slot_node
+from slot_limits_reference import LIMITERS, check_told, limited_node
+from slot_node_support import EACH, Ask, SlotNode
 
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.holdings import base_of
@@ -42,7 +43,11 @@ def made_of(it: SlotNode, name: str, chance: Random, says: Random) -> tuple[PodR
     }
 
 
-async def end_some(it: SlotNode, running: dict[str, object], chance: Random) -> None:
+Running = dict[str, tuple[PodRequest, bool]]
+"""Pod -> what it asks for, and whether that was reserved."""
+
+
+async def end_some(it: SlotNode, running: Running, chance: Random) -> None:
     if running and chance.random() < 0.45:
         gone = chance.choice([*running])
         del running[gone]
@@ -78,6 +83,7 @@ async def come_past(it: SlotNode, name: str, like: PodRequest, chance: Random) -
     if isinstance(decision, Admission):
         await it.allocations.reconcile()
         assert all(amount == equal_part(it.ledger.state.hardware, gpu) for gpu, amount in it.held(name).items())
+        check_told(it, {name: (pod, False)})
     else:
         assert isinstance(decision, Refusal) and decision.code
     await it.kubelet.remove(pod.namespace, pod.name)
@@ -87,13 +93,14 @@ async def come_past(it: SlotNode, name: str, like: PodRequest, chance: Random) -
 @pytest.mark.parametrize("seed", range(80 if THOROUGH else 2))
 async def test_no_container_has_the_slot_or_the_amounts_of_another(seed: int) -> None:
     """
-    0 containers have another's slot or amounts, 0 GPUs are held above what they have, and PodResources, the record and what
-    containers are told agree. What was reserved is admitted, and whatever is refused has a reason.
+    0 containers have another's slot, amounts or limits, 0 GPUs are held above what they have, and PodResources, the record
+    and what containers are told agree with what their pods ask for. What was reserved is admitted, and whatever is refused
+    has a reason.
     """
     chance, says = Random(seed), Random(seed + 1)
     policy = chance.choice([Policy.NONE, Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])
-    async with slot_node(policy, Random(seed)) as (it, tasks):
-        running: dict[str, object] = {}
+    async with limited_node(LIMITERS[seed % 3], policy, Random(seed)) as (it, tasks):
+        running: Running = {}
         admitted = 0
         for number in range(ADMISSIONS):
             await end_some(it, running, chance)
@@ -113,7 +120,7 @@ async def test_no_container_has_the_slot_or_the_amounts_of_another(seed: int) ->
                     is_certain = False  # the kubelet may still have what that one had
             decision = await it.admit_pod(pod)
             if isinstance(decision, Admission):
-                running[str(pod.name)] = asked
+                running[str(pod.name)] = pod, is_reserved
                 admitted += 1
             else:
                 assert isinstance(decision, Refusal) and decision.code and decision.finding and decision.remedy
@@ -121,6 +128,7 @@ async def test_no_container_has_the_slot_or_the_amounts_of_another(seed: int) ->
                 await it.kubelet.remove(pod.namespace, PodName(pod.name))
                 await it.settle()
             await it.check([*running])
+            check_told(it, running)
             if is_reserved and isinstance(decision, Admission):
                 check_held(it, str(pod.name), asked, pod.annotations.get(UNWANTED, ""))
         assert admitted
@@ -134,7 +142,8 @@ async def test_pods_that_wait_together_hold_what_each_asked_for(seed: int) -> No
     kubelet aligns them to others than was predicted.
     """
     chance = Random(1000 + seed)
-    async with slot_node(chance.choice([Policy.NONE, Policy.BEST_EFFORT]), Random(seed)) as (it, tasks):
+    policy = chance.choice([Policy.NONE, Policy.BEST_EFFORT])
+    async with limited_node(LIMITERS[seed % 3], policy, Random(seed)) as (it, tasks):
         for round_number in range(8 if THOROUGH else 4):
             by_count = {gpus: Ask(gpus, chance.randint(1, 2_500), chance.choice([0, 5, 15])) for gpus in (1, 2)}
             pods = {
@@ -145,6 +154,7 @@ async def test_pods_that_wait_together_hold_what_each_asked_for(seed: int) -> No
             it.reserve_beside(full)
             assert isinstance(await it.admit_pod(full), Admission)
             await it.check([full.name])
+            check_told(it, {str(full.name): (full, True)})
             waiting = [it.asking(name, *asked) for name, asked in pods.items()]
             decisions = it.reserve_beside(*waiting)
             assert all(isinstance(each, Admission) for each in decisions), decisions
@@ -155,6 +165,7 @@ async def test_pods_that_wait_together_hold_what_each_asked_for(seed: int) -> No
                     await it.start_agent(tasks)
                 assert isinstance(await it.admit_pod(pod), Admission)
             await it.check([*pods])
+            check_told(it, {str(pod.name): (pod, True) for pod in waiting})
             for name, asked in pods.items():
                 check_held(it, name, {f"c{place}": each for place, each in enumerate(asked)})
             for name in pods:

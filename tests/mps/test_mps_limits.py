@@ -15,60 +15,30 @@ from anyio.abc import TaskGroup
 from hypothesis import given
 from hypothesis import strategies as st
 from kubelet_support import NODE
+from mps_limits_support import MEMORY_LIMIT, THREADS, Announced, by_mps, limited_slot_node, own
 from mps_support import MpsNode
 from share_support import DEFAULT, NAMES, OTHER_ORDER, SMALL, ShareNode, running
-from slot_node_support import EACH, MACHINE, SLOTS, Ask, SlotNode
+from slot_node_support import EACH, MACHINE, SLOTS, Ask
 from slot_support import MIB, in_slots
 from unit_support import CORES, in_units, spread
 
-from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.host import ContainerUnready
 from topoalign.allocator.device_plugin.mps import limits_of
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.events import TopologyDiscovered
 from topoalign.core.model.holdings import Amount
-from topoalign.core.model.ids import GPU, DeviceID, PodName, ResourceName
+from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.requests import PodRequest, Policy
 from topoalign.core.model.topology.model import Topology
-from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.plugin_config.configuration import Configuration, Flags
-from topoalign.plugin_config.mps_files import Announcement, Serves
+from topoalign.plugin_config.mps_files import Serves
 from topoalign.plugin_config.watching import POLL_SECONDS
 
 pytestmark = pytest.mark.anyio
 
 BOTH = frozenset({DeviceID("GPU-0"), DeviceID("GPU-1")})
-THREADS, MEMORY_LIMIT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
-PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 ORDERS = pytest.mark.parametrize("names", [NAMES, OTHER_ORDER], ids=["cores-first", "memory-first"])
 Names = tuple[ResourceName, ResourceName]
-
-
-def by_mps(machine: Topology) -> Topology:
-    """The same offers, those of amounts limited by MPS."""
-    offers = tuple(
-        msgspec.structs.replace(each, sharing="mps", limiter=None) if each.by_amounts else each
-        for each in machine.offered
-    )
-    return msgspec.structs.replace(machine, offers=offers)
-
-
-class Announced:
-    """The root of MPS of a node, with a daemon that is called after this resource, or none."""
-
-    def __init__(self, root: Path, daemon: ResourceName, machine: Topology) -> None:
-        self.root, self.daemon = root, daemon
-        self.announcement = Announcement(root, daemon)
-        self.serves = Serves(devices=frozenset(machine.gpu_by_id), replicas=0)
-        (root / daemon).mkdir(parents=True)
-        self.containers = Containers(lambda: Configuration(flags=Flags(mps_root=str(root))))
-
-    @property
-    def everywhere(self) -> tuple[dict[str, str], list[tuple[str, str]]]:
-        """What each answer has: the variable of the pipes, and the mounts."""
-        pipe = f"/mps/{self.daemon}/pipe"
-        return {PIPES: pipe}, [(pipe, f"{self.root}/{self.daemon}/pipe"), ("/dev/shm", f"{self.root}/shm")]
 
 
 class UnitNode(ShareNode):
@@ -90,37 +60,8 @@ class UnitNode(ShareNode):
         return [own(answers[name], self.mps) for name in self.names if name in answers]
 
 
-class LimitedSlotNode(SlotNode):
-    """As `SlotNode`, limited by MPS."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory, MACHINE, (GPU,), Policy.NONE, None)
-        self.mps = Announced(directory / "mps", GPU, MACHINE)
-        self.containers = self.mps.containers
-
-    def offered(self, machine: Topology) -> Topology:
-        return by_mps(super().offered(machine))
-
-    def limits(self, name: str) -> dict[str, str]:
-        (answer,) = self.kubelet.running[DEFAULT, PodName(name)].responses.values()
-        return own(answer, self.mps)
-
-
-def own(answer: v1beta1.ContainerAllocateResponse, mps: Announced) -> dict[str, str]:
-    """What an answer says to its container alone; the rest is as it has to be."""
-    variables, mounts = mps.everywhere
-    assert mounts == [(each.container_path, each.host_path) for each in answer.mounts]
-    assert variables.items() <= answer.envs.items()
-    assert [*answer.envs] == sorted(answer.envs)
-    return {name: value for name, value in answer.envs.items() if name not in (PIPES, "NVIDIA_VISIBLE_DEVICES")}
-
-
 def unit_node(names: Names = NAMES) -> AbstractAsyncContextManager[tuple[UnitNode, TaskGroup]]:
     return running(lambda directory: UnitNode(directory, names))
-
-
-def limited_slot_node() -> AbstractAsyncContextManager[tuple[LimitedSlotNode, TaskGroup]]:
-    return running(LimitedSlotNode)
 
 
 @ORDERS

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from random import Random
 
 import msgspec
 from anyio.abc import TaskGroup
@@ -26,8 +27,14 @@ LIBRARY = b"\x7fELF, as far as a test cares"
 class HamiCoreNode(SlotNode):
     """As `SlotNode`, with the limiter; the library is in place."""
 
-    def __init__(self, directory: Path, machine: Topology = MACHINE) -> None:
-        super().__init__(directory, machine, (GPU,), Policy.NONE, None)
+    def __init__(
+        self,
+        directory: Path,
+        machine: Topology = MACHINE,
+        policy: Policy = Policy.NONE,
+        chance: Random | None = None,
+    ) -> None:
+        super().__init__(directory, machine, (GPU,), policy, chance)
         self.root = directory / "hami"
         install(LIBRARY, self.root)
         self.configuration = Configuration(
