@@ -261,6 +261,24 @@ async def test_an_init_container_alone_does_not_start_with_what_is_anothers() ->
         assert [] == it.refusals("b")
 
 
+@pytest.mark.parametrize("is_over", [True, False])
+@pytest.mark.parametrize(("waiting", "init", "app"), [(2, 2, 1), (1, 1, 2)], ids=["some taken over", "all, and more"])
+async def test_a_pod_does_not_start_with_what_its_init_container_took(
+    waiting: int, init: int, app: int, *, is_over: bool
+) -> None:
+    """Neither the init container nor the app container that takes over what it has of another's."""
+    async with slot_node() as (it, _):
+        it.reserve_beside(it.asking("a", Ask(waiting, memory=6_000, cores=60)))
+
+        pod = it.asking("b", Ask(app, memory=1_000, cores=5), init=[Ask(init, memory=1_000, cores=5)])
+        assert isinstance(await it.kubelet.admit(pod, "uid-b", start=False), Admission)
+        if is_over:
+            it.reserved = NodeReservations()
+        await it.allocations.reconcile()
+
+        assert "reserved for" in await failure(it, "b")
+
+
 async def test_an_init_container_that_was_robbed_does_not_start() -> None:
     async with slot_node() as (it, _):
         robbed = it.asking("a", Ask(0), init=[LARGE])

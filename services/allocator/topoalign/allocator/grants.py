@@ -259,7 +259,7 @@ class Grants:
                 companions=companions.ids,
                 slots={**self.slots.amounts(resource, ordered), **{s: made[s].amount for s in ordered if s in made}},
                 instances={slot: made[slot].uuid for slot in ordered if slot in made},
-                meant_for=self.slots.meant_for(resource, ordered),
+                meant_for=self.slots.meant_for(resource, ordered, new.gone.values()),
             )
         )
         if companions.lacking:

@@ -116,13 +116,13 @@ class SlotStarts:
                 if all(is_as_reserved(record, slot, bounds) for slot in amounts):
                     continue
                 return NotAsReserved(slots, most, f"{amount_text(bounds[1])} are reserved for it")
-            if own is None and not self._are_equal_parts(record, amounts):  # to these everybody has a right
-                for reservation, container, told in kept:
-                    if told == frozenset(slots):
-                        if record.owner is None:
-                            raise unknown_owner(slots)
-                        whose = f"{reservation.namespace}/{reservation.pod}, container {container.container}"
-                        return NotAsReserved(slots, most, f"they are reserved for {quoted([whose])}")
+            unequal = () if own is not None else self._unequal(record, amounts)  # to equal parts everybody has a right
+            for reservation, container, told in kept:
+                if not told.isdisjoint(unequal):  # one that takes slots over may have some of them, or others as well
+                    if record.owner is None:
+                        raise unknown_owner(slots)
+                    whose = f"{reservation.namespace}/{reservation.pod}, container {container.container}"
+                    return NotAsReserved(slots, most, f"they are reserved for {quoted([whose])}")
             if record.meant_for and record.pod_uid not in record.meant_for:
                 if record.pod_uid:
                     return NotAsReserved(slots, most, "they were reserved for another pod")
@@ -130,12 +130,14 @@ class SlotStarts:
                     raise unknown_owner(slots)
         return None
 
-    def _are_equal_parts(self, record: Allocation, slots: Iterable[DeviceID]) -> bool:
-        """Whether these slots hold what they do without a reservation. What an instance has does not tell."""
-        hardware = self._ledger.state.hardware
-        return all(
-            slot in record.instances or record.slots[slot] == equal_part(hardware, base_of(slot)) for slot in slots
-        )
+    def _unequal(self, record: Allocation, slots: Iterable[DeviceID]) -> list[DeviceID]:
+        """Those that hold other than what they do without a reservation. What an instance has does not tell."""
+        hardware, instances = self._ledger.state.hardware, record.instances
+        return [
+            slot
+            for slot in slots
+            if slot not in instances and record.slots[slot] != equal_part(hardware, base_of(slot))
+        ]
 
     def _kept(self, resource: ResourceName) -> Iterator[tuple[Reservation, ReservedContainer, frozenset[DeviceID]]]:
         """What lasts of the reservations, and the slots by which each container has what is reserved for it."""

@@ -141,8 +141,9 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """Slot of a GPU among the devices -> uuid of the MIG instance that was made for it."""
     meant_for: tuple[str, ...] = ()
     """
-    UIDs of the pods for which as much was reserved as is held by the slots, as long as it is not known that the container
-    is of one of them: no other one may start. Empty: it is, or these are equal parts, which everybody may have.
+    UIDs of the pods for which as much was reserved as is held by the slots, or by those of an init container that had some
+    of them before, as long as it is not known that the container is of one of these pods: no other one may start. Empty:
+    it is, or these are equal parts, which everybody may have.
     """
 
     def __post_init__(self) -> None:
