@@ -279,6 +279,39 @@ async def test_a_pod_does_not_start_with_what_its_init_container_took(
         assert "reserved for" in await failure(it, "b")
 
 
+async def test_who_takes_over_slots_of_a_pod_that_is_gone_starts() -> None:
+    """Of an init container the record knows no pod, and the slots were meant for that one."""
+    async with slot_node() as (it, tasks):
+        first = it.asking("a", SMALL, init=[Ask(2, memory=6_000, cores=60)])
+        it.reserve_beside(first)
+        await admit(it, first)
+        it.reserved = NodeReservations()
+        await it.kubelet.remove(first.namespace, first.name)
+
+        for name in ("b", "c"):
+            await admit(it, it.asking(name, Ask(2, memory=1_000, cores=5)))
+
+        assert ("", "") == (await failure(it, "b"), await failure(it, "c"))
+        await it.start_agent(tasks)
+        assert ("", "") == (await failure(it, "b"), await failure(it, "c"))
+
+
+async def test_an_equal_pod_whose_reservation_comes_late_starts_ever_after() -> None:
+    async with slot_node() as (it, tasks):
+        pods = [it.asking(name, LARGE) for name in "ab"]
+        it.reserve_beside(pods[1])
+        assert isinstance(await it.kubelet.admit(pods[0], "uid-a", start=False), Admission)
+        it.reserve_beside(*pods)
+        await it.allocations.reconcile()
+        first = await failure(it, "a")
+
+        it.reserved = NodeReservations()
+        again = await failure(it, "a")
+        await it.start_agent(tasks)
+
+        assert ("", "", "") == (first, again, await failure(it, "a"))
+
+
 async def test_an_init_container_that_was_robbed_does_not_start() -> None:
     async with slot_node() as (it, _):
         robbed = it.asking("a", Ask(0), init=[LARGE])

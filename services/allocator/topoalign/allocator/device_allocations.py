@@ -296,5 +296,5 @@ class DeviceAllocations:
 
 
 def is_known_holder(record: Allocation) -> bool:
-    """Whether it is known whose it is, and that this is a pod for which as much was reserved as its slots hold."""
-    return record.owner is not None and not record.meant_for
+    """Whether it is known whose it is, and of slots whether they were meant for this pod: its UID tells."""
+    return record.owner is not None and not record.meant_for and (not record.denied or record.pod_uid != "")

@@ -13,11 +13,17 @@ from topoalign.allocator.companions import ReservedCompanions
 from topoalign.allocator.group_commit import AllocateCall
 from topoalign.allocator.instances.made import Made
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import Place, PodResources, Poll
+from topoalign.allocator.ports import Listing, Place, PodResources, Poll
 from topoalign.allocator.preferences import Preferences
 from topoalign.allocator.reconciliation.adoption import returned
 from topoalign.allocator.reconciliation.device_order import in_order
-from topoalign.allocator.reconciliation.displacement import displaced_by, remainders, tell_displaced, touching
+from topoalign.allocator.reconciliation.displacement import (
+    denied_pod,
+    displaced_by,
+    remainders,
+    tell_displaced,
+    touching,
+)
 from topoalign.allocator.reconciliation.liveness import places, shown_of
 from topoalign.allocator.reconciliation.memory import Grant, Rest
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
@@ -25,7 +31,7 @@ from topoalign.allocator.share_exclusion import ShareExclusion
 from topoalign.allocator.share_starts import ShareStarts
 from topoalign.allocator.shares import Shares
 from topoalign.allocator.slots import SlotGrants
-from topoalign.allocator.told_companions import companions_told
+from topoalign.allocator.told_companions import touching_companions
 from topoalign.core.model.errors import DeviceInUse, StateFault
 from topoalign.core.model.events import Allocation, Displaced
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
@@ -35,7 +41,6 @@ from topoalign.core.placement.sparing import is_any_held
 from topoalign.core.ports import Clock
 from topoalign.core.sharing.reserved_units import ShareQuestion
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.ownership import Ownership
 from topoalign.core.state.reservations import NodeReservations
 
 
@@ -190,7 +195,7 @@ class Grants:
             ended |= (room := self.slots.making_room(resource, asked, beside, way, new.granted, call.poll))
             new.gone.update(way | room)
             displaced = displaced_by(self._reconciliation.liveness, self._ledger, [*way.values()], asked, listing)
-            answers.append(self._granted(resource, asked, waiting, new, displaced, call.made))
+            answers.append(self._granted(resource, asked, waiting, new, displaced, call.made, listing))
         granted, gone, deviations = new
         for name, chosen in self._preferences.deviations(resource, granted).items():
             deviations.setdefault(name, chosen)
@@ -237,6 +242,7 @@ class Grants:
         new: "New",
         displaced: tuple[Displaced, ...],
         made: Mapping[DeviceID, Made],
+        listing: Listing | None,
     ) -> Allocation:
         """Makes the allocation. Raises InvalidField for more than a container may have, and CompanionsLacking."""
         check_amount(self.state, resource, len(asked))
@@ -259,7 +265,8 @@ class Grants:
                 companions=companions.ids,
                 slots={**self.slots.amounts(resource, ordered), **{s: made[s].amount for s in ordered if s in made}},
                 instances={slot: made[slot].uuid for slot in ordered if slot in made},
-                meant_for=self.slots.meant_for(resource, ordered, new.gone.values()),
+                meant_for=self.slots.meant_for(resource, ordered),
+                denied=denied_pod(new.gone.values(), resource, ordered, listing),
             )
         )
         if companions.lacking:
@@ -290,9 +297,3 @@ def is_repeated(
 def all_given(record: Allocation) -> frozenset[DeviceID]:
     """The devices of a record that the kubelet gave."""
     return frozenset(device for ids in record.from_kubelet.values() for device in ids)
-
-
-def touching_companions(owned: Ownership, record: Allocation, asked: Collection[DeviceID]) -> list[DeviceID]:
-    """The companions of a record that overlap what is asked for, under the ids by which its container is told of them."""
-    wanted = owned.set_of(asked)
-    return [each for _, ids in companions_told(record) for each in ids if wanted.overlaps(owned.holding(each))]

@@ -21,6 +21,7 @@ from functools import reduce
 
 import msgspec
 
+from topoalign.allocator.ledger.drafts import Binding
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing
 from topoalign.allocator.refused_starts import STARTED_AGAIN, record_refused_start, reserved_owner
@@ -65,14 +66,19 @@ class SlotStarts:
         """Those of which a refusal is recorded: each once, however often the kubelet tries to start the container."""
 
     def observe(self) -> None:
-        """Judges the containers that have become known."""
+        """
+        Judges the containers that have become known, and records which have what was reserved for them although that was
+        not known when they got it: their reservations end, and they may start again after that. Raises StateFault.
+        """
         live = self._ledger.state.allocations
         for name in self._judged.keys() - live.keys():
             del self._judged[name]
         self._told &= live.keys()
-        for each in live.values():
+        for each in [*live.values()]:
             if each.owner is not None and each.id not in self._judged and self._is_offered(each):
-                self._judged[each.id] = self._misfit(each)
+                misfit = self._judged[each.id] = self._misfit(each)
+                if misfit is None and each.meant_for and self._is_reserved(each):
+                    self._ledger.bind([Binding(each.id, each.owner, each.pod_uid, each.displaced, as_reserved=True)])
 
     def check(self, devices: Sequence[DeviceID], listing: Listing | None) -> None:
         """
@@ -123,7 +129,8 @@ class SlotStarts:
                         raise unknown_owner(slots)
                     whose = f"{reservation.namespace}/{reservation.pod}, container {container.container}"
                     return NotAsReserved(slots, most, f"they are reserved for {quoted([whose])}")
-            if record.meant_for and record.pod_uid not in record.meant_for:
+            is_strange = record.meant_for and record.pod_uid not in record.meant_for
+            if is_strange or (record.denied and record.pod_uid in ("", record.denied)):
                 if record.pod_uid:
                     return NotAsReserved(slots, most, "they were reserved for another pod")
                 if is_read:
@@ -138,6 +145,10 @@ class SlotStarts:
             for slot in slots
             if slot not in instances and record.slots[slot] != equal_part(hardware, base_of(slot))
         ]
+
+    def _is_reserved(self, record: Allocation) -> bool:
+        """Whether something is reserved for the pod of this allocation."""
+        return any(is_of(each, record) for resource in record.devices for each, *_ in self._kept(resource))
 
     def _kept(self, resource: ResourceName) -> Iterator[tuple[Reservation, ReservedContainer, frozenset[DeviceID]]]:
         """What lasts of the reservations, and the slots by which each container has what is reserved for it."""

@@ -13,7 +13,7 @@ reservation are its own: who asks for just these holds what is reserved with the
   Records of containers that have ended make way.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from topoalign.allocator.ports import Poll
@@ -200,19 +200,12 @@ class SlotGrants:
         reserved = self._amounts_moved(slots) or amounts_reserved(kept, now, resource, slots)
         return {slot: reserved.get(slot) or equal_part(hardware, base_of(slot)) for slot in slots}
 
-    def meant_for(
-        self, resource: ResourceName, slots: Collection[DeviceID], gone: Iterable[Allocation]
-    ) -> tuple[str, ...]:
-        """
-        UIDs of the pods for which as much is reserved as a container gets by these; () of equal parts, and of no slots. A
-        later container that takes slots over from an init container is meant for the same pods as that: both come from one
-        pod. `gone`: records that make way.
-        """
+    def meant_for(self, resource: ResourceName, slots: Collection[DeviceID]) -> tuple[str, ...]:
+        """UIDs of the pods for which as much is reserved as a container gets by these; () of equal parts, and of others."""
         amounts, hardware = self.amounts(resource, slots), self._state().hardware
-        if any(amount != equal_part(hardware, base_of(slot)) for slot, amount in amounts.items()):
-            return pods_meant(self._reserved(), self._clock.monotonic(), resource, amounts)
-        before = (each for each in gone if each.owner is None and not each.device_ids.isdisjoint(amounts))
-        return next((each.meant_for for each in before if each.meant_for), ())
+        if all(amount == equal_part(hardware, base_of(slot)) for slot, amount in amounts.items()):
+            return ()
+        return pods_meant(self._reserved(), self._clock.monotonic(), resource, amounts)
 
     def beside(
         self, resource: ResourceName, slots: Collection[DeviceID], granted: Sequence[Allocation] = ()

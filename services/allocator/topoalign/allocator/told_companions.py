@@ -1,10 +1,11 @@
 """Under which ids a container is told of what comes together with its GPUs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.reservations import ReservedContainer
+from topoalign.core.state.ownership import Ownership
 
 
 def companions_told(allocation: Allocation) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
@@ -24,3 +25,9 @@ def reserved_told(reserved: ReservedContainer) -> Iterator[tuple[ResourceName, S
 def told_ids(device: DeviceID, functions: Mapping[DeviceID, tuple[str, ...]]) -> tuple[DeviceID, ...]:
     """The ids by which a container is told of a device: of a NIC of which it has virtual functions, theirs."""
     return tuple(map(DeviceID, functions.get(device, (device,))))
+
+
+def touching_companions(owned: Ownership, record: Allocation, asked: Collection[DeviceID]) -> list[DeviceID]:
+    """The companions of a record that overlap what is asked for, under the ids by which its container is told of them."""
+    wanted = owned.set_of(asked)
+    return [each for _, ids in companions_told(record) for each in ids if wanted.overlaps(owned.holding(each))]

@@ -141,9 +141,14 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """Slot of a GPU among the devices -> uuid of the MIG instance that was made for it."""
     meant_for: tuple[str, ...] = ()
     """
-    UIDs of the pods for which as much was reserved as is held by the slots, or by those of an init container that had some
-    of them before, as long as it is not known that the container is of one of these pods: no other one may start. Empty:
-    it is, or these are equal parts, which everybody may have.
+    UIDs of the pods for which as much was reserved as is held by the slots, as long as it is not known that it was reserved
+    for this container: one of another pod does not start. Empty: it was, or these are equal parts, which everybody may
+    have, or it is not known.
+    """
+    denied: str = ""
+    """
+    UID of a pod that does not start with these slots: its init container, which had some of them before, was told amounts
+    that were reserved for others. Empty: there is none.
     """
 
     def __post_init__(self) -> None:

@@ -182,6 +182,8 @@ class AllocationBound(LedgerFact, frozen=True, kw_only=True, tag="AllocationBoun
     """As `Allocation.pod_uid`. Where it becomes known later than the names, the fact is announced again with it."""
     displaced: tuple[Displaced, ...] = ()
     """As `Allocation.displaced`, which this replaces: announced again without those that have ended."""
+    as_reserved: bool = False
+    """Whether it holds by its slots what was reserved for it: `Allocation.meant_for` is empty from then on."""
 
 
 class AllocationReleased(LedgerFact, frozen=True, kw_only=True, tag="AllocationReleased"):

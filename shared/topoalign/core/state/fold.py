@@ -137,7 +137,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             boot=event.boot or had.boot,
             pod_uid=event.pod_uid,
             displaced=event.displaced,
-            meant_for=() if event.pod_uid in had.meant_for else had.meant_for,
+            meant_for=() if event.as_reserved or event.pod_uid in had.meant_for else had.meant_for,
         )
         live = persistent(self.allocations).put(bound.id, bound)
         return self.followed(msgspec.structs.replace(self, allocations=live))
@@ -208,9 +208,11 @@ NOTHING = Topology()
 def known_to_all(allocation: Allocation) -> Allocation:
     """The allocation without what earlier versions do not know: their folds have the same digest."""
     if not (allocation.companions or allocation.slots or allocation.instances or allocation.displaced):
-        return allocation
+        return allocation  # what is said of slots is said where there are some
     displaced = tuple(msgspec.structs.replace(each, slots={}, instances={}) for each in allocation.displaced)
-    return msgspec.structs.replace(allocation, companions=(), slots={}, instances={}, meant_for=(), displaced=displaced)
+    return msgspec.structs.replace(
+        allocation, companions=(), slots={}, instances={}, meant_for=(), denied="", displaced=displaced
+    )
 
 
 def announced(node: NodeName, hardware: Topology, health: Mapping[DeviceID, DeviceHealth], source: str) -> NodeState:

@@ -91,7 +91,7 @@ class InstanceCalls:
         """
         Slot -> its instance, which is made and kept in this block, for the slots of containers that become one; discovery
         sees it when the block begins and when it has ended. `amounts`: what is to be held by slots at least. Raises
-        DeviceInUse, NoPlace, DriverFault, StateFault and Unavailable; then none is kept.
+        DeviceInUse, NoPlace, DriverFault, StateFault and Unavailable; then none is kept, unless the record holds it.
         """
         by_instances = gpus_by_instances(self._ledger.state.hardware)
         slots = [slot for each in containers for slot in each if base_of(slot) in by_instances] if by_instances else []

@@ -39,6 +39,7 @@ class Binding(NamedTuple):
     owner: Owner
     pod_uid: str = ""
     displaced: tuple[Displaced, ...] = ()
+    as_reserved: bool = False
 
 
 class Observed(TypedDict, total=False):

@@ -161,6 +161,22 @@ def by_resource(devices: Sequence[Place]) -> dict[ResourceName, tuple[DeviceID, 
     return held
 
 
+def denied_pod(
+    gone: Iterable[Allocation], resource: ResourceName, slots: Collection[DeviceID], listing: Listing | None
+) -> str:
+    """
+    UID of the pod that took slots which were reserved for others, by an init container whose record makes way: a later
+    container of the pod takes some of them over. Empty: none did, as far as the kubelet's checkpoint tells.
+    """
+    for each in gone if listing is not None else ():
+        here = each.device_ids.intersection(slots) if each.meant_for else ()
+        parts = [part for slot in here for part in listing.parts_by_place.get((resource, slot), ())] if listing else []
+        for part in parts:
+            if part.pod_uid and part.pod_uid not in each.meant_for:
+                return part.pod_uid
+    return ""
+
+
 def kept_of(record: Allocation, listing: Listing) -> Allocation:
     """What of a record stays when it makes way: what the kubelet has still given out (`remainders`)."""
     if listing.checkpoint is None:
