@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 from instance_node_support import instance_node
-from share_support import DEFAULT
+from share_support import DEFAULT, GPUS
 from slot_node_support import EACH, SLOTS, Ask, SlotNode, slot_node
 from slot_support import MIB
 
@@ -280,20 +280,21 @@ async def test_a_pod_does_not_start_with_what_its_init_container_took(
 
 
 async def test_who_takes_over_slots_of_a_pod_that_is_gone_starts() -> None:
-    """Of an init container the record knows no pod, and the slots were meant for that one."""
+    """The record knows no pod of these slots yet, and they were meant for the one that is gone."""
     async with slot_node() as (it, tasks):
-        first = it.asking("a", SMALL, init=[Ask(2, memory=6_000, cores=60)])
+        await admit(it, it.asking("all-but-one", *(Ask(GPUS) for _ in range(SLOTS - 1))))
+        first = it.asking("a", Ask(GPUS, memory=1_000, cores=5))
         it.reserve_beside(first)
-        await admit(it, first)
+        assert isinstance(await it.kubelet.admit(first, "uid-a", start=False), Admission)
+        taken = it.slots_of("a")
         it.reserved = NodeReservations()
         await it.kubelet.remove(first.namespace, first.name)
 
-        for name in ("b", "c"):
-            await admit(it, it.asking(name, Ask(2, memory=1_000, cores=5)))
+        assert isinstance(await it.kubelet.admit(it.asking("b", Ask(GPUS)), "uid-b", start=False), Admission)
 
-        assert ("", "") == (await failure(it, "b"), await failure(it, "c"))
+        assert (taken, "") == (it.slots_of("b"), await failure(it, "b"))
         await it.start_agent(tasks)
-        assert ("", "") == (await failure(it, "b"), await failure(it, "c"))
+        assert "" == await failure(it, "b")
 
 
 async def test_an_equal_pod_whose_reservation_comes_late_starts_ever_after() -> None:
