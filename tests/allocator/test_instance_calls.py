@@ -7,9 +7,10 @@ import pytest
 from instance_node_support import instance_node
 from slot_node_support import Ask
 
+from topoalign.allocator.instances.calls import SEEN_SECONDS
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission, Decision
-from topoalign.core.model.errors import DeviceInUse
+from topoalign.core.model.errors import DeviceInUse, DriverFault
 from topoalign.core.model.ids import GPU, DeviceID
 
 pytestmark = pytest.mark.anyio
@@ -98,6 +99,47 @@ async def test_an_old_reading_that_comes_during_an_allocate_fails_no_pod() -> No
 
         assert isinstance(decisions[0], Admission), decisions
         assert was == it.told("b")
+
+
+async def test_a_recorded_call_that_fails_leaves_its_instance_to_the_next() -> None:
+    """
+    Discovery sees the instance after 15 s, and its next reading, when the call is recorded, lacks it: 5 s are left. A sweep
+    leaves it alone, and a kubelet that asks for the slot again gets it.
+    """
+    async with instance_node() as (it, tasks):
+        slot, faults, granted = DeviceID(f"{it.machine.gpus[0].id}::0"), list[DriverFault](), it.ledger.grant
+        it.played.changed = lambda: None
+
+        def grant(*asked: Any, **named: Any) -> None:
+            granted(*asked, **named)
+            it.miss()
+
+        async def allocate() -> None:
+            try:
+                await it.allocations.allocate(GPU, [[slot]])
+            except DriverFault as fault:
+                faults.append(fault)
+
+        it.ledger.grant = grant  # type: ignore[method-assign]  # a reading comes at this moment
+        tasks.start_soon(allocate)
+        while not it.there():
+            await anyio.lowlevel.checkpoint()
+        await it.clock.advance(SEEN_SECONDS - 5)
+        it.see()
+        while not it.ledger.state.allocations:
+            await anyio.lowlevel.checkpoint()
+        await it.clock.advance(4.9)
+        early = [*faults]
+        await it.clock.advance(0.2)
+        ((_, record),) = it.ledger.state.allocations.items()
+        await it.sweep()
+        it.ledger.grant = granted  # type: ignore[method-assign]
+        it.see()
+        (again,) = await it.allocations.allocate(GPU, [[slot]])
+
+        assert ([], ["DriverFault"]) == (early, [each.code for each in faults])
+        assert (record.instances, 1) == (again.instances, it.played.made)
+        assert [again] == [*it.ledger.state.allocations.values()]
 
 
 async def test_no_instance_is_made_for_one_that_a_reading_lacks() -> None:

@@ -394,7 +394,7 @@ async def test_an_instance_that_discovery_does_not_see_is_destroyed() -> None:
         while not found:
             await it.clock.advance(0.1)
 
-        assert isinstance(found[0], Refusal) and "discovery has not seen" in found[0].finding
+        assert isinstance(found[0], Refusal) and "discovery does not see" in found[0].finding
         await it.sweep()
         assert set() == it.there()
 

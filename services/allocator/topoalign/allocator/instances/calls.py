@@ -11,6 +11,9 @@ A reading of discovery may be older than the instances: one that began before an
 had a former instance with the same uuid, which the driver makes of the place. So the instances have to be seen before the
 call is recorded, and again when it is to be answered; and one that a reading lacks is gone only if the driver says so.
 
+Both waits have one deadline. A call that fails at its end after it was recorded leaves its record, which ends like that of
+a pod that the kubelet refuses. A call that asks for the slot before that gets the instance: nothing is made twice.
+
 One call at a time has a slot: a kubelet that has started anew may repeat what an earlier one asked for while that call is
 still under way.
 """
@@ -38,7 +41,10 @@ from topoalign.core.state.slot_amounts import held_by_slot, taken_by
 from topoalign.runtime.tasks import either
 
 SEEN_SECONDS = 20.0
-"""How long discovery has to see an instance: it reads a second after the driver tells of it, else every some seconds."""
+"""
+How long discovery has to see the instances of a call, until it is answered: it reads a second after the driver tells of
+one, else every some seconds.
+"""
 
 
 def without_slot(allocation: Allocation, slot: DeviceID) -> Allocation:
@@ -113,10 +119,10 @@ class InstanceCalls:
                     if known is not None:
                         self._instances.keep(known.uuid)
                     made[slot] = known or await self._made(self._instances, slot, wanted[slot])
-                uuids = [each.uuid for each in made.values()]
-                await self._until_seen(uuids)
+                uuids, until = [each.uuid for each in made.values()], self._clock.monotonic() + SEEN_SECONDS
+                await self._until_seen(uuids, until)
                 yield made
-                await self._until_seen(uuids)
+                await self._until_seen(uuids, until)
             finally:
                 for each in made.values():
                     self._instances.release(each.uuid)
@@ -169,15 +175,14 @@ class InstanceCalls:
             await instances.forget([each for each in instances.own if each.uuid == uuid])
         return instances.has(slot, uuid)
 
-    async def _until_seen(self, uuids: Sequence[DeviceID]) -> None:
+    async def _until_seen(self, uuids: Sequence[DeviceID], until: float) -> None:
         """
         Returns as soon as discovery's newest reading has these instances, in the same turn of the event loop. Raises
-        DriverFault where none has them all for `SEEN_SECONDS`.
+        DriverFault where that lacks one at the monotonic second `until`, or later.
         """
-        until = self._clock.monotonic() + SEEN_SECONDS
         while not all(uuid in self._ledger.state.hardware.cards for uuid in uuids):
             left = until - self._clock.monotonic()
             if left <= 0:
-                finding = f"discovery has not seen a new MIG instance for {SEEN_SECONDS:g} s"
+                finding = f"discovery does not see a new MIG instance after {SEEN_SECONDS:g} s"
                 raise DriverFault(finding, "see what the log of discovery says, and whether the agent is root")
             await either(partial(self._ledger.wait_past, self._ledger.version), partial(self._clock.sleep, left))
