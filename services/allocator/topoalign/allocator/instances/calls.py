@@ -79,7 +79,7 @@ class InstanceCalls:
         self._ledger, self._clock, self._instances, self._reserved = ledger, clock, instances, reserved
         self._is_displaced = is_displaced
         self._turns: dict[DeviceID, anyio.Lock] = {}
-        """Of the calls for a slot."""
+        """Of the calls for a slot. None is removed: there is one at most for each slot that discovery has ever offered."""
         if instances is not None:
             instances.when_changed = lambda: ledger.move(ledger.state)
 
