@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 from registry_support import World
 from scheduling_support import go_json
@@ -51,6 +52,18 @@ def test_what_no_node_offers_any_more_is_not_offered() -> None:
     offers.drop(NODE)
     offers.drop(NODE)
     assert (frozenset(), False, True) == (offers.slots, PART in offers.names, GPU in offers.names)
+
+
+def test_a_gpu_is_known_until_no_node_says_that_it_has_it() -> None:
+    """As a node with a new name has the GPUs of the former one."""
+    offers, gpus = OfferedResources(), {gpu.id for gpu in DGX.gpus}
+    for node in (NODE, OTHER):
+        offers.note(node, DGX)
+    offers.note(NODE, msgspec.structs.replace(DGX, gpus=()))
+
+    assert gpus == offers.gpus
+    offers.drop(OTHER)
+    assert set() == offers.gpus
 
 
 async def test_the_webhook_lets_nothing_pass_while_nodes_are_not_looked_at() -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from api_server_support import shown_pod
 from binding_support import Registry, Site, running
-from decision_support import machine, node, pod
+from decision_support import container, machine, node, pod
 from instance_support import A100, place
 from slot_support import CORES, MEMORY, MIB, PERCENTAGE, asks, in_slots
 from unit_support import admitted, refused
@@ -114,13 +114,34 @@ def test_a_node_is_not_offered_where_its_alignment_leads_to_full_gpus() -> None:
 
 
 def test_a_node_is_offered_where_it_has_such_gpus() -> None:
+    """GPU-7 is another node's."""
     it = world(shared())
+    others = msgspec.structs.replace(machine().gpus[0], id=DeviceID("GPU-7"))
+    it.view.offers.note(NodeName("other"), Topology(gpus=(others,)))
 
     def said(annotations: dict[str, str]) -> str:
         return code(it, msgspec.structs.replace(pod(asks(1, memory=100)), annotations=annotations))
 
     assert "" == said({UUIDS: "GPU-1,GPU-7"}) == said({})
     assert "NoCardAccepted" == said({UUIDS: "GPU-7"}) == said({"nvidia.com/use-gputype": "B200"})
+
+
+def test_a_pod_for_gpus_that_no_node_has_is_denied() -> None:
+    """By webhook and filter alike, as by `what-if`; one that some node has is enough."""
+    it = world(shared())
+    it.view.renew()
+    denied = msgspec.structs.replace(pod(asks(1, memory=100)), annotations={UUIDS: "GPU-7,GPU-8"})
+    allowed = msgspec.structs.replace(denied, annotations={UUIDS: "GPU-7,GPU-1"})
+
+    for check in (it.scheduler.checks.check, lambda request: code(it, request)):
+        with pytest.raises(InvalidShare, match="use-gpuuuid]: 'GPU-7', 'GPU-8': no node has such a GPU"):
+            check(denied)
+        check(allowed)
+    refusal = refused(node(shared()), denied, RULES)
+
+    assert "NoCardAccepted" == refusal.code
+    assert refusal.finding.startswith("metadata.annotations[nvidia.com/use-gpuuuid]: ")
+    it.scheduler.checks.check(msgspec.structs.replace(pod(container(cpus=1)), annotations={UUIDS: "GPU-7"}))
 
 
 def test_a_node_that_is_to_come_has_none_of_the_gpus_that_are_known() -> None:

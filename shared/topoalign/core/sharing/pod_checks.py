@@ -17,12 +17,12 @@ named: nodes that offer whole GPUs under the same name look at none. Where HAMi'
 policies and a policy for nodes can be meant.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from functools import partial
 from typing import Literal
 
 from topoalign.core.demand import hami_names as names
-from topoalign.core.demand.card_annotations import card_rules, said_of_cards, weights_meant
+from topoalign.core.demand.card_annotations import card_rules, invalid, said_of_cards, uuid_selection, weights_meant
 from topoalign.core.demand.field_paths import containers_of, in_manifest
 from topoalign.core.demand.gangs import gang_of, path
 from topoalign.core.demand.passed_over import check_not_passed_over
@@ -35,7 +35,7 @@ from topoalign.core.deviceshare.demand import RESOURCES as JOINT_RESOURCES
 from topoalign.core.deviceshare.demand import JointDemand, check_keys, is_joint
 from topoalign.core.deviceshare.names import ANNOTATIONS, GPU_BYTES, GPU_RESOURCES
 from topoalign.core.model.errors import InvalidField, NoFit, quoted
-from topoalign.core.model.ids import GPU, NIC, ResourceName
+from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.requests import CARDS, AdmissionRules, Compat, Mode, PodRequest
 from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
 from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
@@ -284,3 +284,13 @@ def check_no_node_policy(pod: PodRequest, slots: Iterable[SlotResources]) -> Non
     """Raises InvalidShare for a policy for nodes of a pod with amounts of slots, where nodes are not ranked by it."""
     if any(names_amounts(pod, each) for each in slots):
         check_annotations({key: pod.annotations[key] for key in pod.annotations if key == names.NODE_POLICY}, "slots")
+
+
+def check_gpus_known(
+    pod: PodRequest, known: Set[DeviceID], slots: Iterable[SlotResources], otherwise: Collection[ResourceName]
+) -> None:
+    """Raises InvalidShare for a pod with slots that accepts only GPUs that no node has. `otherwise`: as of `check_pod`."""
+    wanted = uuid_selection(pod.annotations).wanted
+    if wanted and known.isdisjoint(wanted) and any(is_for_slots(pod, each, otherwise) for each in slots):
+        finding, remedy = "no node has such a GPU", "write uuids of GPUs as `topoalign gpu list` shows them"
+        raise invalid(names.USE_UUID, f"{quoted(wanted[:3])}: {finding}", f"{remedy}, or wait until the node is there")

@@ -6,14 +6,15 @@ registries say the same of a pod, whenever they began.
 """
 
 from collections import Counter
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from topoalign.core.demand.slots import SlotResources, amount_resources, resources_in_slots, slot_resources
 from topoalign.core.demand.units import UnitResources, unit_resources
 from topoalign.core.model.events import UsageObserved
-from topoalign.core.model.ids import NodeName, ResourceName
+from topoalign.core.model.ids import DeviceID, NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.sharing.slot_defaults import FilledIn, slot_defaults
 
 
@@ -44,6 +45,13 @@ class OfferedResources:
         self._nodes: dict[NodeName, tuple[Topology, str, Offered]] = {}
         self._counts = Counter[Offered]()
         """How many nodes offer this."""
+        self._gpus = Counter[DeviceID]()
+        """How many nodes say that they have this GPU."""
+
+    @property
+    def gpus(self) -> Set[DeviceID]:
+        """The uuids of all GPUs, in whatever way they are offered."""
+        return self._gpus.keys()
 
     def note(self, node: NodeName, hardware: Topology, usage: UsageObserved | None = None) -> None:
         """A node has this hardware now, and has said this of its kubelet."""
@@ -53,12 +61,14 @@ class OfferedResources:
         now = offered_by(hardware, compat)
         self._nodes[node] = hardware, compat, now
         self._count(now, None if before is None else before[2])
+        self._count_gpus(hardware.gpus, () if before is None else before[0].gpus)
 
     def drop(self, node: NodeName) -> None:
         """A node is gone."""
         before = self._nodes.pop(node, None)
         if before is not None:
             self._count(None, before[2])
+            self._count_gpus((), before[0].gpus)
 
     def _count(self, more: Offered | None, less: Offered | None) -> None:
         kinds = len(self._counts)
@@ -75,6 +85,13 @@ class OfferedResources:
             self.slots = frozenset[SlotResources]().union(*(each.slots for each in self._counts))
             self.not_in_slots = frozenset[ResourceName]().union(*(each.not_in_slots for each in self._counts))
             self.compats = frozenset[str]().union(*(each.compats for each in self._counts))
+
+    def _count_gpus(self, more: Sequence[Gpu], less: Sequence[Gpu]) -> None:
+        self._gpus.update(gpu.id for gpu in more)
+        for gpu in less:
+            self._gpus[gpu.id] -= 1
+            if not self._gpus[gpu.id]:
+                del self._gpus[gpu.id]
 
     def left_out(self, pod: PodRequest) -> list[FilledIn]:
         """What a pod leaves out that asks for slots (`slot_defaults`)."""

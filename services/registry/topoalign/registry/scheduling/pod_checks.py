@@ -2,9 +2,10 @@
 
 from collections import OrderedDict
 
+from topoalign.core.demand.card_annotations import uuid_selection
 from topoalign.core.model.errors import InvalidField, NoFit
 from topoalign.core.model.requests import Compat, PodRequest
-from topoalign.core.sharing.pod_checks import check_no_node_policy, check_pod
+from topoalign.core.sharing.pod_checks import check_gpus_known, check_no_node_policy, check_pod
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.offered import OfferedResources
 
@@ -32,12 +33,13 @@ class PodChecks:
         check_pod(request, offers.units, offers.slots, self._compat, otherwise=offers.not_in_slots, by_kubelet=True)
         if not self._ranks_as_hami:
             check_no_node_policy(request, offers.slots)
+        check_gpus_known(request, offers.gpus, offers.slots, offers.not_in_slots)
 
     def check_waiting(self, pod: PodToSchedule) -> None:
         """The same of a pod that may come again."""
         offers = self._offers
         known = self._known.get(pod.uid)
-        offered = offers.units, offers.slots, offers.not_in_slots, self._compat
+        offered = offers.units, offers.slots, offers.not_in_slots, self._compat, self._has_known(pod.request)
         if known is None or known[0] is not pod.request or known[1] != offered:
             known = pod.request, offered, self._error(pod.request)
             self._known[pod.uid] = known
@@ -46,6 +48,10 @@ class PodChecks:
         self._known.move_to_end(pod.uid)
         if known[2] is not None:
             raise known[2].with_traceback(None)
+
+    def _has_known(self, request: PodRequest) -> bool:
+        """Whether some node has a GPU that is named as one to be used."""
+        return not self._offers.gpus.isdisjoint(uuid_selection(request.annotations).wanted or ())
 
     def _error(self, request: PodRequest) -> InvalidField | NoFit | None:
         try:
