@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.sharing.cards import SharedCard, ShareRequest
 from topoalign.core.sharing.gaia import BLOCK
-from topoalign.core.sharing.gaia.admission import AdmissionNode, place, rank
+from topoalign.core.sharing.gaia.admission import MOST_KEPT, AdmissionNode, place, rank
 from topoalign.tools.conformance.gaia_admission import (
     AdmissionNodeCase,
     ExpectedPromise,
@@ -164,6 +164,40 @@ def test_cards_that_are_unhealthy_are_not_promised() -> None:
 
     assert [{0: (1,)}, {0: (1,)}] == [place(found.cards, requests([asked])) for asked in ((20, 1), (100, 0))]
     assert (True, found.load) == rank(found, requests([(200, 0)]))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 30, 80]), st.integers(0, 3)), min_size=1, max_size=3),
+    st.lists(st.lists(amounts, min_size=1, max_size=3), min_size=1, max_size=6),
+)
+def test_a_node_ranks_pods_alike_however_often_they_ask(held_of: list[Amounts], pods: list[list[Amounts]]) -> None:
+    """It remembers who finds room: each pod asks twice, the second time when all others have asked."""
+    shared = tuple(
+        SharedCard(
+            device=DeviceID(str(i)), index=i, minor=i, memory=3 * BLOCK, cores_held=cores, memory_held=held * BLOCK
+        )
+        for i, (cores, held) in enumerate(held_of)
+    )
+    node = AdmissionNode(name=NodeName("a"), cards=shared)
+
+    def fails(containers: list[Amounts]) -> bool:
+        cards = [Card(3) for _ in held_of]
+        assert all(card.add(*some) for card, some in zip(cards, held_of, strict=True))
+        return fit(cards, containers) is None
+
+    expected = [(fails(containers), node.load) for containers in pods * 2]
+
+    assert expected == [rank(node, requests(containers)) for containers in pods * 2]
+    assert len({tuple(each) for each in pods}) == len(node.rooms)
+
+
+def test_a_node_remembers_room_for_a_limited_number_of_pods() -> None:
+    card = SharedCard(device=DeviceID("GPU-0"), index=0, minor=0, memory=64 * BLOCK, cores_held=50)
+    node = AdmissionNode(name=NodeName("a"), cards=(card,))
+    asked = [(cores, 1) for cores in range(1, 100)]
+
+    assert [cores > 50 for cores, _ in asked] == [rank(node, requests([each]))[0] for each in asked]
+    assert 0 < len(node.rooms) <= MOST_KEPT < len(asked)
 
 
 def test_an_annotation_that_is_no_list_of_numbers_counts_nothing() -> None:

@@ -3,7 +3,7 @@ How good each node is for what a pod asks for, scored again only for the nodes t
 
 What of a pod its score depends on is made once for each shape of machines, and what is left on a node when the node changes
 (`view`), so a score costs some microseconds. Where a score is a node's place among others, nodes are ranked anew for each
-question.
+question, which costs as much for each of them: what takes longer, the scorer remembers with what is left on the node.
 """
 
 from collections.abc import Collection, Sequence
