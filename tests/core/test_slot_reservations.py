@@ -3,9 +3,10 @@
 from collections.abc import Collection
 
 import msgspec
+import pytest
 from decision_support import NODE, node, pod
 from reservation_support import changed
-from slot_support import MIB, asks, holding, in_slots
+from slot_support import MIB, asks, holding, in_mig_mode, in_slots
 from unit_support import DGX, KUBELET, admitted
 
 from topoalign.core.admission.reserving import reserved_for
@@ -14,6 +15,7 @@ from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.reservations import Reservation
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.reserved_slots import amounts_reserved, answering_part, open_parts, untold_part
 from topoalign.core.sharing.reserved_units import ShareQuestion, with_reserved_shares
 from topoalign.core.state.fold import NodeState
@@ -69,18 +71,37 @@ def test_a_slot_that_is_given_is_held_once() -> None:
 
 
 def test_pods_that_are_swapped_swap_their_amounts() -> None:
-    """A kubelet does not tell equal pods apart: b has got what was reserved for a."""
-    state = node(in_slots(DGX))
-    one = reserved(state, "a", (1, 9_000))
-    other = msgspec.structs.replace(reserved(holding(state, (0, 20, 35_000)), "b", (1, 9_000)))
+    """A kubelet does not tell equal pods apart: b has got what was reserved for a. Half of each GPU is another amount."""
+    state = node(in_slots(in_mig_mode(DGX, [4_864], [9_856]), gpus=2))
+    asked = pod(asks(percentage=50, cores=60, name="c0"))
+    one, other = (
+        reserved_for(
+            f"uid-{name}", msgspec.structs.replace(asked, name=PodName(name)), admitted(now, asked, KUBELET), 60.0
+        )
+        for name, now in (("a", state), ("b", holding(state, (0, 60, 0))))
+    )
+    of_a, of_b = (each.containers[0].slots for each in (one, other))
+    assert [{2_432 * MIB}, {4_928 * MIB}] == [{each.memory for each in slots.values()} for slots in (of_a, of_b)]
+
+    (left,) = of(one, other).observe(gets(state, "b", tuple(of_a))).held(0.0)
+
+    assert ("a", of_b) == (left.pod, left.containers[0].slots)
+    assert tuple(of_b) == left.containers[0].devices[GPU]
+
+
+@pytest.mark.parametrize("machine", [in_slots(DGX), in_slots(in_mig_mode(DGX, [4_864], [9_856], [9_856]), gpus=3)])
+def test_a_pod_has_its_own_amount_by_a_slot_of_one_with_more_gpus(machine: Topology) -> None:
+    """b was aligned elsewhere, and got the slot of a instead of one of its own two."""
+    state = node(machine)
+    one = reserved(state, "a", (1, 3_000))
+    other = reserved(holding(state, (0, 20, 40_000)), "b", (2, 5_000))
     slots_of_a, slots_of_b = (each.containers[0].devices[GPU] for each in (one, other))
-    assert slots_of_a != slots_of_b
+    assert {*slots_of_a}.isdisjoint(slots_of_b)
 
-    after = of(one, other).observe(gets(state, "b", slots_of_a))
+    (left,) = of(one, other).observe(gets(state, "b", (*slots_of_a, slots_of_b[1]))).held(0.0)
 
-    (left,) = after.held(0.0)
-    assert ("a", slots_of_b) == (left.pod, left.containers[0].devices[GPU])
-    assert {*slots_of_b} == left.containers[0].slots.keys()
+    assert ("a", slots_of_b[:1]) == (left.pod, left.containers[0].devices[GPU])
+    assert {slots_of_b[0]: Amount(cores=20, memory=3_000 * MIB)} == left.containers[0].slots
 
 
 def test_slots_of_other_devices_in_a_reservation_are_passed_over() -> None:

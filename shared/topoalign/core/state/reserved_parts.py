@@ -11,10 +11,12 @@ import msgspec
 
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.events import ContainerUsage
+from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import CPU, GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.slot_amounts import offered_in_slots
 
 PodNames = tuple[Namespace, PodName]
 
@@ -38,6 +40,8 @@ class Swap(NamedTuple):
     resource: ResourceName
     taken: DeviceID
     instead: DeviceID
+    amount: Amount | None
+    """What the pod that it was reserved for will hold by `instead`, where that is a slot. None: an equal part."""
 
 
 def parts(reserved: ReservedContainer, uid: str) -> Iterator[Part]:
@@ -199,19 +203,29 @@ def swaps_of(
     What the pods to which the `shown` parts belong have got of what is reserved for others, and what is left for these. The
     others may have been heard of later. `known`: the swaps that were found before; `unsaid`: what of `shown` was shown
     before it was known by whom it is held.
+
+    By another slot a pod holds as much as by the one that was taken from it. A percentage is another amount of a GPU that
+    offers more or less: of such a GPU it holds what was reserved there for a pod with as many slots, because of pods that
+    ask for as many a registry binds only those beside one another that ask for the same.
     """
     given, pods = Given(state), {each.pod_uid: each for each in reservations}
-    used = {(each.resource, each.instead) for each in known}
+    used, offered = {(each.resource, each.instead) for each in known}, offered_in_slots(state.hardware)
     for uid, container, resource in sorted({(each.pod_uid, each.container, each.resource) for each in shown}):
         got = given.to(pods[uid], container).get(resource, set())
         own = [each.device for each in shown if (uid, container, resource) == each[:3] and each.device]
         taken = got.difference(own)
         left = [device for device in sorted(own) if device not in got and (resource, device) not in used]
+        amounts = {slot: amount for each in pods[uid].containers for slot, amount in each.slots.items()}
         for other in reservations:
-            for part in (part for reserved in other.containers for part in parts(reserved, other.pod_uid)):
+            for reserved, part in ((each, part) for each in other.containers for part in parts(each, other.pod_uid)):
                 is_taken = part.resource == resource and part.device in taken
                 if is_taken and (part not in shown or part in unsaid) and other.pod_uid != uid and left:
-                    yield Swap(other.pod_uid, resource, part.device, left.pop(0))
+                    instead = left.pop(0)
+                    is_alike = offered.get(base_of(part.device)) == offered.get(base_of(instead))
+                    is_as_many = len(reserved.devices.get(resource, ())) == len(own)
+                    follows_slot = is_as_many and not is_alike
+                    amount = amounts.get(instead) if follows_slot else reserved.slots.get(part.device)
+                    yield Swap(other.pod_uid, resource, part.device, instead, amount)
 
 
 def swapped(
@@ -223,7 +237,7 @@ def swapped(
         return tuple(reservations)
     every = [each for reservation in reservations for each in reservation.containers]
     functions = {device: addresses for each in every for device, addresses in each.virtual_functions.items()}
-    amounts = {slot: amount for each in every for slot, amount in each.slots.items()}
+    amounts = {(each.pod_uid, each.instead): each.amount for each in swaps}
 
     def after(uid: str, reserved: ReservedContainer) -> ReservedContainer:
         def now_of(name: ResourceName, device: DeviceID) -> DeviceID:
@@ -236,12 +250,13 @@ def swapped(
         )
         now = {device for ids in (*devices.values(), *companions.values()) for device in ids}
         kept = {**functions, **reserved.virtual_functions}
+        by_slot = {device: reserved.slots.get(device) or amounts.get((uid, device)) for device in now}
         return msgspec.structs.replace(
             reserved,
             devices=devices,
             companions=companions,
             virtual_functions={device: some for device, some in kept.items() if device in now},
-            slots={slot: amount for slot, amount in {**amounts, **reserved.slots}.items() if slot in now},
+            slots={slot: amount for slot, amount in by_slot.items() if amount is not None},
         )
 
     return tuple(
