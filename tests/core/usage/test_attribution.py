@@ -249,15 +249,16 @@ def on(row: str, device: str) -> bool:
 def test_every_process_is_shown_once_and_with_whom_the_rule_says(
     case: tuple[tuple[Allocation, ...], dict[str, tuple[GpuProcess, ...]]],
 ) -> None:
-    """The rule by hand, for each process: which containers of its pod hold the device, and is it one of them."""
+    """The rules by hand: what of a row is held by whom; which containers of a process's pod are these, is it one of them."""
     allocations, running = case
     found = shares(state_of(*allocations), *(use(row, *processes) for row, processes in running.items()))
 
+    for row, shown in found.items():
+        assert held_of(row, allocations) == [holder.devices for holder in shown.holders]
     for row, processes in running.items():
         shown = found[row]
-        listed = [
-            p.pid for of in (*(h.use for h in shown.holders), *(o.use for o in shown.others)) for p in of.processes
-        ]
+        uses = (*(holder.use for holder in shown.holders), *(other.use for other in shown.others))
+        listed = [p.pid for each in uses for p in each.processes]
         assert sorted(p.pid for p in processes) == sorted(listed)
         for p in processes:
             assert expected(p, allocations, row) == holder_shown(p, shown), p
@@ -266,6 +267,15 @@ def test_every_process_is_shown_once_and_with_whom_the_rule_says(
             if holder.use.memory is not None:
                 assert sum(m for m in told if m is not None) == holder.use.memory
                 assert None not in told
+
+
+def held_of(row: str, allocations: Sequence[Allocation]) -> list[tuple[str, ...]]:
+    """The devices of each container, the one first that was given some first."""
+    holders = dict[object, list[str]]()
+    for each in allocations:
+        if mine := [device for device in sorted(each.device_ids) if on(row, device)]:
+            holders.setdefault((each.pod_uid, each.owner or each.id), []).extend(mine)
+    return [*map(tuple, holders.values())]
 
 
 def expected(p: GpuProcess, allocations: Sequence[Allocation], row: str) -> set[object]:
