@@ -1,15 +1,25 @@
 """/metrics of a node tells what is given of each GPU and what is left of it, measured or not."""
 
+from collections.abc import Callable, Mapping
+
 import msgspec
 import pytest
 from decision_support import node
 from unit_support import CORES, DGX, MEMORY, holds, in_units
-from use_support import GIB, INSTANCES, MACHINE
+from use_node_support import TRAIN, Node
+from use_support import GIB, INSTANCES, MACHINE, NODE, UIDS, held
 
 from topoalign.allocator.division_families import Amounts, Row, hami, own, rows_of
 from topoalign.allocator.use_families import Family
+from topoalign.allocator.use_series import UseSeries
 from topoalign.core.model.allocations import Allocation, Owner
-from topoalign.core.model.events import AllocationGranted
+from topoalign.core.model.events import (
+    AllocationGranted,
+    DeviceHealth,
+    DeviceHealthChanged,
+    HealthState,
+    TopologyDiscovered,
+)
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import (
     GPU,
@@ -23,7 +33,7 @@ from topoalign.core.model.ids import (
 )
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import MEMORY_BLOCK, Offer, Slots
-from topoalign.core.state.divisions import divisions
+from topoalign.core.state.divisions import Division, divisions
 from topoalign.core.state.fold import NodeState
 
 GPU0 = DGX.gpus[0].id
@@ -139,3 +149,40 @@ def test_under_the_names_of_hamis_scheduler_percent_is_of_what_is_offered(offere
         found["hami_gpu_shared_count"],
         found["hami_node_gpu_memory_allocated_ratio"],
     )
+
+
+@pytest.mark.anyio
+async def test_gpus_are_counted_anew_when_what_is_there_held_or_healthy_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And not for what the kubelet says of its containers, nor for the same hardware."""
+    counted = list[NodeState]()
+
+    def counts(state: NodeState) -> Mapping[DeviceID, Division]:
+        counted.append(state)
+        return divisions(state)
+
+    monkeypatch.setattr("topoalign.core.state.divisions.divisions", counts)
+    allocator = Node(held(1, "GPU-0", of=TRAIN, uid=UIDS[0]))
+    ledger, bus = allocator.ledger, allocator.bus
+    series = UseSeries(ledger, bus, ())
+    fewer = msgspec.structs.replace(MACHINE, gpus=MACHINE.gpus[:2])
+    found = TopologyDiscovered(node=NODE, epoch=1, revision=2, boot_id="boot", source="nvml", topology=fewer)
+    ill = {DeviceID("GPU-1"): DeviceHealth(state=HealthState.UNHEALTHY)}
+    judged = DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=ill)
+
+    async def is_counted(change: Callable[[], object]) -> bool:
+        change()
+        before = len(counted)
+        pages = [b"".join([chunk async for chunk in each.write()]) for each in (series, UseSeries(ledger, bus, ()))]
+        assert pages[0] == pages[1]
+        return len(counted) - before == 2
+
+    assert [True, True, True, False, False, True] == [
+        await is_counted(lambda: None),
+        await is_counted(lambda: ledger.hear(judged)),
+        await is_counted(lambda: ledger.hear(found)),
+        await is_counted(lambda: ledger.hear(msgspec.structs.replace(found, revision=3))),
+        await is_counted(lambda: ledger.observe(containers=())),
+        await is_counted(lambda: ledger.release((AllocationID("a-1"),), "released")),
+    ]

@@ -62,7 +62,7 @@ class UseSeries:
         self._failing = False
         """Whether the newest measurement of our own failed."""
         self._rows: tuple[NodeState, Sequence[Row]] | None = None
-        """How GPUs were divided at the last scrape, and of which state that is."""
+        """How GPUs were divided when that was counted last, and of which state that is."""
 
     async def keep_watch(self, clock: Clock) -> None:
         """Makes a measurement every `SAMPLE_SECONDS` for as long as somebody holds an amount of memory, until cancelled."""
@@ -112,12 +112,15 @@ class UseSeries:
             yield use_families.text(use_families.hami(shares, hardware))
 
     def _divided(self) -> "Sequence[Row]":
-        """How each GPU is divided, counted anew when something has changed: a node may hold 20,000 units."""
+        """
+        How each GPU is divided. Counted anew when what is there, held or healthy has changed, and nothing else of the state:
+        a node may hold 20,000 units.
+        """
         from topoalign.allocator.division_families import rows_of
         from topoalign.core.state.divisions import divisions
 
         state = self._ledger.state
-        if self._rows is None or self._rows[0] is not state:
+        if self._rows is None or not has_same_devices(self._rows[0], state):
             self._rows = state, rows_of(divisions(state), state.hardware)
         return self._rows[1]
 
@@ -156,6 +159,11 @@ class UseSeries:
                 used=excess.holder.use.memory,
             )
         return self._watch.lasting
+
+
+def has_same_devices(had: "NodeState", state: "NodeState") -> bool:
+    """Whether two states of a node have one hardware, one health and one record, of which `NodeState.ownership` is made."""
+    return had.hardware is state.hardware and had.allocations is state.allocations and had.told is state.told
 
 
 def said(excess: "Excess") -> MemoryExcess:
