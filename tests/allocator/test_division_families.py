@@ -70,6 +70,18 @@ def test_who_has_all_units_of_computing_time_has_all_memory() -> None:
     assert (Amounts(100, SIZE, None), Amounts(0, 0, None)) == (found.asked, found.left)
 
 
+def test_no_more_memory_is_given_than_a_gpu_has() -> None:
+    """The halves of a container count as two while their owner is not known: all memory, and 4 blocks of it once more."""
+    state = node(in_units(DGX))
+    for name, resource, units in (("a", CORES, ids("c", 100)), ("b", MEMORY, ids("m", 4))):
+        half = Allocation(id=AllocationID(name), devices={resource: units})
+        event = AllocationGranted(node=state.node, epoch=state.epoch, seq=state.seq + 1, allocation=half)
+        state = state.apply(event)
+    found = first(state)
+
+    assert (2, Amounts(100, SIZE, None)) == (found.containers, found.asked)
+
+
 def test_a_whole_gpu_is_left_or_given_as_a_whole() -> None:
     plain = node(DGX)
 
