@@ -246,8 +246,8 @@ class Grants:
     ) -> Allocation:
         """Makes the allocation. Raises InvalidField for more than a container may have, and CompanionsLacking."""
         check_amount(self.state, resource, len(asked))
-        owned, hardware = self.state.ownership, self.state.hardware
-        ordered = in_order(hardware, resource, asked)
+        owned, ordered = self.state.ownership, in_order(self.state.hardware, resource, asked)
+        amounts = self.slots.amounts(resource, ordered)
         instead: tuple[DeviceID, ...] = ()
         if waiting is not None:
             companions = self.companions.left(waiting, new.gone)
@@ -263,9 +263,9 @@ class Grants:
                 cards=owned.cards_of(asked),
                 displaced=displaced,
                 companions=companions.ids,
-                slots={**self.slots.amounts(resource, ordered), **{s: made[s].amount for s in ordered if s in made}},
+                slots={**amounts, **{s: made[s].amount for s in ordered if s in made}},
                 instances={slot: made[slot].uuid for slot in ordered if slot in made},
-                meant_for=self.slots.meant_for(resource, ordered),
+                meant_for=self.slots.meant_for(resource, amounts),
                 denied=denied_pod(new.gone.values(), resource, ordered, listing),
             )
         )

@@ -200,9 +200,12 @@ class SlotGrants:
         reserved = self._amounts_moved(slots) or amounts_reserved(kept, now, resource, slots)
         return {slot: reserved.get(slot) or equal_part(hardware, base_of(slot)) for slot in slots}
 
-    def meant_for(self, resource: ResourceName, slots: Collection[DeviceID]) -> tuple[str, ...]:
-        """UIDs of the pods for which as much is reserved as a container gets by these; () of equal parts, and of others."""
-        amounts, hardware = self.amounts(resource, slots), self._state().hardware
+    def meant_for(self, resource: ResourceName, amounts: Mapping[DeviceID, Amount]) -> tuple[str, ...]:
+        """
+        UIDs of the pods for which as much is reserved as a container gets by these slots, `amounts` of them; () of equal
+        parts, and of others.
+        """
+        hardware = self._state().hardware
         if all(amount == equal_part(hardware, base_of(slot)) for slot, amount in amounts.items()):
             return ()
         return pods_meant(self._reserved(), self._clock.monotonic(), resource, amounts)
