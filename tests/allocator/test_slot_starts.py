@@ -201,6 +201,19 @@ async def test_containers_start_with_more_that_an_init_container_left() -> None:
         assert "" == await failure(it, "a")
 
 
+async def test_equal_pods_start_whose_init_containers_leave_some_of_their_slots() -> None:
+    """The one that comes first has what is reserved for the other one, and leaves it all of its own."""
+    async with slot_node() as (it, _):
+        pods = [it.asking(name, Ask(2, memory=1_000, cores=5), init=[Ask(memory=6_000, cores=30)]) for name in "ab"]
+        it.reserve_beside(*pods)
+
+        for pod in reversed(pods):
+            await admit(it, pod)
+
+        assert ("", "") == (await failure(it, "a"), await failure(it, "b"))
+        assert [{5, 30}, {5, 30}] == [{each.cores for each in it.held(name, "c1").values()} for name in "ab"]
+
+
 async def test_slots_do_not_start_while_it_is_not_known_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     async def away(seconds: float | None = None) -> Listing:
         raise KubeletAway("PodResources does not answer")

@@ -10,7 +10,8 @@ from topoalign.core import wire
 from topoalign.core.model.allocations import Allocation, MemoryBlock, Owner
 from topoalign.core.model.errors import Undecodable
 from topoalign.core.model.events import ContainerUsage, UsageObserved
-from topoalign.core.model.ids import CPU, ContainerName, Namespace, PodName, ResourceName
+from topoalign.core.model.holdings import Amount
+from topoalign.core.model.ids import CPU, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, KubeletRules
 from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
@@ -380,3 +381,30 @@ def test_what_was_held_by_nobody_known_is_swapped_once_that_is_known() -> None:
     known = holding(allocated("GPU-0", pod="b"))
     assert [(container("GPU-1"),)] == rest(state.observe(known, own=True))
     assert {"uid-a"} == {each.pod_uid for each in state.observe(known, own=True).held(100.0)}
+
+
+def with_slots(pod: str, large: str, small: str) -> Reservation:
+    """Of a pod whose app container takes a slot with more over from its init container, and has another one."""
+    amounts = {DeviceID(slot): Amount(cores=cores, memory=0) for slot, cores in ((large, 60), (small, 5))}
+    init, app = container(large, name="init"), container(large, small, name="app")
+    return reservation(
+        pod,
+        msgspec.structs.replace(init, role="init", slots={DeviceID(large): amounts[DeviceID(large)]}),
+        msgspec.structs.replace(app, slots=amounts),
+    )
+
+
+@pytest.mark.parametrize(("large", "small"), [("GPU-0", "GPU-1"), ("GPU-1", "GPU-0")])
+def test_a_slot_is_swapped_for_all_containers_and_for_as_much(large: str, small: str) -> None:
+    """Equal pods: b comes first and gets the slots of a."""
+    a, b = with_slots("a", f"{large}::0", f"{small}::0"), with_slots("b", f"{large}::1", f"{small}::1")
+    got = holding(allocated(f"{large}::0", f"{small}::0", pod="b", name="app"))
+    shown = listing(
+        CheckpointEntry(pod_uid="uid-b", container=ContainerName("init"), devices={GPU: ids(f"{large}::0")}),
+        CheckpointEntry(
+            pod_uid="uid-b", container=ContainerName("app"), devices={GPU: ids(f"{large}::0", f"{small}::0")}
+        ),
+    )
+
+    assert b.containers == after(a, b).observe(got, own=True).reservations[0].containers
+    assert b.containers == after(a, b).observe(shown).reservations[0].containers

@@ -204,25 +204,33 @@ def swaps_of(
     others may have been heard of later. `known`: the swaps that were found before; `unsaid`: what of `shown` was shown
     before it was known by whom it is held.
 
-    By another slot a pod holds as much as by the one that was taken from it. A percentage is another amount of a GPU that
-    offers more or less: of such a GPU it holds what was reserved there for a pod with as many slots, because of pods that
-    ask for as many a registry binds only those beside one another that ask for the same.
+    A slot is swapped for one with the same amount, if there is one, and once for all containers of a pod: a later one takes
+    it over from an init container. By another slot a pod holds as much as by the one that was taken from it. A percentage is
+    another amount of a GPU that offers more or less: of such a GPU it holds what was reserved there for a pod with as many
+    slots, because of pods that ask for as many a registry binds only those beside one another that ask for the same.
     """
     given, pods = Given(state), {each.pod_uid: each for each in reservations}
     used, offered = {(each.resource, each.instead) for each in known}, offered_in_slots(state.hardware)
+    lost = set[tuple[ResourceName, DeviceID]]()
     for uid, container, resource in sorted({(each.pod_uid, each.container, each.resource) for each in shown}):
         got = given.to(pods[uid], container).get(resource, set())
         own = [each.device for each in shown if (uid, container, resource) == each[:3] and each.device]
-        taken = got.difference(own)
+        taken = {device for device in got.difference(own) if (resource, device) not in lost}
         left = [device for device in sorted(own) if device not in got and (resource, device) not in used]
         amounts = {slot: amount for each in pods[uid].containers for slot, amount in each.slots.items()}
         for other in reservations:
             for reserved, part in ((each, part) for each in other.containers for part in parts(each, other.pod_uid)):
                 is_taken = part.resource == resource and part.device in taken
                 if is_taken and (part not in shown or part in unsaid) and other.pod_uid != uid and left:
-                    instead = left.pop(0)
+                    same = [device for device in left if amounts.get(device) == reserved.slots.get(part.device)]
+                    instead = (same or left)[0]
+                    left.remove(instead)
+                    taken.remove(part.device)
+                    used.add((resource, instead))
+                    lost.add((resource, part.device))
                     is_alike = offered.get(base_of(part.device)) == offered.get(base_of(instead))
-                    is_as_many = len(reserved.devices.get(resource, ())) == len(own)
+                    told = [each.devices.get(resource, ()) for each in other.containers]
+                    is_as_many = any(part.device in ids and len(ids) == len(own) for ids in told)
                     follows_slot = is_as_many and not is_alike
                     amount = amounts.get(instead) if follows_slot else reserved.slots.get(part.device)
                     yield Swap(other.pod_uid, resource, part.device, instead, amount)
