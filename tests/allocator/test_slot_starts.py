@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 from instance_node_support import instance_node
+from reservation_support import changed
 from share_support import DEFAULT, GPUS
 from slot_node_support import EACH, SLOTS, Ask, SlotNode, slot_node
 from slot_support import MIB
@@ -12,6 +13,7 @@ from topoalign.core.model.decisions import Admission
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, PodName
 from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.reservations import Reservation
 from topoalign.core.state.reservations import NodeReservations
 from topoalign.kubelet.grpc.client import FAILURES, KubeletAway, described
 
@@ -26,6 +28,12 @@ async def admit(it: SlotNode, pod: PodRequest) -> None:
     """The kubelet admits a pod; its containers start later, as when their images are pulled."""
     assert isinstance(await it.kubelet.admit(pod, f"uid-{pod.name}", start=False), Admission)
     await it.allocations.reconcile()
+
+
+def hear(it: SlotNode, *reservations: Reservation) -> None:
+    """The agent hears that just these pods are reserved for."""
+    live = it.ledger.state.allocations.keys()
+    it.reserved = NodeReservations().apply(changed(*reservations), 1, it.clock.monotonic(), live)
 
 
 async def failure(it: SlotNode, name: str) -> str:
@@ -324,6 +332,86 @@ async def test_an_equal_pod_whose_reservation_comes_late_starts_ever_after() -> 
         await it.start_agent(tasks)
 
         assert ("", "", "") == (first, again, await failure(it, "a"))
+
+
+async def test_a_pod_starts_whose_reservation_is_heard_after_it_was_refused() -> None:
+    """It was given what is reserved for an equal one, which is told the rest."""
+    async with slot_node() as (it, tasks):
+        pods = [it.asking(name, LARGE) for name in "ab"]
+        it.reserve_beside(*pods)
+        both = it.reserved.reservations
+        hear(it, *both[1:])
+        await admit(it, pods[0])
+        refused = await failure(it, "a")
+        hear(it, *both)
+        starts = [await failure(it, "a")]
+        await admit(it, pods[1])
+        starts.append(await failure(it, "b"))
+
+        it.reserved = NodeReservations()
+        await it.start_agent(tasks)
+
+        assert "they are reserved for 'default/b, container c0'" in refused
+        assert ["", "", "", ""] == [*starts, await failure(it, "a"), await failure(it, "b")]
+
+
+async def test_a_pod_starts_again_that_took_over_what_was_heard_of_late() -> None:
+    """Its app container has a slot that its init container was given before the reservation was heard."""
+    async with slot_node() as (it, tasks):
+        pods = [it.asking(name, SMALL, init=[LARGE]) for name in "ab"]
+        it.reserve_beside(pods[1])
+        assert isinstance(await it.kubelet.admit(pods[0], "uid-a", start=False), Admission)
+        it.reserve_beside(*pods)
+        await it.allocations.reconcile()
+        starts = [await failure(it, "a")]
+
+        it.reserved = NodeReservations()
+        starts.append(await failure(it, "a"))
+        await it.start_agent(tasks)
+
+        assert ["", "", ""] == [*starts, await failure(it, "a")]
+
+
+async def come_unread(it: SlotNode, monkeypatch: pytest.MonkeyPatch, pod: PodRequest, uid: str) -> None:
+    """A pod comes, and PodResources names it before the kubelet has written its checkpoint."""
+    before = await it.pod_resources.listing()
+    assert isinstance(await it.kubelet.admit(pod, uid, start=False), Admission)
+    now = await it.pod_resources.listing()
+    named = tuple(msgspec.structs.replace(each, pod_uid="") for each in now.holdings)
+    early = msgspec.structs.replace(now, holdings=named, parts=before.parts, checkpoint=before.checkpoint)
+
+    async def listing(seconds: float | None = None) -> Listing:
+        return early
+
+    with monkeypatch.context() as patched:
+        patched.setattr(it.pod_resources, "listing", listing)
+        await it.allocations.reconcile()
+
+
+async def test_a_pod_made_anew_starts_beside_what_its_former_self_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with slot_node() as (it, _):
+        former, pod = it.asking("a", Ask(2, memory=6_000, cores=60)), it.asking("a", SMALL)
+        it.reserve_beside(former)
+        (left,) = it.reserved.reservations
+        it.reserve_beside(pod)
+        (own,) = it.reserved.reservations
+        hear(it, left, msgspec.structs.replace(own, pod_uid="uid-new"))
+
+        await come_unread(it, monkeypatch, pod, "uid-new")
+
+        assert "" == await failure(it, "a")
+
+
+async def test_a_pod_made_anew_does_not_start_with_its_former_selfs_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with slot_node() as (it, _):
+        it.reserve_beside(it.asking("a", LARGE))
+
+        await come_unread(it, monkeypatch, it.asking("a", SMALL), "uid-new")
+        it.reserved = NodeReservations()
+
+        assert "they were reserved for another pod" in await failure(it, "a")
 
 
 async def test_an_init_container_that_was_robbed_does_not_start() -> None:

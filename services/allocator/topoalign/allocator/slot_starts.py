@@ -38,6 +38,8 @@ from topoalign.core.state.reservations import NodeReservations
 from topoalign.core.state.slot_amounts import equal_part, larger
 
 MIB = 2**20
+UNKNOWN = object()
+"""Of an allocation that was not judged."""
 
 
 class NotAsReserved(NoFit):
@@ -60,24 +62,30 @@ class SlotStarts:
     ) -> None:
         """`reserved`: what is reserved on the node now. `grants`: what the kubelet was told instead of it."""
         self._ledger, self._clock, self._reserved, self._grants = ledger, clock, reserved, grants
-        self._judged: dict[AllocationID, NotAsReserved | None] = {}
-        """What was found of an allocation when its owner became known."""
+        self._judged: dict[tuple[AllocationID, str], NotAsReserved | None] = {}
+        """
+        What was found of an allocation when its pod had this UID; empty: by its names alone, which a pod that is made anew
+        has as well.
+        """
         self._told = set[AllocationID]()
         """Those of which a refusal is recorded: each once, however often the kubelet tries to start the container."""
 
     def observe(self) -> None:
         """
         Judges the containers that have become known, and records which have what was reserved for them although that was
-        not known when they got it: their reservations end, and they may start again after that. Raises StateFault.
+        not known when they got it: their reservations end, and they may start again after that. A reservation may be heard
+        late, so one of which that is not known is judged each time. Raises StateFault.
         """
         live = self._ledger.state.allocations
-        for name in self._judged.keys() - live.keys():
+        for name in [each for each in self._judged if each[0] not in live]:
             del self._judged[name]
         self._told &= live.keys()
         for each in [*live.values()]:
-            if each.owner is not None and each.id not in self._judged and self._is_offered(each):
-                misfit = self._judged[each.id] = self._misfit(each)
-                if misfit is None and each.meant_for and self._is_reserved(each):
+            is_strange = each.meant_for or each.denied
+            is_doubted = is_strange or self._judged.get((each.id, each.pod_uid), UNKNOWN) is not None
+            if each.owner is not None and is_doubted and self._is_offered(each):
+                misfit = self._judge(each)
+                if misfit is None and is_strange and self._has_bounds(each):
                     self._ledger.bind([Binding(each.id, each.owner, each.pod_uid, each.displaced, as_reserved=True)])
 
     def check(self, devices: Sequence[DeviceID], listing: Listing | None) -> None:
@@ -91,10 +99,11 @@ class SlotStarts:
         for each in (live[name] for name in owned.overlapping(map(owned.holding, devices))):
             if each.device_ids.isdisjoint(devices):
                 continue
-            misfit, listed = self._judged.get(each.id), as_listed(each, listing)
-            if misfit is None and self._is_offered(each):
-                is_read = listing is not None and listing.checkpoint is not None
-                misfit = self._judged[each.id] = self._misfit(listed, is_read=is_read)
+            listed = as_listed(each, listing)
+            if self._is_offered(each):
+                misfit = self._judge(listed, is_read=listing is not None and listing.checkpoint is not None)
+            else:
+                misfit = self._judged.get((each.id, listed.pod_uid))
             if misfit is not None:
                 self._record(listed, misfit)
                 raise misfit
@@ -105,10 +114,21 @@ class SlotStarts:
             base_of(slot) in offers_in_slots(self._ledger.state.hardware) for slot in record.slots
         )
 
+    def _judge(self, record: Allocation, *, is_read: bool = False) -> NotAsReserved | None:
+        """
+        As `_misfit`. What was found before stays after the end of the reservations by which it was found, and goes where one
+        that was heard since tells that this container has what is reserved for it.
+        """
+        name, found = (record.id, record.pod_uid), self._misfit(record, is_read=is_read)
+        if (before := self._judged.get(name)) is None or (found is None and self._has_bounds(record)):
+            self._judged[name] = found
+            return found
+        return before
+
     def _misfit(self, record: Allocation, *, is_read: bool = False) -> NotAsReserved | None:
         """
-        What is wrong with the amounts of an allocation. `is_read`: whether the kubelet's checkpoint could be read, which
-        tells pods by their UIDs. Raises Unavailable where it is not known whose the allocation is.
+        What is wrong with the amounts of an allocation by what is reserved now. `is_read`: whether the kubelet's checkpoint
+        could be read, which tells pods by their UIDs. Raises Unavailable where it is not known whose the allocation is.
         """
         for resource, slots in record.devices.items():
             amounts = {slot: record.slots[slot] for slot in slots if slot in record.slots}
@@ -146,9 +166,17 @@ class SlotStarts:
             if slot not in instances and record.slots[slot] != equal_part(hardware, base_of(slot))
         ]
 
-    def _is_reserved(self, record: Allocation) -> bool:
-        """Whether something is reserved for the pod of this allocation."""
-        return any(is_of(each, record) for resource in record.devices for each, *_ in self._kept(resource))
+    def _has_bounds(self, record: Allocation) -> bool:
+        """Whether it is known how much is reserved for this very container, of a pod that is known by its UID."""
+        name = record.owner.container if record.owner is not None else None
+        return record.pod_uid != "" and all(
+            any(
+                is_of(each, record) and bounds_for(each, name, resource) is not None
+                for each, *_ in self._kept(resource)
+            )
+            for resource, slots in record.devices.items()
+            if not record.slots.keys().isdisjoint(slots)
+        )
 
     def _kept(self, resource: ResourceName) -> Iterator[tuple[Reservation, ReservedContainer, frozenset[DeviceID]]]:
         """What lasts of the reservations, and the slots by which each container has what is reserved for it."""

@@ -183,7 +183,10 @@ class AllocationBound(LedgerFact, frozen=True, kw_only=True, tag="AllocationBoun
     displaced: tuple[Displaced, ...] = ()
     """As `Allocation.displaced`, which this replaces: announced again without those that have ended."""
     as_reserved: bool = False
-    """Whether it holds by its slots what was reserved for it: `Allocation.meant_for` is empty from then on."""
+    """
+    Whether it holds by its slots what was reserved for it: `Allocation.meant_for` and `Allocation.denied` are empty from
+    then on.
+    """
 
 
 class AllocationReleased(LedgerFact, frozen=True, kw_only=True, tag="AllocationReleased"):

@@ -138,6 +138,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             pod_uid=event.pod_uid,
             displaced=event.displaced,
             meant_for=() if event.as_reserved or event.pod_uid in had.meant_for else had.meant_for,
+            denied="" if event.as_reserved else had.denied,
         )
         live = persistent(self.allocations).put(bound.id, bound)
         return self.followed(msgspec.structs.replace(self, allocations=live))
