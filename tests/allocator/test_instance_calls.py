@@ -133,7 +133,7 @@ async def test_a_recorded_call_that_fails_leaves_its_instance_to_the_next() -> N
         await it.clock.advance(0.2)
         ((_, record),) = it.ledger.state.allocations.items()
         await it.sweep()
-        it.ledger.grant = granted  # type: ignore[method-assign]
+        it.ledger.grant = granted  # type: ignore[method-assign]  # as it was
         it.see()
         (again,) = await it.allocations.allocate(GPU, [[slot]])
 
