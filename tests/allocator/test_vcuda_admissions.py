@@ -69,6 +69,7 @@ async def test_no_container_has_the_limits_of_another(seed: int) -> None:
             else:
                 await it.remove(name)
             await it.sweep()
+            await it.check(running)
             check_limits(it, running)
         for name in running:
             await it.drop(name)
