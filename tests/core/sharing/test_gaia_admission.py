@@ -203,3 +203,13 @@ def test_a_node_remembers_room_for_a_limited_number_of_pods() -> None:
 def test_an_annotation_that_is_no_list_of_numbers_counts_nothing() -> None:
     assert (0, 12, -1) == indexes("0,12,-1")
     assert () == indexes("0, 1") == indexes("") == indexes("1_0") == indexes("²")
+
+
+def test_an_annotation_with_a_number_beyond_64_bits_counts_nothing() -> None:
+    """The original cannot read it, and then leaves the other indexes out as well."""
+    promised = [
+        promise(nodes_of([("a", 200, 8, [(30, 1, text)])]), requests([(20, 1)])).predicate_gpu_idx
+        for text in ("1,9223372036854775807", "1,9223372036854775808", "1,-9223372036854775809", f"1,{'9' * 5000}")
+    ]
+
+    assert [{0: "1"}, {0: "0"}, {0: "0"}, {0: "0"}] == promised

@@ -18,7 +18,7 @@ from topoalign.core.sharing.gaia.admission import AdmissionNode, asks_for_gpu, p
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite
 
-INDEX = re.compile(r"[+-]?[0-9]+")
+INDEX = re.compile(r"[+-]?0*[0-9]{1,19}")
 NO_GPU = "no GPU device"
 NO_ROOM = "does not match with this node"
 OTHER_NODE = "already matched to another node"
@@ -125,9 +125,10 @@ def node_of(node: AdmissionNodeCase) -> AdmissionNode | None:
 
 
 def indexes(annotation: str) -> tuple[int, ...]:
-    """The indexes of cards in an annotation: `0,1`. Empty if one of them is no number."""
+    """The indexes of cards in an annotation: `0,1`. Empty if one of them is no number, or none of 64 bits."""
     texts = annotation.split(",")
-    return tuple(map(int, texts)) if all(map(INDEX.fullmatch, texts)) else ()
+    numbers = tuple(map(int, texts)) if all(map(INDEX.fullmatch, texts)) else ()
+    return numbers if all(-(2**63) <= number < 2**63 for number in numbers) else ()
 
 
 def request_of(amounts: Amounts) -> ShareRequest:
