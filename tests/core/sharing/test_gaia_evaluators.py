@@ -185,3 +185,10 @@ def test_memory_is_compared_with_the_first_card_after_all_cards() -> None:
     assert [3] == chosen(large, 20, 9 * BLOCK)
     with pytest.raises(MemoryAboveCard, match=f"has {4 * BLOCK}"):
         chosen(large, 20, 10 * BLOCK)
+
+
+@pytest.mark.parametrize("cores", [20, 100, 200])
+def test_a_machine_without_cards_has_none_to_give(cores: int) -> None:
+    """The original does not start there."""
+    with pytest.raises(evaluators.NoFreeCard):
+        chosen(tree_of(build([], []), []), cores)

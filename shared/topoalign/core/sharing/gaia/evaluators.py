@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard, ShareRequest
 from topoalign.core.sharing.gaia import BLOCK
-from topoalign.core.sharing.gaia.tree import GpuTree, Node
+from topoalign.core.sharing.gaia.tree import INTERNAL, GpuTree, Node
 from topoalign.core.sharing.refusals import (
     AmountMissing,
     MemoryAboveCard,
@@ -123,7 +123,7 @@ def usage(tree: GpuTree, node: Node) -> tuple[int, int, int, int]:
     cards = [tree.cards[member] for member in node.members]
     return (
         tree.available(node),  # the fewest free cards,
-        0 if node.children else cards[0].memory_left // BLOCK,  # then the least memory left, of cards,
+        cards[0].memory_left // BLOCK if node.level == INTERNAL else 0,  # then the least memory left, of cards,
         sum(card.processes for card in cards),  # then the fewest processes,
         min((card.minor for card in cards), default=0),  # then the lowest minor; the original leaves it to chance
     )
