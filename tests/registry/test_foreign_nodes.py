@@ -195,6 +195,18 @@ async def test_a_handshake_that_times_out_gives_the_node_free(world: World) -> N
         assert ("ContestedNode", "ContestedNode", "") == (has_cards, young, verdict(scheduling))
 
 
+async def test_a_handshake_at_the_end_of_time_is_a_young_one(world: World) -> None:
+    """Whoever may change a Node wrote it: the registry goes on, and HAMi has the node."""
+    await world.say(*world.says.all())
+    async with world.registry() as (scheduling, _):
+        await add_hami_node(world)
+        await annotate(world, OTHER, allocatable=0, handshake="Requesting_9999-12-31 23:59:59")
+        await world.clock.advance(2 * LOOK_SECONDS)
+        shown = (await get(world, scheduling, f"/v1/nodes/{OTHER}"))["hami"]
+
+        assert ("ForeignNode", "live") == (verdict(scheduling, OTHER), shown["liveness"])
+
+
 async def test_a_pod_of_hami_keeps_the_node_although_hami_is_gone(world: World) -> None:
     """Its container has a part of a card, which the agent does not know: the card would be given out whole."""
     await world.say(*world.says.all())

@@ -17,7 +17,7 @@ import msgspec
 REQUESTING = "Requesting"
 PATIENCE = timedelta(seconds=60)
 """A younger request shows a healthy node."""
-_TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}) ([0-9]{1,2}):([0-9]{2}:[0-9]{2})([.,][0-9]+)?")
+_TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}) ([0-9]{1,2}):([0-9]{2}:[0-9]{2}(?:[.,][0-9]+)?)")
 
 
 class NodeHealth(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ def check_handshake(handshake: str | None, allocatable: int, now: datetime) -> N
     if handshake is None or REQUESTING not in handshake:
         return NodeHealth(healthy=True, refresh=True)
     asked = _time_of(handshake)
-    return NodeHealth(healthy=asked is None or now < asked + PATIENCE or allocatable > 0, refresh=False)
+    return NodeHealth(healthy=asked is None or now - asked < PATIENCE or allocatable > 0, refresh=False)
 
 
 def _time_of(handshake: str) -> datetime | None:
