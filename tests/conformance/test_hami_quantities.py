@@ -35,6 +35,7 @@ def request(count: int = 1, memory: int = 0, percent: int = UNSET, cores: int = 
         ({"gpu": 1, "percentage": "0.5"}, request(percent=100)),
         ({"gpu": 1, "gpucores": "200"}, request(percent=100, cores=200)),
         ({"gpu": 1, "gpucores": "2.5"}, request(percent=100)),
+        ({"gpu": (1 << 32) + 1, "gpucores": (1 << 31) + 30}, request(percent=100, cores=30 - (1 << 31))),
     ],
 )
 def test_what_is_no_plain_integer_or_too_much_is_nothing(amounts: dict[str, int | str], expected: CardRequest) -> None:
@@ -61,8 +62,9 @@ def test_a_limit_counts_before_a_request_even_if_it_is_none() -> None:
     ("text", "value"),
     [
         ("0", 0), ("-12", -12), ("+12", 12), ("64Gi", 64 << 30), ("2k", 2000), ("1.5k", 1500), ("1.50k", 1500),
-        ("1e3", 1000), ("1E2", 100), ("1.5e1", 15), ("1E", 10**18), ("1Ei", 1 << 60), ("16.Gi", 16 << 30),
-        ("16.0Gi", None), ("2.0", None), ("2000m", None), ("1.5", None), ("10e-1", None), ("1000000u", None), ("8Ei", None),
+        ("1e3", 1000), ("1E2", 100), ("1.5e1", 15), ("1E", 10**18), ("16.Gi", 16 << 30), ("99Ti", 99 << 40),
+        ("100Ti", None), ("1Pi", None), ("1Ei", None), ("10E", None), ("1000000000000000000", None), ("16.0Gi", None),
+        ("2.0", None), ("2000m", None), ("1.5", None), ("10e-1", None), ("1000000u", None), ("8Ei", None),
         ("x", None), ("1.0005k", None), ("", None), ("--1", None),
     ],
 )  # fmt: skip

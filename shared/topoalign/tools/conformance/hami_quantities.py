@@ -11,19 +11,27 @@ Source: HAMi 4707fb02, GenerateResourceRequests; k8s.io/apimachinery, Quantity.A
 import re
 from collections.abc import Mapping
 
+import msgspec
+
 from topoalign.core.demand.card_requests import NO_DEFAULTS, CardRequest, Defaults, card_request
 from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.topology.offers import Slots
-from topoalign.kubelet.files.quantities import exact
 
 Amounts = Mapping[ResourceName, int | str]
 """Quantities as in a manifest."""
 
 NAMES = Slots()
-LARGEST_MEMORY = (1 << 31) - 1
-"""MiB."""
-FORM = re.compile(r"[+-]?[0-9]*(?:\.(?P<places>[0-9]*))?(?:[eE](?P<exponent>[+-]?[0-9]+)|(?P<suffix>.*))")
-DECIMAL_PLACES = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+INT32 = (1 << 31) - 1
+"""The most that HAMi counts: MiB of memory, cards and cores."""
+INT64 = (1 << 63) - 1
+FORM = re.compile(
+    r"(?P<sign>[+-]?)0*(?P<whole>[0-9]*)(?:\.(?P<places>[0-9]*))?"
+    r"(?:(?P<binary>[KMGTPE])i|(?P<decimal>[kMGTPE]?)|[eE](?P<exponent>[+-]?[0-9]{1,3}))"
+)
+BINARY = {prefix: 10 * power for power, prefix in enumerate("KMGTPE", 1)}
+DECIMAL = {prefix: 3 * power for power, prefix in enumerate(("", *"kMGTPE"))}
+DECIMAL_DIGITS, BINARY_DIGITS = 18, 14
+"""How many digits a plain integer has at most, those after the point included; `Gi` counts as 9, three for each 2^10."""
 
 
 def read_request(limits: Amounts, requests: Amounts, defaults: Defaults = NO_DEFAULTS) -> CardRequest:
@@ -33,28 +41,39 @@ def read_request(limits: Amounts, requests: Amounts, defaults: Defaults = NO_DEF
     memory = first.get(NAMES.memory, 0)
     if first.get(GPU) is None or memory is None:
         return CardRequest()
-    if not 0 <= memory <= LARGEST_MEMORY // max(defaults.memory_factor, 1):
+    if not 0 <= memory <= INT32 // max(defaults.memory_factor, 1):
         return CardRequest()
     said, asked = (
         {name: value for name, value in each.items() if value is not None and first[name] is not None} for each in read
     )
-    return card_request(GPU, NAMES, said, asked, defaults)
+    found = card_request(GPU, NAMES, said, asked, defaults)
+    return msgspec.structs.replace(found, count=as_int32(found.count), cores=as_int32(found.cores))
+
+
+def as_int32(number: int) -> int:
+    """What is left of a number in 32 bits, as HAMi keeps numbers of cards and cores: 2^32 + 1 is 1."""
+    return (number + INT32 + 1) % (1 << 32) - INT32 - 1
 
 
 def plain_integer(amount: int | str) -> int | None:
     """
     The value of a quantity that Kubernetes keeps as a plain integer; None for every other.
 
-    `64Gi`, `2k` and `1.5k` are plain. `16.0Gi` is not, for it has a point before a binary suffix, and neither are
-    `2000m` and `2.0`, whose last place is below one.
+    `64Gi`, `2k` and `1.5k` are plain. `16.0Gi` is not, for it has places after a point and a binary suffix, and neither are
+    `2000m` and `2.0`, whose last place is below one. `1Pi` has too many digits: its own and 15 of the suffix.
     """
     if isinstance(amount, int):
         return amount
-    value, form = exact(amount.lstrip("+-")), FORM.fullmatch(amount)
-    if value is None or form is None or value.denominator != 1:
+    form = FORM.fullmatch(amount)
+    if form is None or not amount:
         return None
-    places, suffix = len(form["places"] or ""), form["suffix"] or ""
-    shift = int(form["exponent"] or 0) or DECIMAL_PLACES.get(suffix, 0 if suffix.endswith("i") else -1)
-    if shift < places:
+    whole, places, sign = form["whole"], form["places"] or "", -1 if form["sign"] == "-" else 1
+    if form["binary"]:
+        power = BINARY[form["binary"]]
+        plain = not places and len(whole or "0") + power * 3 // 10 <= BINARY_DIGITS
+        return sign * (int(whole or "0") << power) if plain else None
+    shift = int(form["exponent"]) if form["exponent"] else DECIMAL[form["decimal"]]
+    if shift < len(places) or len((whole or "0") + places) > DECIMAL_DIGITS:
         return None
-    return -int(value) if amount.startswith("-") else int(value)
+    value = int(whole + places or "0") * 10 ** (shift - len(places))
+    return sign * value if value <= INT64 else None
