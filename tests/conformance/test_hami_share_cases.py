@@ -49,6 +49,17 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         {"scores": []},
     ),
     (
+        "gpu_pair_score",
+        {
+            "gpus": [
+                {"uuid": "a", "index": 0, "links": {"1": [{"pcie": "SameCPU"}, {"nvlinks": 2}]}},
+                {"uuid": "b", "index": 1, "links": {"0": [{"type": "P2PLinkSameBoard"}, {"nvlinks": 2}]}},
+            ]
+        },
+        {"scores": [{"uuid": "a", "score": {"b": 220}}, {"uuid": "b", "score": {"a": 260}}]},
+        {"scores": []},
+    ),
+    (
         "mig_place",
         {"profiles": [{"name": "2g", "placements": [{"start": 0, "size": 2}]}], "requests": ["2g", "2g"]},
         {"placements": [{"profile": "2g", "start": 0, "size": 2}]},

@@ -76,18 +76,15 @@ class Answer(msgspec.Struct, frozen=True):
     allocations: list[Allocation] | UnsetType = UNSET
 
 
-class GpuLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """NVLinks between two cards."""
-
-    nvlinks: int
-
-
 class Gpu(msgspec.Struct, frozen=True):
-    """A card with its links, by the index of the other card."""
+    """
+    A card with its links, by the index of the other card: a number of `nvlinks`, or under any other key upstream's name of a
+    path over PCIe.
+    """
 
     uuid: str
     index: int
-    links: dict[int, list[GpuLink]] = {}
+    links: dict[int, list[dict[str, int | str]]] = {}
 
 
 class LinkInput(msgspec.Struct, frozen=True):

@@ -1,10 +1,11 @@
 """The suites `hami/…` about which cards a pod gets: scores, order, fit, topology, MIG, quota and the node."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET
 
 from topoalign.core.demand.quantities import largest_moment
+from topoalign.core.model.errors import Undecodable
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.topology.mig import MigPlacement, place_of
 from topoalign.core.model.topology.offers import Slots
@@ -14,9 +15,10 @@ from topoalign.core.sharing.hami.order import ScoredCard, sort_key, walk
 from topoalign.core.sharing.hami.place import NodeCards, Placed, PodShares, place
 from topoalign.core.sharing.hami.scores import device_score, node_score
 from topoalign.core.sharing.hami.selection import read_rules
-from topoalign.core.sharing.hami.topology import GpuLinks, link_scores
+from topoalign.core.sharing.hami.topology import GpuLink, GpuLinks, link_scores
 from topoalign.core.sharing.quotas import OverQuota, check_quota, lowest_limits, total
 from topoalign.kubelet.files.resource_quota import limits_of
+from topoalign.tools.conformance.gpuallocator import PCIE
 from topoalign.tools.conformance.hami_cases import Case, Share, close_to, suite
 from topoalign.tools.conformance.hami_decision_cases import (
     Allocation,
@@ -41,6 +43,7 @@ from topoalign.tools.conformance.hami_decision_cases import (
 )
 from topoalign.tools.conformance.suite import Suite
 
+PCIE_PREFIX = "P2PLink"
 NAMES = Slots()
 """What quotas call memory and cores where nobody has renamed them."""
 
@@ -88,11 +91,21 @@ def gpu_pair_score(case: LinkInput, _: LinkExpected) -> LinkExpected:
         GpuLinks(
             uuid=gpu.uuid,
             index=gpu.index,
-            links={index: tuple(link.nvlinks for link in links) for index, links in gpu.links.items()},
+            links={index: tuple(map(link_of, links)) for index, links in gpu.links.items()},
         )
         for gpu in case.gpus
     ]
     return LinkExpected([UuidScores(each.uuid, dict(each.score)) for each in link_scores(gpus)])
+
+
+def link_of(link: Mapping[str, int | str]) -> GpuLink:
+    """One link of a case: `{"nvlinks": 2}`, or `{"pcie": "SameCPU"}`. Raises Undecodable."""
+    match list(link.items()):
+        case [("nvlinks", int(nvlinks))]:
+            return nvlinks
+        case [(_, str(name))] if (known := PCIE_PREFIX + name.removeprefix(PCIE_PREFIX)) in PCIE:
+            return PCIE[known]
+    raise Undecodable("a link", "neither a number of nvlinks nor a path over PCIe")
 
 
 def mig_place(case: MigInput, expect: MigExpected) -> MigExpected:
