@@ -98,6 +98,12 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         {"chosen_node_any_of": ["m"]},
     ),
     (
+        "place",
+        {"nodes": {"n": {"devices": [CARD]}}, "containers": [[{**REQUEST, "vendor": "AMD"}]], "node_policy": "spread"},
+        {"fits": {}, "failed": {"n": "Device type not found"}, "chosen_node_any_of": []},
+        {"failed": {"n": "NodeInsufficientDevice"}},
+    ),
+    (
         "handshake",
         {"now": "2026-01-01 00:00:00", "handshake": None},
         {"healthy": True, "refresh_devices": True},

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import msgspec
 
 from topoalign.core.demand.card_requests import CardRequest
+from topoalign.core.demand.hami_names import VENDOR
 from topoalign.core.model.topology.mig import find_place
 from topoalign.core.sharing.hami.choice import choose_cards, score_cards
 from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit
@@ -30,6 +31,8 @@ from topoalign.core.sharing.hami.usage import MIB, CardShare, CardUsage, with_sh
 
 INSUFFICIENT = "NodeInsufficientDevice"
 """The reason of a node with fewer cards than one container asks for."""
+UNKNOWN_VENDOR = "Device type not found"
+"""The reason for cards of a vendor that nobody has registered."""
 
 
 class NodeCards(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +87,8 @@ def _serve(
     for request in requests:
         if request.count <= 0:
             continue
+        if request.vendor != VENDOR:
+            return Unfit(UNKNOWN_VENDOR)
         its = [each for each in scored if request.vendor.lower() in each.card.type.lower()]
         if len(its) < request.count and not _takes_instances(its, rules):
             return Unfit(INSUFFICIENT)
