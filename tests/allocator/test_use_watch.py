@@ -4,11 +4,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
+import msgspec
 import pytest
 from slot_support import in_slots
 from structlog.testing import capture_logs
 from use_node_support import INFER, TRAIN, Node
-from use_support import GIB, MACHINE, SHARED, UIDS, held, in_pod, measurement, process, use
+from use_support import GIB, MACHINE, SHARED, UIDS, held, in_pod, measurement, owner, process, use
 
 from topoalign.allocator.use_series import UseSeries
 from topoalign.core.model.errors import DriverFault
@@ -75,6 +76,17 @@ async def test_an_excess_is_told_and_ended_although_nobody_scrapes() -> None:
 
     assert [0, 0, 1, 1, 0, 0] == told
     assert ["a container uses more memory of a GPU than it was given"] == [each["event"] for each in logs]
+
+
+async def test_the_log_names_a_container_with_long_names_whole() -> None:
+    """Pods of one controller differ in the last characters of their names."""
+    pod = "serve-" * 20 + "x7k2p"
+    node = Watched(msgspec.structs.replace(UNITS, owner=owner(pod)))
+    with capture_logs() as logs:
+        async with node.answering(), node.watching():
+            await node.clock.advance(45)
+
+    assert [f"ml/{pod} main"] == [each["container"] for each in logs]
 
 
 async def test_nothing_is_measured_while_nobody_holds_an_amount() -> None:

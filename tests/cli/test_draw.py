@@ -2,8 +2,9 @@
 
 import re
 from io import BytesIO
-from itertools import combinations
+from itertools import combinations, product
 
+import msgspec
 import pytest
 from defusedxml import ElementTree
 from draw_support import (
@@ -33,8 +34,8 @@ from topoalign.cli.draw.png import SCALE, png
 from topoalign.cli.draw.scene import Box, Line, Text, fitted, text_width, wrapped
 from topoalign.cli.draw.svg import svg
 from topoalign.cli.draw.text import MARKS, text
-from topoalign.core.model.events import DeviceHealth, HealthState
-from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.events import DeviceHealth, HealthState, Owner
+from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.topology.links import Link
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, PciBridge, Topology
@@ -83,6 +84,26 @@ def test_holders_have_a_colour_and_a_letter_and_stand_in_the_legend() -> None:
     assert (palette.HOLDERS[1], palette.HOLDERS[2], palette.PLACE) == (fills["GPU6"], fills["GPU7"], fills["GPU5"])
     assert {"ml/train/main", "ml/tune/main", "research/notebook/main", "free", "unhealthy", "cordoned"} <= set(texts)
     assert (9, 3, 2) == tuple(texts.count(letter) for letter in "ABC")
+
+
+@pytest.mark.parametrize("length", [60, 230, 253])
+def test_containers_with_long_names_are_told_apart(length: int) -> None:
+    """Pods of one controller differ in the last characters of their names, containers of one pod in those behind."""
+    pods = [f"{'serve-' * 50}"[: length - 6] + f"-{number}" for number in (30001, 30002)]
+    held = [
+        msgspec.structs.replace(
+            allocation(pod, [f"GPU-{number}"]),
+            id=AllocationID(f"{number}"),
+            owner=Owner(namespace=Namespace("n" * 63), pod=PodName(pod), container=ContainerName(name)),
+        )
+        for number, (pod, name) in enumerate(product(pods, ("c" * 62 + "0", "c" * 62 + "1")))
+    ]
+    diagram = diagram_of("x", Topology(gpus=gpus(4)), held)
+    texts = [item.text for item in scene_of(diagram).items if isinstance(item, Text)]
+
+    check_scene(scene_of(diagram), Topology(gpus=gpus(4)))
+    assert 4 == len(diagram.holders)
+    assert all(f"{'n' * 63}/{pod}/{'c' * 62}{last}" in "".join(texts) for pod in pods for last in "01")
 
 
 def test_a_legend_is_only_of_what_can_be_seen() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from topoalign.core.model.allocations import OWNER_CHARACTERS
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.topology.mig import free_placements, occupied
@@ -40,7 +41,7 @@ def holder_text(held: HeldParts) -> str:
     owner = held.owner
     name = "?" if owner is None else f"{owner.namespace}/{owner.pod}/{owner.container}"
     lost = ", its MIG instance is gone" if held.lost else ""
-    return f"{clean(name, 200)}: {parts_text(held.parts)}{lost}"
+    return f"{clean(name, OWNER_CHARACTERS)}: {parts_text(held.parts)}{lost}"
 
 
 def document(division: Division) -> dict[str, object]:

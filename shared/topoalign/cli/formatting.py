@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from topoalign.cli import output
 from topoalign.cli.divisions import parts_text
 from topoalign.cli.quantities import binary
+from topoalign.core.model.allocations import OWNER_CHARACTERS
 from topoalign.core.model.decisions import Alignment, Considered, Decision, Explanation, Refusal
 from topoalign.core.model.errors import clean
 from topoalign.core.model.events import Allocation, MemoryBlock, Owner
@@ -33,7 +34,7 @@ SCORES = (
 
 def owner(of: Owner | None) -> str:
     """`namespace/pod/container`."""
-    return "not known yet" if of is None else clean(f"{of.namespace}/{of.pod}/{of.container}", 200)
+    return "not known yet" if of is None else clean(f"{of.namespace}/{of.pod}/{of.container}", OWNER_CHARACTERS)
 
 
 def numa(nodes: Sequence[int] | None) -> str:

@@ -7,21 +7,22 @@ from topoalign.cli.draw import palette
 from topoalign.cli.draw.device import key
 from topoalign.cli.draw.devices import cordon, hatching
 from topoalign.cli.draw.diagram import Diagram
-from topoalign.cli.draw.scene import FAINT, INK, Box, Item, Text, fitted, text_width, wrapped
+from topoalign.cli.draw.scene import FAINT, INK, Box, Item, Text, broken, text_width, wrapped
 
 SWATCH = Box(0, 0, 26, 16, "swatch", stroke=INK)
 ROW, NOTE, SIZE = 24.0, 18.0, 11.5
-LONGEST = 420.0
-"""Of one entry; a longer name is cut, and whole where someone points at the device."""
 
 
 def legend_items(diagram: Diagram, notes: Iterable[str], x: float, y: float, width: float) -> tuple[list[Item], float]:
-    """The legend from (x, y) on, and where it ends. Entries follow one another like words, in rows."""
+    """
+    The legend from (x, y) on, and where it ends. Entries follow one another like words, in rows. A name is never cut,
+    because pods of one controller differ at their end: one that is wider than the drawing has several lines.
+    """
     items: list[Item] = []
     at, bottom = x, y
     for swatch, letter, label in entries(diagram):
-        shown = fitted(label, min(LONGEST, width - SWATCH.w - 8), SIZE)
-        wide = SWATCH.w + 8 + text_width(shown, SIZE)
+        lines = broken(label, width - SWATCH.w - 8, SIZE)
+        wide = SWATCH.w + 8 + text_width(lines[0], SIZE)
         if at > x and at + wide > x + width:
             at, bottom = x, bottom + ROW
         box = replace(swatch, x=at, y=bottom)
@@ -29,9 +30,10 @@ def legend_items(diagram: Diagram, notes: Iterable[str], x: float, y: float, wid
         items += hatching(box) if label == "unhealthy" else cordon(box) if label == "cordoned" else ()
         items += [
             Text(box.middle, bottom + 12.5, letter, SIZE, bold=True, anchor="middle"),
-            Text(box.right + 8, bottom + 12.5, shown, SIZE),
+            *(Text(box.right + 8, bottom + 12.5 + i * NOTE, line, SIZE) for i, line in enumerate(lines)),
         ]
         at += wide + 24
+        bottom += NOTE * (len(lines) - 1)
     bottom += SWATCH.h if at > x else -SWATCH.h / 2
     for note in notes:
         for line in wrapped(note, width, SIZE):

@@ -109,6 +109,16 @@ def fitted(text: str, width: float, size: float, bold: bool = False) -> str:
     return text + "…"
 
 
+def broken(text: str, width: float, size: float) -> list[str]:
+    """The text in lines no wider than this, broken anywhere: it is whole."""
+    lines = [""]
+    for character in text:
+        if lines[-1] and text_width(lines[-1] + character, size) > width + 0.01:
+            lines.append("")
+        lines[-1] += character
+    return lines
+
+
 def wrapped(text: str, width: float, size: float) -> list[str]:
     """The text in lines no wider than this, broken at blanks."""
     lines: list[str] = []

@@ -42,6 +42,10 @@ class Owner(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Name of the container within the pod."""
 
 
+OWNER_CHARACTERS = 400
+"""Of an owner as text: its three names have 63, 253 and 63, and pods of one controller differ in their last ones."""
+
+
 class MemoryBlock(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Memory or hugepages of one size, from a group of NUMA nodes."""
 

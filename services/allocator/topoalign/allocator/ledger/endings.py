@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from topoalign.core.model.allocations import OWNER_CHARACTERS
 from topoalign.core.model.errors import clean
 from topoalign.core.model.events import Allocation, AllocationGranted, AllocationReleased, LedgerEvent, Owner
 from topoalign.core.model.ids import AllocationID
@@ -72,4 +73,6 @@ def names_of(allocation: Allocation) -> set[str]:
 
 def titled(owner: Owner | None) -> str:
     """The text that names a container in logs, readiness and explanations: `NAMESPACE/POD CONTAINER`."""
-    return "a container not known yet" if owner is None else clean(f"{owner.namespace}/{owner.pod} {owner.container}")
+    if owner is None:
+        return "a container not known yet"
+    return clean(f"{owner.namespace}/{owner.pod} {owner.container}", OWNER_CHARACTERS)
