@@ -1,14 +1,18 @@
 """gpu-manager's display: the tree of GPUs as text, and who uses them, in its fields and units."""
 
+import re
+
 import msgspec
 import pytest
+from slot_support import in_slots
+from unit_support import CORES, MEMORY, in_units
 from use_support import GIB, MACHINE, NODE, SHARED, UIDS, held, in_pod, measurement, on_host, owner, process, use
 
 from topoalign.core.model.events import Allocation, AllocationsSnapshot, DeviceHealth, HealthState
-from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.topology.links import Link, PcieClass
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.offers import Offer
+from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.state.fold import NodeState, announced
 from topoalign.core.usage.attribution import shares_of
 from topoalign.core.usage.gaia_display import Devices, bus_id, graph_of, usages_of
@@ -49,9 +53,12 @@ def graph(state: NodeState, *uses: object) -> str:
 
 def test_the_graph_is_the_tree_with_what_is_left_of_each_card() -> None:
     """GPU-0 is held whole, GPU-2 in slices of time, of which nobody knows how much they are."""
+    whole, sliced = tuple(FOUR.gpus[n].id for n in (0, 1, 3)), (FOUR.gpus[2].id,)
+    offers = (Offer(resource=GPU, devices=whole), Offer(resource=SHARED, devices=sliced, replicas=2))
     state = node(
         held(1, "GPU-0", of=owner("train"), uid=UIDS[0]),
         held(2, "GPU-2::0", of=owner("infer"), uid=UIDS[1], resource=SHARED),
+        machine=msgspec.structs.replace(FOUR, offers=offers),
     )
     none = "pids: [], usedMemory: 0, totalMemory: 0, allocatableCores: 0, allocatableMemory: 0"
     total = 80 * GIB
@@ -93,6 +100,54 @@ def test_a_card_of_which_a_slice_is_held_is_not_free() -> None:
 
 def test_a_card_that_may_not_be_given_is_not_counted() -> None:
     assert graph(node(ailing="GPU-1"), *USED).startswith("ROOT:3\n")
+
+
+def left(state: NodeState, gpu: int) -> tuple[int, int]:
+    """Cores and memory of a card, as the graph tells them."""
+    (line,) = [line for line in graph(state, *USED).splitlines() if f"---GPU{gpu} " in line]
+    cores, memory = re.findall(r"allocatable[A-Z][a-z]+: ([0-9]+)", line)
+    return int(cores), int(memory)
+
+
+def test_of_a_scaled_card_in_slots_what_may_be_given_is_left() -> None:
+    """Of 200 cores and 160 GiB in four slots: a quarter each, as `gpu list` says."""
+    machine = in_slots(FOUR, 4, 2, Slots(memory_scaling=2.0, core_scaling=2.0))
+    state = node(held(1, "GPU-0::0", of=owner("a"), uid=UIDS[0], resource=GPU), machine=machine)
+
+    assert [(150, 120 * GIB), (200, 160 * GIB)] == [left(state, gpu) for gpu in (0, 1)]
+
+
+def test_of_a_card_in_units_without_cores_or_memory_nothing_is_left() -> None:
+    """Whoever gets some of one needs some of the other."""
+    cores = [f"GPU-0::c{n}" for n in range(100)]
+    memory = [f"GPU-1::m{n}" for n in range(320)]
+    state = node(
+        held(1, *cores, of=owner("a"), uid=UIDS[0], resource=CORES),
+        held(2, *memory, of=owner("b"), uid=UIDS[1], resource=MEMORY),
+        machine=in_units(FOUR, 3),
+    )
+
+    assert [(0, 0), (0, 0), (100, 80 * GIB)] == [left(state, gpu) for gpu in range(3)]
+
+
+@pytest.mark.parametrize("way", ["whole", "units", "slots", "slices"])
+def test_of_a_card_that_may_not_be_given_nothing_is_left(way: str) -> None:
+    slices = (Offer(resource=SHARED, devices=(FOUR.gpus[0].id,), replicas=2),)
+    machines = {
+        "whole": FOUR,
+        "units": in_units(FOUR, 4),
+        "slots": in_slots(FOUR, 4),
+        "slices": msgspec.structs.replace(FOUR, offers=slices),
+    }
+
+    assert (100, 80 * GIB) == left(node(machine=machines[way]), 0)
+    assert (0, 0) == left(node(machine=machines[way], ailing="GPU-0"), 0)
+
+
+def test_of_a_card_in_mig_mode_without_instances_nothing_is_left() -> None:
+    gpus = (msgspec.structs.replace(FOUR.gpus[0], mig=()), *FOUR.gpus[1:])
+
+    assert (0, 0) == left(node(machine=msgspec.structs.replace(FOUR, gpus=gpus)), 0)
 
 
 def test_cards_of_which_no_ancestor_is_known_hang_below_the_root() -> None:

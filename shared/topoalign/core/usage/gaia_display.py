@@ -9,21 +9,24 @@ The tree is that of Gaia's evaluators (`core.sharing.gaia.tree`). A line for eac
     |   |---GPU1 (pids: [], usedMemory: 0, totalMemory: 85899345920, allocatableCores: 100, allocatableMemory: 85899345920)
 
 `aval` counts the cards below a node that nobody holds anything of. Memory is in bytes, and what is used is that of the
-processes. Nodes stand before others of a higher level, then by `aval`, then by their first card.
+processes. What is left of a card in units or slots may be more than the card has, where it is scaled; nothing is left of
+one that may not be given. Nodes stand before others of a higher level, then by `aval`, then by their first card.
 
-What is not known is 0, because the form has no other word for it. A card with MIG instances is divided by them and not by
+What is not known is 0, because the form has no other word for it. A card in MIG mode is divided by its instances and not by
 cores, so nothing of it can be allocated here. Source: gpu-manager 8cd842ed, device/nvidia (tree, node), display.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from topoalign.core.model.events import HealthState
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard
 from topoalign.core.sharing.gaia.machine import tree_root
 from topoalign.core.sharing.gaia.tree import GpuTree, Node, tree_of
+from topoalign.core.state.divisions import Division, divisions
 from topoalign.core.state.fold import NodeState
 from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares, Use
 
@@ -87,8 +90,13 @@ def graph_of(state: NodeState, shares: NodeShares) -> str:
     gpus, rows = state.hardware.gpus, rows_by_card(shares)
     cards = [shared_card(state, gpu, rows.get(gpu.id, [])) for gpu in gpus]
     tree = tree_of(tree_root(state.hardware), cards)
+    divided = divisions(state)
+    texts = [
+        card_text(gpu, left_of(gpu, card, divided[gpu.id]), rows.get(gpu.id, ()))
+        for gpu, card in zip(gpus, cards, strict=True)
+    ]
     lines = [f"ROOT:{tree.available(tree.root) if gpus else 0}\n"]
-    lines += (line(tree, node, depth, gpus, rows) for node, depth in walk(tree, tree.root))
+    lines += (line(tree, node, depth, texts) for node, depth in walk(tree, tree.root))
     return "".join(lines)
 
 
@@ -107,21 +115,34 @@ def walk(tree: GpuTree, node: Node, depth: int = 0) -> Iterator[tuple[Node, int]
         yield from walk(tree, child, depth + 1)
 
 
-def line(tree: GpuTree, node: Node, depth: int, gpus: Sequence[Gpu], rows: dict[str, list[DeviceShares]]) -> str:
-    """The line of one node."""
+def line(tree: GpuTree, node: Node, depth: int, texts: Sequence[str]) -> str:
+    """The line of one node. `texts`: of the cards."""
     indent = "|   " * depth + "|---"
     if node.children:
         amounts = "pids: [], usedMemory: 0, totalMemory: 0, allocatableCores: 0, allocatableMemory: 0"
         return f"{indent}{LABELS[node.level]} (aval: {tree.available(node)}, {amounts})\n"
     (at,) = node.members
-    gpu, card = gpus[at], tree.cards[at]
-    processes = [process for row in rows.get(gpu.id, ()) for use in uses(row) for process in use.processes]
+    return f"{indent}{texts[at]}\n"
+
+
+def card_text(gpu: Gpu, left: Amount, rows: Iterable[DeviceShares]) -> str:
+    """A card, its processes and what is left of it."""
+    processes = [process for row in rows for use in uses(row) for process in use.processes]
     pids = " ".join(str(pid) for pid in sorted({process.pid for process in processes}))
     used = sum(process.memory or 0 for process in processes)
     return (
-        f"{indent}GPU{gpu.index} (pids: [{pids}], usedMemory: {used}, totalMemory: {card.memory}, "
-        f"allocatableCores: {card.cores_left}, allocatableMemory: {card.memory_left})\n"
+        f"GPU{gpu.index} (pids: [{pids}], usedMemory: {used}, totalMemory: {gpu.memory or 0}, "
+        f"allocatableCores: {left.cores}, allocatableMemory: {left.memory})"
     )
+
+
+def left_of(gpu: Gpu, card: SharedCard, division: Division) -> Amount:
+    """What of a card may be given now. Of one in slices of time all, because a slice is no amount; in MIG mode nothing."""
+    if gpu.mig is not None or not card.healthy:
+        return Amount(cores=0, memory=0)
+    if division.left.whole or division.offered.slices:
+        return Amount(cores=card.cores_left, memory=card.memory_left)
+    return Amount(cores=division.left.cores, memory=division.left.memory)
 
 
 def uses(row: DeviceShares) -> Iterator[Use]:
