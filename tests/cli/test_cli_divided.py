@@ -23,7 +23,7 @@ from topoalign.cli.draw.text import text
 from topoalign.cli.explain import show_cards
 from topoalign.cli.formatting import brief, show_allocation
 from topoalign.cli.link import Link, Standing
-from topoalign.core.model.ids import GPU, DeviceID
+from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import LimitedBy, Offer, Slots
 from topoalign.core.state.divisions import divisions
@@ -189,6 +189,26 @@ def test_slots_are_shown_with_their_amounts(
     assert ["default/held-1/main: 1 slot, 10 cores, 4096 MiB"] == rows[2]
     assert "GPU0 slots, 8 left: 60% 28 GiB; A 30% 7.8 GiB; B 10% 4 GiB" in lines
     assert "not enforced" in shown.err
+
+
+def test_a_little_memory_is_not_drawn_as_none() -> None:
+    lines = text(drawn(slots_held(node(in_slots(DGX, gpus=1)), (0, 5, 64), (0, 5, 40832))), 120).splitlines()
+
+    assert "GPU0 slots, 8 left: 90% 64 MiB; A 5% 64 MiB; B 5% 39 GiB" in lines
+
+
+def test_instances_beside_slices_of_others_are_not_called_slices() -> None:
+    """Two of the seven instances of a GPU are in four slices each, and one slice is held."""
+    instances = in_mig_mode(DGX, [9856] * 7)
+    uuids = tuple(each.uuid for each in instances.gpus[0].mig or ())
+    offers = (
+        Offer(resource=GPU, devices=uuids[:2], replicas=4, sharing="time-slicing"),
+        Offer(resource=ResourceName("nvidia.com/mig-1g.10gb"), devices=uuids[2:]),
+    )
+    machine = msgspec.structs.replace(instances, gpus=instances.gpus[:1], offers=offers)
+    state = holds(node(machine), "infer", {GPU: (DeviceID(f"{uuids[0]}::1"),)})
+
+    assert "GPU0 parts, left: 12 of 13; A 1 slice" in text(drawn(state), 120).splitlines()
 
 
 def test_a_slot_of_an_allocation_is_shown_with_its_amount(capsys: pytest.CaptureFixture[str]) -> None:

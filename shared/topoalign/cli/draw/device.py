@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from topoalign.cli import formatting
-from topoalign.cli.divisions import holder_text, left_text, parts_text, way_text
+from topoalign.cli.divisions import MIB, holder_text, left_text, parts_text, way_text
 from topoalign.cli.quantities import binary
 from topoalign.core.model.errors import clean
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState, Owner
@@ -138,6 +138,8 @@ def divided_lines(division: Division | None) -> tuple[str, ...]:
         return ()
     left, offered = division.left, division.offered
     way = SHORT_WAYS.get(way_text(division), way_text(division))
+    if offered.slices and offered.instances:
+        way = "parts"
     if offered.slices or offered.instances:
         amount = f"{left.slices + len(left.instances)} of {offered.slices + len(offered.instances)}"
     else:
@@ -147,9 +149,10 @@ def divided_lines(division: Division | None) -> tuple[str, ...]:
 
 
 def short_parts(parts: Parts) -> str:
-    """`20% 4 GiB`, memory rounded down; `3 slices`; `1g.10gb`."""
+    """`20% 4 GiB`, memory rounded down; `5% 64 MiB`; `3 slices`; `1g.10gb`."""
     tenths = parts.memory * 10 // 2**30
     memory = f"{tenths // 10} GiB" if tenths >= 100 or tenths % 10 == 0 else f"{tenths / 10:.1f} GiB"
+    memory = memory if tenths else f"{parts.memory // MIB} MiB"
     said = [f"{parts.cores}%"] if parts.cores else []
     said += [memory] if parts.memory else []
     return " ".join(said) or parts_text(parts)
