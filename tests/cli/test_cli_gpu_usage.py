@@ -5,14 +5,15 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
+import msgspec
 import pytest
 from anyio.from_thread import start_blocking_portal
 from discovery_support import NODE, Hardware, discovery_with
 from process_support import mounts, pod_cgroup, put_namespace, put_process
-from use_support import GIB, MACHINE, SHARED, UIDS, held, owner, process
+from use_support import GIB, MACHINE, SHARED, UIDS, held, owner, process, shares, state_of, use
 
 from topoalign.cli import root, usage
 from topoalign.core import wire
@@ -21,6 +22,7 @@ from topoalign.core.model.events import AllocationGranted, AllocationsSnapshot
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.library_use import LibraryCount
 from topoalign.core.model.processes import DeviceUse, GpuProcess
+from topoalign.core.model.topology.offers import Offer
 from topoalign.core.ports import Inventory, Stream
 from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares, OtherUse, Use
 from topoalign.discovery.use_meter import UseMeter
@@ -184,6 +186,16 @@ def test_what_is_held_is_said_in_words(cores: int | None, memory: int | None, de
     )
 
     assert text == usage.held(holder, 10 * GIB)
+
+
+@pytest.mark.parametrize(("sharing", "text"), [("mps", "2 MPS shares"), ("time-slicing", "2 time slices")])
+def test_what_is_no_amount_is_called_by_its_way(sharing: Literal["mps", "time-slicing"], text: str) -> None:
+    offer = Offer(resource=SHARED, devices=(DeviceID("GPU-1"),), replicas=4, sharing=sharing)
+    machine = msgspec.structs.replace(MACHINE, offers=(offer,))
+    state = state_of(held(2, "GPU-1::0", "GPU-1::3", of=INFER, uid=UIDS[1], resource=SHARED), machine=machine)
+    row = shares(state, use("GPU-1"))["GPU-1"]
+
+    assert [text] == [cells[3] for cells in usage.rows(row, machine)][1:]
 
 
 def test_what_the_library_counts_stands_in_the_row_of_its_container() -> None:

@@ -87,8 +87,10 @@ def rows(device: DeviceShares, topology: Topology) -> Iterator[Row]:
         yield (*at, f"not measured: {device.failure}", "", "?", "?", "")
     else:
         yield (*at, IN_ALL, "", memory(device.memory_used, device.memory), percent(device.utilization), "")
+    is_mps = any(offer.sharing == "mps" for offer in topology.offers_by_base.get(device.device, ()))
     for holder in device.holders:
-        yield (*at, formatting.owner(holder.owner), held(holder, device.memory), *cells(holder.use, holder.memory))
+        what = held(holder, device.memory, "MPS share" if is_mps else "time slice")
+        yield (*at, formatting.owner(holder.owner), what, *cells(holder.use, holder.memory))
     for other in device.others:
         yield (*at, named(other), "nothing", *cells(other.use, None))
 
@@ -100,11 +102,14 @@ def library_cells(device: DeviceShares) -> list[str]:
     return ["", *cells, *("" for _ in device.others)]
 
 
-def held(holder: HolderUse, memory: int | None) -> str:
-    """What a container holds of a device with this much memory: `all of it`, `2 time slices`, `20 % and 4 GiB`."""
+def held(holder: HolderUse, memory: int | None, share: str = "time slice") -> str:
+    """
+    What a container holds of a device with this much memory: `all of it`, `2 time slices`, `20 % and 4 GiB`. `share`: what
+    is no amount.
+    """
     if holder.cores is None or holder.memory is None:
         count = len(holder.devices)
-        return "all of it" if holder.cores is not None else f"{count} time slice{'s' * (count > 1)}"
+        return "all of it" if holder.cores is not None else f"{count} {share}{'s' * (count > 1)}"
     if holder.cores == WHOLE_DEVICE and holder.memory >= (memory or 0) // MIB * MIB:
         return "all of it"
     return f"{holder.cores} % and {binary(holder.memory)}" if holder.cores else binary(holder.memory)
