@@ -23,6 +23,7 @@ from topoalign.cli.draw.text import text
 from topoalign.cli.explain import show_cards
 from topoalign.cli.formatting import brief, show_allocation
 from topoalign.cli.link import Link, Standing
+from topoalign.core.model.decisions import Explained
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import LimitedBy, Offer, Slots
@@ -173,6 +174,22 @@ def test_explain_shows_the_gpu_that_a_share_is_of(run: Any, capsys: pytest.Captu
     assert 1 == shown.count("18 units of GPU-0") and 1 == shown.count("30 units of GPU-0")
     assert "18 cores of GPU0 30 blocks of GPU0" == brief(allocation, state.hardware)
     assert "28 cores, 2560 MiB" in cards and "default/serve-0-3/main" in cards and "GPU1" not in cards
+
+
+def test_programs_read_it_in_what_explain_says(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of whole GPUs nothing."""
+    state = shared(in_all=3)
+    whole = holds(state, "whole", {GPU: (state.hardware.gpus[5].id,)})
+    first, last = (list(each.allocations.values())[at] for each, at in ((state, 0), (whole, -1)))
+    divided = []
+    for allocation in (first, last):
+        explained = Explained(allocations=(allocation,), decision=None)
+        monkeypatch.setattr(Link, "ask", lambda *_, found=explained: (found, state.hardware))
+        nobody = ("--node", NODE, "--nats", "nats://127.0.0.1:1")
+        divided.append(json.loads(run("explain", "x/y", "--json", *nobody))["divided"])
+
+    assert {"GPU-0": json.loads(run("fragmentation", "--json"))["divided"]["GPU-0"]} == divided[0]
+    assert {} == divided[1]
 
 
 def test_slots_are_shown_with_their_amounts(

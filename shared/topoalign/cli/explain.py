@@ -1,7 +1,7 @@
 """`topoalign explain` and `topoalign what-if`: the reasons of a decision, and a decision without effect."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,17 @@ from topoalign.cli import formatting, output
 from topoalign.cli import link as links
 from topoalign.cli.allocate import Changes, changes, decide, pod_request, request_options, show
 from topoalign.cli.cluster import ClusterOptions, ask, of_cluster, show_where
-from topoalign.cli.divisions import rows
+from topoalign.cli.divisions import document, rows
 from topoalign.cli.link import Link, on_node
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Explained
 from topoalign.core.model.errors import clean
 from topoalign.core.model.holdings import Whole
+from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.requests import Compat, ExplainRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.pod_checks import check_pod
-from topoalign.core.state.divisions import divisions, parts_of
+from topoalign.core.state.divisions import Division, divisions, parts_of
 
 FILE = click.Path(path_type=Path)
 
@@ -120,10 +121,12 @@ def explain(link: Link, target: str) -> None:
     Examples:
       topoalign explain ml/train
       topoalign explain ml/train --json
+      topoalign explain ml/train --json | jq '.divided[].left'
     """
     explained, topology = link.ask("explain", ExplainRequest(node=link.node, target=target), Explained)
     if link.as_json:
-        output.document({"node": link.node, "explained": explained})
+        divided = {gpu: document(each) for gpu, each in cards_of(link, explained.allocations, topology)[0]}
+        output.document({"node": link.node, "explained": explained, "divided": divided})
         return
     for allocation in explained.allocations:
         known = explained.decision is not None or bool(allocation.cpus or allocation.memory or allocation.affinity)
@@ -149,11 +152,20 @@ def explain(link: Link, target: str) -> None:
 
 def show_cards(link: Link, allocations: Iterable[Allocation], topology: Topology) -> None:
     """How the GPUs are divided of which these allocations have a part: who has the others, and what is left."""
-    cards = {card for each in allocations for card, part in parts_of(each, topology) if not isinstance(part, Whole)}
-    if cards.isdisjoint(topology.gpu_by_id):
+    divided, newest = cards_of(link, allocations, topology)
+    if not divided:
         return
-    standing = links.discovered(link.node, link.nats_option, os.environ)
-    divided = [(gpu, each) for gpu, each in divisions(standing.state).items() if gpu in cards]
     output.say()
     output.say(output.heading("The GPUs that this is a part of"))
-    output.columns(("GPU", "DIVIDED", "HELD BY", "LEFT"), rows(standing.topology, divided))
+    output.columns(("GPU", "DIVIDED", "HELD BY", "LEFT"), rows(newest, divided))
+
+
+def cards_of(
+    link: Link, allocations: Iterable[Allocation], topology: Topology
+) -> tuple[Sequence[tuple[DeviceID, Division]], Topology]:
+    """The GPUs of which these allocations have a part, with how each is divided, and the topology that this is of."""
+    cards = {card for each in allocations for card, part in parts_of(each, topology) if not isinstance(part, Whole)}
+    if cards.isdisjoint(topology.gpu_by_id):
+        return (), topology
+    standing = links.discovered(link.node, link.nats_option, os.environ)
+    return [(gpu, each) for gpu, each in divisions(standing.state).items() if gpu in cards], standing.topology
