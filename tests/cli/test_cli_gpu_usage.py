@@ -61,7 +61,7 @@ GPU0 | GPU-0 | ml/train/main | all of it | 12 GiB of 80 GiB | 96% | 41 python3, 
 GPU0 | GPU-0 | host: /user.slice | nothing | 1 GiB | 1% | 99 Xorg
 GPU1 | GPU-1 | (in all) | 5 GiB of 80 GiB | 7%
 GPU1 | GPU-1 | ml/infer?[2J/main | 2 time slices | 1.5 GiB | 5% | 51 python3
-GPU1 | GPU-1 | not known | nothing | 1 GiB | 0% | 53
+GPU1 | GPU-1 | not known | ? | 1 GiB | 0% | 53
 GPU1 | GPU-1 | pod 1b4e28ba-2fa1-11d2-883f-000000000003, container spy | nothing | ? | 2% | 52 python3
 GPU2 | GPU-2 | not measured: nvmlDeviceGetMemoryInfo: GPU is lost | ? | ?
 GPU2 | MIG-0 | not measured: it was not measured | ? | ?

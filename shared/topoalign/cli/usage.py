@@ -92,7 +92,8 @@ def rows(device: DeviceShares, topology: Topology) -> Iterator[Row]:
         what = held(holder, device.memory, "MPS share" if is_mps else "time slice")
         yield (*at, formatting.owner(holder.owner), what, *cells(holder.use, holder.memory))
     for other in device.others:
-        yield (*at, named(other), "nothing", *cells(other.use, None))
+        what = "?" if other.where == "unknown" else "nothing"  # it may be of a holder
+        yield (*at, named(other), what, *cells(other.use, None))
 
 
 def library_cells(device: DeviceShares) -> list[str]:
