@@ -1,5 +1,6 @@
 """Containers with slots that are limited by HAMi-core: what they are told, and what they find."""
 
+import os
 import re
 import shutil
 import stat
@@ -8,6 +9,7 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
+from capability_support import without_capabilities
 from hami_core_support import HamiCoreNode, hami_core_node
 from slot_node_support import EACH, MACHINE, SLOTS, Ask, slot_node
 from slot_support import MIB, in_slots
@@ -17,7 +19,7 @@ from topoalign.allocator.hami_core.answers import HamiCoreTeller, held_in_order,
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
-from topoalign.plugin_config.hook_files import LIBRARY, PRELOAD
+from topoalign.plugin_config.hook_files import LIBRARY, PRELOAD, install, missing
 
 pytestmark = pytest.mark.anyio
 READER = Path(__file__).with_name("hami_core_reader.c")
@@ -130,6 +132,33 @@ async def test_without_the_library_nothing_is_given_out(lost: str) -> None:
         (it.root.parent / "elsewhere").rename(it.root / lost)
         assert None is it.containers.poll(it.ledger.state.hardware)
         assert isinstance(await it.admit_pod(it.asking("b", Ask(1))), Admission)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a directory to another user")
+async def test_a_root_that_another_user_has_closed_is_said_and_refused() -> None:
+    """As one that `hook install` has made there as another user: an error here would end the agent."""
+    async with hami_core_node() as (it, _):
+        assert it.containers is not None
+        os.chown(it.root, 4711, 4711)
+        it.root.chmod(0o700)
+        with without_capabilities():
+            decision = await it.admit_pod(it.asking("a", Ask(1)))
+            reason = it.containers.poll(it.ledger.state.hardware) or ""
+
+        assert isinstance(decision, Refusal)
+        assert f"no usable {LIBRARY}" in decision.finding
+        assert "has to belong to the agent's user" in reason
+        assert {} == dict(it.ledger.state.allocations)
+
+
+@pytest.mark.parametrize("lost", [LIBRARY, PRELOAD])
+def test_what_is_no_regular_file_is_missing(lost: str, tmp_path: Path) -> None:
+    """Nobody waits for who writes to a pipe."""
+    install(b"library", tmp_path)
+    (tmp_path / lost).unlink()
+    os.mkfifo(tmp_path / lost)
+
+    assert lost == missing(tmp_path)
 
 
 async def test_a_root_that_cannot_be_written_is_said_and_refused() -> None:

@@ -152,9 +152,13 @@ def is_there(directory: int, name: str, content: bytes, mode: int) -> bool:
 
 
 def missing(root: Path) -> str | None:
-    """What containers could not be given of a root: `libvgpu.so`, or `ld.so.preload`; None: nothing is missing."""
-    if not (root / LIBRARY).is_file():
-        return LIBRARY
+    """
+    What containers could not be given of a root: `libvgpu.so`, or `ld.so.preload`, also where it cannot be looked at; None:
+    nothing is missing.
+    """
+    for name in (LIBRARY, PRELOAD):
+        if not os.path.isfile(root / name):  # Path.is_file raises where a directory on the way is closed
+            return name
     try:
         with open(root / PRELOAD, "rb") as file:
             return None if file.read(len(PRELOADED) + 1) == PRELOADED else PRELOAD

@@ -125,7 +125,9 @@ def hami_core_teller(flags: Flags) -> HamiCoreTeller:
     if lacking := missing(Path(root)):
         finding = f"the limiter hami-core has no usable {lacking} in {clean(root)}"
         raise ContainerUnready(
-            finding, f"run on the node: topoalign hook install --library libvgpu.so --to {clean(root)}"
+            finding,
+            f"run on the node: topoalign hook install --library libvgpu.so --to {clean(root)}; "
+            "the directory has to belong to the agent's user",
         )
     try:
         make_locks(Path(root))
