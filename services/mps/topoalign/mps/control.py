@@ -24,6 +24,8 @@ from topoalign.runtime.tasks import either
 
 CALL_SECONDS = 5.0
 """How long the daemon may take to answer a command."""
+LONGEST_ANSWER = 65_536
+"""Bytes. An answer is one line; without end is what something else says in the pipe directory, where containers write."""
 
 
 class Control:
@@ -76,20 +78,29 @@ class Control:
         return True
 
     async def _ask(self, text: str, answers: list[str]) -> None:
-        """Adds the answer, or nothing. The command is in the pipe before the program starts, which may not read it."""
+        """
+        Adds the answer, or nothing, also where it is too long. The command is in the pipe before the program starts, which
+        may not read it.
+        """
         read, write = os.pipe()
         try:
             os.write(write, f"{text}\n".encode())
             os.close(write)
-            done = await anyio.run_process(
-                [self._program], stdin=read, stderr=subprocess.STDOUT, check=False, env=self._environment
-            )
+            async with await anyio.open_process(
+                [self._program], stdin=read, stderr=subprocess.STDOUT, env=self._environment
+            ) as client:
+                assert client.stdout is not None, "it is a pipe"
+                answer = b""
+                async for part in client.stdout:
+                    answer += part
+                    if len(answer) > LONGEST_ANSWER:
+                        return  # its output is closed; if it goes on all the same, it is killed after `CALL_SECONDS`
         except OSError:
             return
         finally:
             os.close(read)
-        if done.returncode == 0:
-            answers.append(clean(done.stdout.decode(errors="replace").strip(), 500))
+        if client.returncode == 0:
+            answers.append(clean(answer.decode(errors="replace").strip(), 500))
 
     def _unusable(self, error: OSError) -> DriverFault:
         return DriverFault(
