@@ -9,10 +9,12 @@ from pathlib import Path
 import anyio
 import pytest
 from mps_support import MpsNode, modes, mps_node, statement
+from nvml_support import script, standing_in
 from structlog.testing import capture_logs
 
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.mps.daemon import END_SECONDS, HEALTH_SECONDS, START_SECONDS, STEADY_SECONDS
+from topoalign.mps.nvml import CALL_SECONDS
 from topoalign.plugin_config.mps_files import Serves, take_lock
 from topoalign.plugin_config.watching import POLL_SECONDS
 
@@ -232,6 +234,43 @@ async def test_a_driver_that_comes_late_is_waited_for(nvml_library: Path, tmp_pa
             await node.until(lambda: "NVML" in node.reason())
 
             assert [] == node.events
+
+
+async def test_a_driver_that_hangs_is_named_and_waited_for(nvml_library: Path, tmp_path: Path) -> None:
+    with standing_in(nvml_library, tmp_path, script(gpus=range(2), more=["hang nvmlDeviceGetName"])) as driver:
+        node = MpsNode(tmp_path)
+        node.share(QUARTER)
+        async with node.up():
+            await node.until(driver.hanging)
+            await node.clock.advance(CALL_SECONDS)
+            await node.until(lambda: f"not answered nvmlDeviceGetName within {CALL_SECONDS:g} s" in node.reason())
+
+            driver.play(script(gpus=range(2)))
+            driver.release()
+            await node.clock.advance(1)
+            await node.until(node.serving)
+
+
+async def test_a_driver_that_hangs_at_an_end_keeps_no_other_daemon(nvml_library: Path, tmp_path: Path) -> None:
+    """The mode that could not be set back is logged; what the configuration says now is followed."""
+    other = "resources: {gpus: [{uuids: [GPU-1], name: few}]}\n"
+    with standing_in(nvml_library, tmp_path, script(gpus=range(2))) as driver, capture_logs() as logs:
+        node = MpsNode(tmp_path)
+        node.share(QUARTER, more=other)
+        async with node.up():
+            await node.until(node.serving)
+            driver.play(script(gpus=range(2), more=["hang nvmlDeviceSetComputeMode"]))
+            node.share("name: few, replicas: 2", more=other)
+            await node.clock.advance(POLL_SECONDS)
+            await node.until(driver.hanging)
+            await node.clock.advance(CALL_SECONDS)
+            await node.until(lambda: [FEW] == [*node.daemons.daemons] if node.daemons else False)
+            driver.play(script(gpus=range(2)))
+            driver.release()
+            await node.until(partial(node.serving, FEW))
+
+    stuck = [each for each in logs if "stay in compute mode" in each["event"]]
+    assert [["GPU-0"]] == [each["devices"] for each in stuck]
 
 
 async def test_one_process_alone_uses_the_directory_of_a_resource(node: MpsNode) -> None:

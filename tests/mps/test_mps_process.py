@@ -18,9 +18,9 @@ pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
-async def started(node: MpsNode, library: Path) -> AsyncIterator[Process]:
-    """The command on this node; the dynamic loader finds the stand-in of NVML."""
-    (node.folder / "script").write_text(script(gpus=range(2)))
+async def started(node: MpsNode, library: Path, *more: str) -> AsyncIterator[Process]:
+    """The command on this node; the dynamic loader finds the stand-in of NVML. `more`: statements for that."""
+    (node.folder / "script").write_text(script(gpus=range(2), more=more))
     environment = {
         **node.environment,
         "LD_LIBRARY_PATH": str(library.parent),
@@ -80,3 +80,15 @@ async def test_a_killed_process_is_noticed_at_once_and_its_successor_serves(node
 
         assert left != node.pid()
         assert 1 == node.count("quit")
+
+
+async def test_a_process_ends_although_a_call_of_the_driver_never_does(node: MpsNode, nvml_library: Path) -> None:
+    node.share("name: gpu, replicas: 4")
+    async with started(node, nvml_library, "hang nvmlDeviceGetName") as process:
+        await until(lambda: '"http": "' in (node.folder / "log").read_text())
+        async with httpx.AsyncClient(base_url=url(node)) as http:
+            assert 503 == (await http.get("/readyz")).status_code
+        process.send_signal(signal.SIGTERM)
+
+        with anyio.fail_after(30):
+            assert 0 == await process.wait()

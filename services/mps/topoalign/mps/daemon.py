@@ -21,8 +21,8 @@ from anyio.abc import Process
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.ports import Clock
-from topoalign.mps import nvml
 from topoalign.mps.control import Control
+from topoalign.mps.nvml import DEFAULT, EXCLUSIVE_PROCESS, Nvml
 from topoalign.mps.shares import Share
 from topoalign.plugin_config.mps_files import Announcement, take_lock
 from topoalign.runtime.backoff import backoff_seconds
@@ -50,11 +50,12 @@ class Daemon:
         root: Path,
         share_now: Callable[[], Awaitable[Share | None]],
         control_for: Callable[[Share], Control],
+        nvml: Nvml,
         clock: Clock,
     ) -> None:
         """`share_now` reads what is to be served, before each start; None: nothing of the resource."""
         self.resource, self._directory = resource, root / resource
-        self._share_now, self._control_for, self._clock = share_now, control_for, clock
+        self._share_now, self._control_for, self._nvml, self._clock = share_now, control_for, nvml, clock
         self._announcement = Announcement(root, resource)
         self._lock: int | None = None
         self._exclusive: set[DeviceID] = set()
@@ -98,7 +99,7 @@ class Daemon:
             finding = f"{share.replicas} replicas are more than the clients that {few[0].name or few[0].id} can have"
             raise DriverFault(finding, "use 16 replicas or fewer for GPUs before compute capability 7.5")
         self._exclusive.update(share.devices)
-        await nvml.set_compute_mode(share.devices, nvml.EXCLUSIVE_PROCESS)
+        await self._nvml.set_compute_mode(share.devices, EXCLUSIVE_PROCESS)
         control = self._control_for(share)
         for directory in (control.pipe, control.log):
             directory.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -179,7 +180,7 @@ class Daemon:
         if not self._exclusive:
             return
         try:
-            await nvml.set_compute_mode(self._exclusive, nvml.DEFAULT)
+            await self._nvml.set_compute_mode(self._exclusive, DEFAULT)
         except DriverFault as fault:
             log.error(
                 "GPUs stay in compute mode EXCLUSIVE_PROCESS",

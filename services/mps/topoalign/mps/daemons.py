@@ -16,9 +16,9 @@ from anyio.abc import TaskGroup
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.ports import Clock
-from topoalign.mps import nvml
 from topoalign.mps.control import Control
 from topoalign.mps.daemon import FIRST_PAUSE, LONGEST_PAUSE, Daemon
+from topoalign.mps.nvml import Nvml
 from topoalign.mps.shares import Share, shares_of
 from topoalign.plugin_config.mps_files import SHM, root_here
 from topoalign.plugin_config.watching import ConfigurationFile
@@ -50,6 +50,7 @@ class Daemons:
     def __init__(self, file: ConfigurationFile, program: str, environment: Mapping[str, str], clock: Clock) -> None:
         """`program`: NVIDIA's control program. `environment`: of this process."""
         self._file, self._program, self._environment, self._clock = file, program, environment, clock
+        self._nvml = Nvml(clock)
         self._running: dict[ResourceName, Running] = {}
         self._trouble: str | None = "the GPUs have not been read yet"
 
@@ -90,7 +91,7 @@ class Daemons:
         configuration = self._file.current
         if not configuration.sharing.mps.resources and configuration.sharing.limiter != "mps":
             return {}
-        return shares_of(await nvml.read_cards(), configuration)
+        return shares_of(await self._nvml.read_cards(), configuration)
 
     async def _share(self, resource: ResourceName) -> Share | None:
         return (await self.shares()).get(resource)
@@ -103,7 +104,8 @@ class Daemons:
         for resource in former:
             await self._running.pop(resource).ended.wait()
         for resource in wanted.keys() - self._running.keys():
-            daemon = Daemon(resource, root, partial(self._share, resource), partial(self._control, root), self._clock)
+            share_now, control_for = partial(self._share, resource), partial(self._control, root)
+            daemon = Daemon(resource, root, share_now, control_for, self._nvml, self._clock)
             running = self._running[resource] = Running(daemon, wanted[resource], root)
             tasks.start_soon(running.run)
         if not wanted:
