@@ -139,6 +139,36 @@ async def test_a_daemon_that_stops_answering_is_withdrawn_until_it_answers(node:
         assert pid == node.pid(), "it is the same daemon: its clients go on"
 
 
+async def test_limits_that_somebody_else_has_changed_are_set_again(node: MpsNode) -> None:
+    """Root in a container may command the daemon by its pipes. The clients that are there go on."""
+    node.share(QUARTER)
+    async with node.up():
+        await node.until(node.serving)
+        pid, percentage = node.pid(), node.root / GPU / "pipe" / "percentage"
+        percentage.write_text("100.0\n")
+        await node.clock.advance(HEALTH_SECONDS)
+        await node.until(lambda: "25.0\n" == percentage.read_text())
+
+        assert 4 == node.count("set_default_device_pinned_mem_limit"), "of both GPUs, twice"
+        assert node.serving() and pid == node.pid()
+
+
+async def test_a_daemon_whose_limits_were_changed_is_withdrawn_without_them(node: MpsNode) -> None:
+    node.share(QUARTER)
+    async with node.up():
+        await node.until(node.serving)
+        pid = node.pid()
+        node.behave("refuses")
+        (node.root / GPU / "pipe" / "percentage").write_text("100.0\n")
+        await node.clock.advance(HEALTH_SECONDS)
+        await node.until(lambda: node.serving() is None)
+        assert "did not take the limit of 25 per cent" in node.reason()
+        node.behave("refuses", so=False)
+        await node.clock.advance(HEALTH_SECONDS)
+        await node.until(node.serving)
+        assert pid == node.pid()
+
+
 @pytest.mark.parametrize("how", ["noisy", "stubborn"])
 async def test_a_daemon_that_does_not_quit_is_ended_by_signals(node: MpsNode, how: str) -> None:
     node.share(QUARTER)

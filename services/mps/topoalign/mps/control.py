@@ -26,6 +26,8 @@ CALL_SECONDS = 5.0
 """How long the daemon may take to answer a command."""
 LONGEST_ANSWER = 65_536
 """Bytes. An answer is one line; without end is what something else says in the pipe directory, where containers write."""
+GET_PERCENTAGE = "get_default_active_thread_percentage"
+"""The command by which NVIDIA's device plugin v0.20.0 judges whether a daemon is well."""
 
 
 class Control:
@@ -70,9 +72,9 @@ class Control:
         return answers[0]
 
     async def answers(self) -> bool:
-        """Whether a daemon takes commands: the question by which NVIDIA's device plugin v0.20.0 judges its health."""
+        """Whether a daemon takes commands."""
         try:
-            await self.command("get_default_active_thread_percentage")
+            await self.command(GET_PERCENTAGE)
         except DriverFault:
             return False
         return True

@@ -21,7 +21,7 @@ from anyio.abc import Process
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.ports import Clock
-from topoalign.mps.control import Control
+from topoalign.mps.control import GET_PERCENTAGE, Control
 from topoalign.mps.nvml import DEFAULT, EXCLUSIVE_PROCESS, Nvml
 from topoalign.mps.shares import Share
 from topoalign.plugin_config.mps_files import Announcement, take_lock
@@ -128,19 +128,30 @@ class Daemon:
                 if self.reason is not None:
                     log.info("MPS daemon serves", resource=self.resource, replicas=share.replicas)
                 self.reason = None
-                while await self._is_well(control):
+                while (trouble := await self._trouble(share, control)) is None:
                     pass
                 self._announcement.withdraw()
-                self.reason = "it does not answer"
-                log.warning("the MPS daemon does not answer", resource=self.resource)
-                while not await self._is_well(control):
+                self.reason = trouble
+                log.warning("the MPS daemon cannot serve", resource=self.resource, reason=trouble)
+                while await self._trouble(share, control) is not None:
                     pass
         except (DriverFault, OSError) as error:
             self.reason = told(error)
 
-    async def _is_well(self, control: Control) -> bool:
+    async def _trouble(self, share: Share, control: Control) -> str | None:
+        """
+        After a while: why the daemon cannot serve; None: it can. Its clients' limits are set again where they are others: a
+        container's root may command the daemon, too.
+        """
         await self._clock.sleep(HEALTH_SECONDS)
-        return await control.answers()
+        try:
+            answer = await control.command(GET_PERCENTAGE)
+            if not share.own_limits and percentage_in(answer) != share.thread_percentage:
+                log.warning("the limits of an MPS daemon were changed", resource=self.resource, answer=answer)
+                await set_limits(share, control)
+        except DriverFault as fault:
+            return told(fault)
+        return None
 
     async def _until_it_answers(self, control: Control) -> None:
         """Returns when the daemon takes commands. Raises DriverFault after `START_SECONDS`."""
@@ -195,7 +206,7 @@ async def set_limits(share: Share, control: Control) -> None:
     for device, limit in share.memory_limits.items():
         await control.command(f"set_default_device_pinned_mem_limit {device} {limit}")
     await control.command(f"set_default_active_thread_percentage {share.thread_percentage}")
-    check_percentage(await control.command("get_default_active_thread_percentage"), share)
+    check_percentage(await control.command(GET_PERCENTAGE), share)
 
 
 def told(error: DriverFault | OSError) -> str:
@@ -219,12 +230,16 @@ async def quit_until(control: Control, process: Process) -> None:
 
 def check_percentage(answer: str, share: Share) -> None:
     """Raises DriverFault if the daemon answers with another limit than it was given."""
-    try:
-        found = float(answer.split()[-1])
-    except (IndexError, ValueError):
-        found = None
-    if found != share.thread_percentage:
+    if percentage_in(answer) != share.thread_percentage:
         raise DriverFault(
             f"the MPS daemon did not take the limit of {share.thread_percentage} per cent of the threads: {answer!r}",
             "see its log, control.log",
         )
+
+
+def percentage_in(answer: str) -> float | None:
+    """The number that an answer ends with; None where there is none."""
+    try:
+        return float(answer.split()[-1])
+    except (IndexError, ValueError):
+        return None
