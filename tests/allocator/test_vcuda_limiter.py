@@ -2,11 +2,12 @@
 
 import os
 import shutil
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import anyio
 import msgspec
 import pytest
+from capability_support import without_capabilities
 from share_support import DEFAULT, share_node
 from unit_support import CORES, MEMORY
 from vcuda_support import TWO, Host, Read, read_config, register, vcuda_node, with_addresses
@@ -21,6 +22,7 @@ from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import DeviceID, PodName
 from topoalign.core.state.unit_amounts import Holder
+from topoalign.kubelet.control_groups import directory_of
 
 pytestmark = pytest.mark.anyio
 READER = Path(__file__).with_name("vcuda_reader.c")
@@ -198,6 +200,19 @@ async def test_allocate_is_refused_where_nobody_could_register(tmp_path: Path) -
             with pytest.raises(ContainerUnready, match=finding):
                 containers.now(it.machine, CORES)
             assert finding in str(containers.poll(it.machine))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a directory to another user")
+async def test_control_groups_that_may_not_be_looked_at_are_none(tmp_path: Path) -> None:
+    """As where SELinux denies it: an error here would end the agent."""
+    async with vcuda_node() as (it, _):
+        host = Host(tmp_path)
+        os.chown(host.cgroups, 4711, 4711)
+        host.cgroups.chmod(0o700)
+        containers = Containers(lambda: it.configuration, proc=host.proc, cgroups=host.cgroups)
+        with without_capabilities():
+            assert "does not find the host's control groups" in str(containers.poll(it.machine))
+            assert None is directory_of(host.cgroups, PurePosixPath("/kubepods/poduid-p/1"))
 
 
 async def test_libraries_are_mounted_where_they_are_configured() -> None:

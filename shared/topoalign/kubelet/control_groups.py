@@ -73,11 +73,11 @@ def directory_of(root: Path, group: PurePosixPath) -> Path | None:
         return None
     for hierarchy in HIERARCHIES:
         base = root / hierarchy
-        if not (base / PROCESSES).is_file():
+        if not os.path.isfile(base / PROCESSES):  # Path.is_file raises where it may not look
             continue
         above = [base] if own == parts else list(tree(base, DEPTH))
         for each in above:
-            if (found := each.joinpath(*own)).is_dir():
+            if os.path.isdir(found := each.joinpath(*own)):
                 return found
     return None
 

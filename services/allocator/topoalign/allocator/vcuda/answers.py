@@ -5,6 +5,7 @@ Computing time and memory of a container are answered apart, and of two mounts a
 directory of either will do, as both have the same content before the container starts (`limiter`).
 """
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
@@ -79,6 +80,7 @@ def unready(root: str, proc: Path, cgroups: Path) -> ContainerUnready | None:
 def is_root(hierarchy: Path) -> bool:
     """
     Whether this is a hierarchy of control groups, and not of the agent's container alone: its root is the one group of
-    version 2 without events ("Control Group v2" of the kernel's documentation). Of version 1 nothing tells.
+    version 2 without events ("Control Group v2" of the kernel's documentation). Of version 1 nothing tells. One that cannot
+    be looked at is none.
     """
-    return (hierarchy / PROCESSES).is_file() and not (hierarchy / "cgroup.events").exists()
+    return os.path.isfile(hierarchy / PROCESSES) and not os.path.exists(hierarchy / "cgroup.events")
