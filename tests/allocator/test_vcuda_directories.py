@@ -182,6 +182,15 @@ def test_what_a_container_has_left_keeps_its_units_from_nobody(
     assert [NAME] == os.listdir(tmp_path)
 
 
+def test_other_users_of_the_host_reach_no_socket(tmp_path: Path) -> None:
+    """They may have control groups and mounts with the names of a container's. Containers see what is mounted."""
+    (tmp_path / "vcuda").mkdir(mode=0o755)
+    directories.prepare(tmp_path / "vcuda", NAME, LIMITS)
+    directories.prepare(tmp_path / "new", NAME, LIMITS)
+
+    assert {0o700} == {(tmp_path / each).stat().st_mode & 0o777 for each in ("vcuda", "new")}
+
+
 def test_files_can_be_read_by_everybody_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:

@@ -21,6 +21,8 @@ from secrets import token_hex
 from topoalign.core.model.ids import DeviceID, ResourceName
 
 MODE = 0o755
+CLOSED = 0o700
+"""Of the root. Containers need no right to it, because what they see is mounted."""
 GONE = re.compile(r"\.gone-[0-9a-f]{16}")
 """The name of a directory that is being removed, whoever made it."""
 MOST_LISTED = 16_384
@@ -37,6 +39,14 @@ def digest_of(resource: ResourceName, devices: Collection[DeviceID]) -> str:
     """32 digits for these devices of a resource, in whatever order they are."""
     text = "\0".join((resource, *sorted(devices)))
     return hashlib.blake2s(text.encode(), digest_size=16).hexdigest()
+
+
+def make_root(root: Path) -> None:
+    """Has the root, for this process' user alone. Raises OSError."""
+    root.mkdir(mode=CLOSED, parents=True, exist_ok=True)
+    with opened(root) as at:
+        if (found := os.fstat(at)).st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != CLOSED:
+            os.fchmod(at, CLOSED)
 
 
 def listed(root: Path, name: re.Pattern[str]) -> list[str]:

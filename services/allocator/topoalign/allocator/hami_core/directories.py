@@ -27,15 +27,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 from topoalign.allocator import limiter_files
-from topoalign.allocator.limiter_files import MODE, digest_of, discard, opened, put_aside, read_file, write_file
+from topoalign.allocator.limiter_files import (
+    MODE,
+    digest_of,
+    discard,
+    make_root,
+    opened,
+    put_aside,
+    read_file,
+    write_file,
+)
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 
 NAME = re.compile(r"slots-[0-9a-f]{32}")
 OWNER, CACHE, LOCKS = "of", "cache", "vgpulock"
 OPEN = 0o777
 """Of directories in which users of all containers write."""
-CLOSED = 0o700
-"""Of the root."""
 
 
 class Owner(NamedTuple):
@@ -68,10 +75,8 @@ def owner_of(root: Path, name: str) -> Owner | None:
 
 def make_locks(root: Path) -> None:
     """Has the root, for this process' user alone, and the directory of locks. Raises OSError."""
-    root.mkdir(mode=CLOSED, parents=True, exist_ok=True)
+    make_root(root)
     with opened(root) as at:
-        if (found := os.fstat(at)).st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != CLOSED:
-            os.fchmod(at, CLOSED)
         if is_taken(at, LOCKS):
             put_aside(at, LOCKS, at)
         make_open(at, LOCKS)

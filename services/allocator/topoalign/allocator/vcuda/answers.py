@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from topoalign.allocator.device_plugin.host import ContainerUnready
-from topoalign.allocator.limiter_files import MODE
+from topoalign.allocator.limiter_files import make_root
 from topoalign.allocator.vcuda.directories import name_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.kubelet.control_groups import HIERARCHIES, PROCESSES
@@ -70,7 +70,7 @@ def unready(root: str, proc: Path, cgroups: Path) -> ContainerUnready | None:
         finding = f"the limiter vcuda does not find the host's control groups at {cgroups}"
         return ContainerUnready(finding, "mount the host's /sys/fs/cgroup there")
     try:
-        Path(root).mkdir(mode=MODE, parents=True, exist_ok=True)
+        make_root(Path(root))
     except OSError as error:
         finding = f"the limiter vcuda cannot make its directory: {error.strerror}"
         return ContainerUnready(finding, "see that flags.vcudaRoot is a directory on the host that the agent may write")

@@ -15,6 +15,9 @@ The same units may be another container's later. Its directory is made anew then
 it has mounted is empty from then on, and the library ends its processes, as it opens `pids.config` again and again (source:
 vcuda-controller 72e0115, src/hijack_call.c).
 
+The root is closed to other users of the host (mode 0700): control groups and mounts tell which container calls, and a user
+to whom the host leaves a control group may give it and its mounts the names of one.
+
 Files are replaced as a whole, and only directories with such a name that belong to this process' user are touched. What a
 process that was killed leaves (a draft, a directory that is being removed) is removed.
 
@@ -37,6 +40,7 @@ from topoalign.allocator.limiter_files import (
     entries,
     is_directory,
     is_socket,
+    make_root,
     opened,
     put_aside,
     read_file,
@@ -82,7 +86,7 @@ def prepare(root: Path, name: str, limits: Limits) -> None:
     registered goes; the directory of another one is made anew. Raises OSError; then no half file is there, and it can be
     repeated.
     """
-    root.mkdir(mode=MODE, parents=True, exist_ok=True)
+    make_root(root)
     with opened(root) as at:
         if owner_of(root, name) != (limits.pod_uid, limits.container) or is_crowded(at, name):
             if gone := discard(at, name):
