@@ -52,6 +52,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         pod(units("0", "16"), {}),
         f"{SECOND}[{CORES}]: 0 units; leave it out, or ask for 1 or more",
     ),
+    "cores without an amount": (
+        pod({CORES: None, MEMORY: "16"}, {}),
+        f"{SECOND}[{CORES}]: 0 units; leave it out, or ask for 1 or more",
+    ),
+    "an annotation without a value": (
+        pod(GOOD, {"topoalign.io/cards": None}),
+        "metadata.annotations[topoalign.io/cards]: '' is not a number of GPUs; "
+        "write over how many GPUs the units of each container are spread, 1 to 999",
+    ),
     "memory of 0": (pod(units("20", "0"), {}), f"{SECOND}[{MEMORY}]: 0 units; leave it out, or ask for 1 or more"),
     "no memory": (
         pod(units("20"), {}),
@@ -155,6 +164,7 @@ BAD_IN_SLOTS: dict[str, tuple[dict[str, Any], str]] = {
         )
         for others in ({GPUS: "1"}, {GPUS: "1", MIB: "9"}, {GPUS: "1", PERCENT: "50"}, {})
     },
+    "cores without an amount": (pod({GPUS: "1", COMPUTE: None}, {}), f"{SECOND}[{COMPUTE}]: 0 cores; leave it out"),
     "-1 cores": (pod({GPUS: "1", COMPUTE: "-1"}, {}), f"{SECOND}[{COMPUTE}]: '-1' is no amount"),
     "0 GPUs": (pod({GPUS: "0", MIB: "9"}, {}), f"{SECOND}[{MIB}]: 9 of no GPU, as {GPUS} is missing"),
     "both kinds": (pod({GPUS: "1", MIB: "9", **GOOD}, {}), f"{SECOND}[{GPUS}]: GPUs in two ways, for {CORES} and"),

@@ -1,5 +1,6 @@
 """Pods that ask for shares of GPUs, and what webhook, filter and what-if say of them."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,10 @@ def units(cores: str | None = None, blocks: str | None = None) -> Limits:
     return {str(name): amount for name, amount in ((CORES, cores), (MEMORY, blocks)) if amount is not None}
 
 
-def pod(limits: Limits, annotations: dict[str, str], group: str = "containers") -> dict[str, Any]:
-    """A pod of which the second container, or the first init container, asks for this."""
+def pod(
+    limits: Mapping[str, str | None], annotations: Mapping[str, str | None], group: str = "containers"
+) -> dict[str, Any]:
+    """A pod of which the second container, or the first init container, asks for this; None: null in its manifest."""
     asking = {"name": "asks", "resources": {"limits": limits}}
     spec: dict[str, Any] = {"containers": [{"name": "main"}, asking]}
     if group == "initContainers":

@@ -36,9 +36,11 @@ class InvalidDocument(BadRequest):
         super().__init__(f"{clean(source, 200)}: {finding}", remedy)
 
 
-def load_document(path: Path) -> Document:
-    """The document in a file. Raises NotFound where there is none, InvalidDocument where it cannot be read."""
-    return read(content(path), str(path))
+def load_document(path: Path, *, nulls: bool = False) -> Document:
+    """
+    The document in a file; `nulls` as of `read`. Raises NotFound where there is none, InvalidDocument where it cannot be read.
+    """
+    return read(content(path), str(path), nulls=nulls)
 
 
 def content(path: Path) -> bytes:
@@ -53,8 +55,11 @@ def content(path: Path) -> bytes:
         raise InvalidDocument(str(path), f"cannot be read: {clean(why)}", "give a file that you may read") from error
 
 
-def read(raw: bytes, source: str) -> Document:
-    """The document that these bytes are; `source` is what to call them. Raises InvalidDocument."""
+def read(raw: bytes, source: str, *, nulls: bool = False) -> Document:
+    """
+    The document that these bytes are; `source` is what to call them. `nulls`: fields that are null stay; else they are left
+    out. Raises InvalidDocument.
+    """
     if len(raw) > MOST_BYTES:
         raise InvalidDocument(source, f"it is larger than {MOST_BYTES >> 10} KiB", "give the document alone")
     try:
@@ -62,16 +67,18 @@ def read(raw: bytes, source: str) -> Document:
     except UnicodeDecodeError as error:
         raise InvalidDocument(source, f"byte {error.start + 1} is not UTF-8", "save it as UTF-8 text") from error
     try:
-        content = without_nulls(from_json(text) if text.lstrip().startswith("{") else from_yaml(text))
+        content = from_json(text) if text.lstrip().startswith("{") else from_yaml(text)
+        known = without_nulls(content)
     except InvalidYaml as error:
         raise InvalidDocument(source, str(error), "mend the YAML") from error
     except (ValueError, RecursionError, OverflowError) as error:
         # ValueError: a number too long to be one, a date that never was, a key that stands twice in JSON
         raise InvalidDocument(source, f"no YAML and no JSON: {clean(str(error), 200)}", "mend the file") from error
-    if not isinstance(content, dict):
+    found = content if nulls else known
+    if not isinstance(found, dict):
         finding = "it is empty" if not text.strip() else "not a mapping of fields"
         raise InvalidDocument(source, finding, "give one document of fields and values, `field: value`")
-    return content
+    return found
 
 
 def without_nulls(content: object, levels: int = DEEPEST) -> object:

@@ -1,9 +1,9 @@
 """
 Reads from a pod's manifest what affects a decision: requests and limits of each container, and annotations.
 
-A field that is null counts as missing, as in Kubernetes. A pod may come without `kind` and `apiVersion`: a
-kube-scheduler leaves them out in places where only a Pod is possible. What an API server would add, such as
-the defaults of a LimitRange, is not known here.
+A field that is null counts as missing, as in Kubernetes; an amount that is null is 0, and an annotation is empty. A
+pod may come without `kind` and `apiVersion`: a kube-scheduler leaves them out in places where only a Pod is possible. What
+an API server would add, such as the defaults of a LimitRange, is not known here.
 """
 
 from pathlib import Path
@@ -66,7 +66,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 def load_pod(path: Path) -> PodRequest:
     """The pod in a file. Raises NotFound, InvalidDocument, InvalidField."""
-    return pod_of(documents.load_document(path))
+    return pod_of(documents.load_document(path, nulls=True))
 
 
 def pod_of(document: documents.Document) -> PodRequest:
