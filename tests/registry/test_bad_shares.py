@@ -292,6 +292,27 @@ def test_annotations_without_an_amount_are_named(tmp_path: Path, key: str, text:
     it.scheduler.checks.check(asked)
 
 
+@pytest.mark.parametrize(
+    "key", ["nvidia.com/vgpu-mode", "hami.io/node-scheduler-policy", "tencent.com/vcuda-core-limit"]
+)
+async def test_annotations_without_effect_are_refused_without_an_amount_too(tmp_path: Path, key: str) -> None:
+    """Where GPUs are offered in slots alone, before and after the webhook has filled in an amount."""
+    it, given = OneNode(RULES, in_slots(DGX)), pod({GPU: "1"}, {key: "spread"})
+    it.tell(it.says.all())
+    it.view.renew()
+    offers, checks = it.view.offers, it.scheduler.checks
+    webhook = Webhook("", lambda resource: resource in offers.names, checks.check, offers.left_out)
+    text = f"metadata.annotations[{key}]: has no effect on slots of GPUs; {CHOOSE}"
+    async with serving(it.scheduler, more=webhook.routes()) as url, httpx.AsyncClient(base_url=url) as http:
+        for path in ("/webhook", "/webhook/validate"):
+            assert text == await said(http, given, path)
+        assert text in await filtered(http, given)
+    assert text == what_if(it, given, tmp_path)
+    tell_all(it.cluster, Says("whole", machine(), RULES).all())
+    it.view.renew()
+    checks.check(requested(given, tmp_path))
+
+
 @pytest.mark.parametrize("hardware", [in_units(DGX), in_slots(DGX)], ids=["units", "slots"])
 async def test_a_privileged_container_gets_no_share(hardware: Topology) -> None:
     """It has all devices of its node, whatever it asks for. One beside a container that asks is no better."""

@@ -168,11 +168,12 @@ def check_slots_asked(pod: PodRequest, offered: SlotResources, compat: Compat = 
         for where, container in containers_of(pod):
             check_amounts(where, container.limits, offered)
         card_rules(said_of_cards(pod.annotations), as_hami=compat == "hami")
-        check_annotations(pod.annotations, "slots", compat)
-        check_counts(pod.annotations, offered)
     elif any(container.limits.get(offered.resource) for _, container in containers_of(pod)):
         check_says_nothing(pod.annotations, offered)
-        check_counts(pod.annotations, offered)
+    else:
+        return
+    check_annotations(pod.annotations, "slots", compat)
+    check_counts(pod.annotations, offered)
 
 
 def check_counts(annotations: Mapping[str, str], offered: SlotResources) -> None:
@@ -280,9 +281,9 @@ def check_node_policy(annotations: Mapping[str, str]) -> None:
         )
 
 
-def check_no_node_policy(pod: PodRequest, slots: Iterable[SlotResources]) -> None:
-    """Raises InvalidShare for a policy for nodes of a pod with amounts of slots, where nodes are not ranked by it."""
-    if any(names_amounts(pod, each) for each in slots):
+def check_no_node_policy(pod: PodRequest, slots: Iterable[SlotResources], otherwise: Collection[ResourceName]) -> None:
+    """Raises InvalidShare for a policy for nodes of a pod with slots, if it ranks none. `otherwise`: as of `check_pod`."""
+    if any(is_for_slots(pod, each, otherwise) for each in slots):
         check_annotations({key: pod.annotations[key] for key in pod.annotations if key == names.NODE_POLICY}, "slots")
 
 

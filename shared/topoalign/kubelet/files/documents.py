@@ -38,7 +38,8 @@ class InvalidDocument(BadRequest):
 
 def load_document(path: Path, *, nulls: bool = False) -> Document:
     """
-    The document in a file; `nulls` as of `read`. Raises NotFound where there is none, InvalidDocument where it cannot be read.
+    The document in a file; `nulls` as of `read`. Raises NotFound where there is none, and InvalidDocument where it cannot be
+    read.
     """
     return read(content(path), str(path), nulls=nulls)
 

@@ -32,7 +32,7 @@ class PodChecks:
         offers = self._offers
         check_pod(request, offers.units, offers.slots, self._compat, otherwise=offers.not_in_slots, by_kubelet=True)
         if not self._ranks_as_hami:
-            check_no_node_policy(request, offers.slots)
+            check_no_node_policy(request, offers.slots, offers.not_in_slots)
         check_gpus_known(request, offers.gpus, offers.slots, offers.not_in_slots)
 
     def check_waiting(self, pod: PodToSchedule) -> None:
