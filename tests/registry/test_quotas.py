@@ -163,14 +163,37 @@ async def test_a_pod_counts_while_it_is_being_bound() -> None:
         quotas.see_pod(each)
 
     for _ in range(2):
-        with quotas.claim(one.uid):
+        with pytest.raises(BusUnavailable), quotas.claim(one.uid):
             quotas.check_waiting(one.to_schedule())
             with pytest.raises(OverQuota):
                 quotas.check_waiting(two.to_schedule())
             with pytest.raises(OverQuota), quotas.claim(two.uid):
                 pass
-        with quotas.claim(two.uid):
-            pass
+            raise BusUnavailable("no bus")
+        with pytest.raises(BusUnavailable), quotas.claim(two.uid):
+            raise BusUnavailable("no bus")
+
+
+def test_a_pod_counts_once_it_is_bound_although_that_is_not_shown_yet() -> None:
+    """Its node may tell what it has before the watch of pods tells of the bind, and then nothing is reserved for it."""
+    cluster, offers = FakeCluster(), OfferedResources()
+    offers.note(NODE, in_units(DGX))
+    quotas = Quotas(offers, tuple)
+    quotas.listed = True
+    quotas.see(SeenQuota(namespace="ml", name="gpus", uid="q", limits={CORES: 50}))
+    one, two = (pod_of(cluster.add_pod(pod(name, share(30)))) for name in ("one", "two"))
+    for each in (one, two):
+        quotas.see_pod(each)
+
+    with quotas.claim(one.uid):
+        pass
+    with pytest.raises(OverQuota):
+        quotas.check_waiting(two.to_schedule())
+    quotas.see_pod(msgspec.structs.replace(one, node=NODE))
+    with pytest.raises(OverQuota):
+        quotas.check_waiting(two.to_schedule())
+    quotas.end_pod(one.uid)
+    quotas.check_waiting(two.to_schedule())
 
 
 def test_who_was_refused_beside_a_bind_is_woken_when_it_fails() -> None:

@@ -136,8 +136,9 @@ class Quotas:
     @contextmanager
     def claim(self, uid: str) -> Iterator[None]:
         """
-        The pod and its gang count while it is being bound, for those that are asked about meanwhile. Raises as
-        `check_waiting`.
+        The pod and its gang count while it is being bound, for those that are asked about meanwhile; and the pod itself
+        afterwards, if that does not fail: its node may have what was reserved for it on record before Kubernetes shows that
+        it is bound. Raises as `check_waiting`.
         """
         namespace = self._namespaces.get(uid)
         if namespace is not None:
@@ -151,6 +152,9 @@ class Quotas:
                 self._refused_beside_claims = False
                 self.freed()
             raise
+        else:
+            if uid in self._namespaces and uid not in self._read:
+                self._held[self._namespaces[uid]].bind(uid)
         finally:
             self._claims.subtract(claimed)
             self._claims = +self._claims
