@@ -196,6 +196,26 @@ def test_a_pod_counts_once_it_is_bound_although_that_is_not_shown_yet() -> None:
     quotas.check_waiting(two.to_schedule())
 
 
+@pytest.mark.parametrize(
+    "annotations",
+    [{"nvidia.com/use-gputype": "x" * 40_000}, {f"example.com/{number}": "" for number in range(1_001)}],
+    ids=["too long", "too many"],
+)
+def test_a_pod_counts_whatever_its_annotations_say(annotations: dict[str, str]) -> None:
+    """They can be written while it runs. A registry that begins then counts what it holds."""
+    cluster, offers = FakeCluster(), OfferedResources()
+    offers.note(NODE, in_units(DGX))
+    quotas = Quotas(offers, tuple)
+    quotas.listed = True
+    quotas.see(SeenQuota(namespace="ml", name="gpus", uid="q", limits={CORES: 50}))
+    shown = pod("one", share(30))
+    shown["metadata"]["annotations"] = annotations
+    quotas.see_pod(msgspec.structs.replace(pod_of(cluster.add_pod(shown)), node=NODE))
+
+    with pytest.raises(OverQuota):
+        quotas.check_waiting(pod_of(cluster.add_pod(pod("two", share(30)))).to_schedule())
+
+
 def test_who_was_refused_beside_a_bind_is_woken_when_it_fails() -> None:
     """Nothing was reserved, so nothing else tells of it. A bind beside which nobody was refused wakes nobody."""
     cluster, offers, freed = FakeCluster(), OfferedResources(), list[str]()

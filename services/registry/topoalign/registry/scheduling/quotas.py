@@ -102,7 +102,7 @@ class Quotas:
             if not names_devices(pod):
                 return
             try:
-                request = pod.to_schedule().request
+                request = without_annotations(pod).to_schedule().request
             except InvalidField:  # no kubelet gives it anything
                 return
             self._add(pod.uid, request)
@@ -219,6 +219,15 @@ def has_room(quotas: Quotas | None, pod: PodToSchedule, gone: Collection[str]) -
     except OverQuota:
         return False
     return True
+
+
+def without_annotations(pod: SeenPod) -> SeenPod:
+    """The pod with no annotations, which a user may change while it runs: its kubelet looks at none, nor do quotas."""
+    metadata = pod.content.metadata
+    if metadata is None or not metadata.annotations:
+        return pod
+    alone = msgspec.structs.replace(metadata, annotations=None)
+    return msgspec.structs.replace(pod, content=msgspec.structs.replace(pod.content, metadata=alone))
 
 
 def names_devices(pod: SeenPod) -> bool:
