@@ -122,6 +122,8 @@ def test_an_older_text_has_no_init_containers() -> None:
         "GPU-0,NVIDIA,1,1000000000:;",
         "\x1b,NVIDIA,1,1:;",
         "GPU-0,NVIDIA,1,1:" * (MOST_SHARES + 1) + ";",
+        ";" * (MOST_SHARES + 1),
+        ":" * (MOST_SHARES + 1) + ";",
         "x" * (LONGEST + 1),
     ],
     ids=lambda text: text[:20],
