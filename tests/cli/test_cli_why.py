@@ -117,6 +117,22 @@ def test_a_pod_of_kubernetes_is_read_by_kubectl(tmp_path: Path, capsys: pytest.C
     assert 69 == status and 'cannot be read: pods "train" not found\n' in err
 
 
+def test_a_pod_of_kubernetes_that_no_node_takes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the words of the filter: it was created past the webhook, and waits."""
+    words = {"topoalign.io/gang": "g", "topoalign.io/gang-size": "some"}
+    spec = {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": 2}}}]}
+    shown = {"kind": "Pod", "metadata": {"name": "train", "annotations": words}, "spec": spec}
+    kubectl = tmp_path / "bin" / "kubectl"
+    kubectl.parent.mkdir()
+    kubectl.write_text(f"#!/bin/sh\nprintf '%s' '{json.dumps(shown)}'\n")
+    kubectl.chmod(0o755)
+
+    status, out, err = run("why ml/train --from cluster.ndjson", capsys)
+
+    assert 0 != status and "" == out
+    assert "metadata.annotations[topoalign.io/gang-size]: 'some' is not a number of pods" in err
+
+
 async def alive(body: bytes) -> bytes:
     return wire.answer(Standing())
 

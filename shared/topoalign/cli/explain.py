@@ -90,13 +90,17 @@ def what_if(
 
 def pod_in(file: Path, **asked: Any) -> tuple[PodRequest, Changes]:
     """
-    The pod of a manifest, and the rules that are to differ. Raises UsageError if a pod is described twice, and InvalidField
-    for what an API server with our webhook would not take.
+    The pod of a manifest, and the rules that are to differ. Raises UsageError if a pod is described twice, and what
+    `checked` does.
     """
     rules = rules_alone(asked, "--pod-file")
     from topoalign.kubelet.files import manifest  # brings in YAML
 
-    pod = manifest.load_pod(file)
+    return checked(manifest.load_pod(file), rules)
+
+
+def checked(pod: PodRequest, rules: Changes) -> tuple[PodRequest, Changes]:
+    """The same. Raises InvalidField and NoFit for what an API server with our webhook would not take."""
     check_pod(pod, compat=msgspec.convert(rules.get("compat", ""), Compat))
     return pod, rules
 

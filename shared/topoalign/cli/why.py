@@ -9,7 +9,7 @@ import click
 from topoalign.cli import options
 from topoalign.cli.allocate import Changes, pod_name, pod_request, request_options
 from topoalign.cli.cluster import FILE, ClusterOptions, ask, of_cluster, show_why
-from topoalign.cli.explain import pod_in, rules_alone
+from topoalign.cli.explain import checked, pod_in, rules_alone
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.core.model.requests import PodRequest
 
@@ -89,4 +89,4 @@ def pod_of_kubernetes(name: str, pod_file: Path | None, asked: dict[str, Any]) -
             done.stderr.decode(errors="replace").strip().splitlines()
         )  # the last one says it, those before are its log
         raise PodUnknown(name, lines[-1] if lines else f"kubectl ended with {done.returncode}")
-    return manifest.pod_of(documents.read(done.stdout, "the answer of kubectl")), rules
+    return checked(manifest.pod_of(documents.read(done.stdout, "the answer of kubectl")), rules)
