@@ -4,15 +4,20 @@ from collections import Counter
 from random import Random
 
 import msgspec
-from decision_support import machine
+import pytest
+from decision_support import container, machine, pod
 from faults_support import THOROUGH
 from feasibility_support import some_pod
 
 from topoalign.core.demand.field_paths import in_manifest
 from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.demand.slots import SlotResources
+from topoalign.core.demand.units import InvalidShare
 from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION
 from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
+from topoalign.core.model.topology.offers import Slots
 from topoalign.core.sharing.pod_checks import check_pod
 
 SAID = (
@@ -57,3 +62,16 @@ def test_a_pod_is_refused_as_by_the_first_mode_that_refuses_it() -> None:
 
     assert 100 < seen[""] < seen.total() - 100
     assert len(seen) > 4
+
+
+@pytest.mark.parametrize(("model", "most"), [("a100", 40_960), ("h100", 81_920)])
+def test_amounts_are_judged_by_the_slots_that_are_asked_for(model: str, most: int) -> None:
+    """Nodes have slots under several names, and the amounts of all of them under one."""
+    offered = [
+        SlotResources(ResourceName(f"nvidia.com/gpu-{name}"), Slots(), size)
+        for name, size in (("h100", 81_920), ("a100", 40_960))
+    ]
+    asked = pod(container(others={ResourceName(f"nvidia.com/gpu-{model}"): 1, Slots().memory: 16 << 30}))
+
+    with pytest.raises(InvalidShare, match=rf"limits\[nvidia.com/gpumem\]: {16 << 30} is above {most}"):
+        check_pod(asked, (), offered)

@@ -81,7 +81,7 @@ def check_pod(
     check_one(partial(check_asked, pod, each) for each in units if asks_for(pod, each))
     if offered or slots or otherwise:  # else it is not known by which names units are asked for
         check_spread(pod, units)
-    by_amounts = sorted(slots, key=lambda each: (-each.most, each.resource))
+    by_amounts = sorted(slots, key=lambda each: (not asks_for_slots(pod, each), -each.most, each.resource))
     check_one(
         partial(check_slots_asked, pod, each, compat) for each in by_amounts if is_for_slots(pod, each, otherwise)
     )
@@ -168,7 +168,7 @@ def check_slots_asked(pod: PodRequest, offered: SlotResources, compat: Compat = 
         for where, container in containers_of(pod):
             check_amounts(where, container.limits, offered)
         card_rules(said_of_cards(pod.annotations), as_hami=compat == "hami")
-    elif any(container.limits.get(offered.resource) for _, container in containers_of(pod)):
+    elif asks_for_slots(pod, offered):
         check_says_nothing(pod.annotations, offered)
     else:
         return
@@ -196,14 +196,17 @@ def check_says_nothing(annotations: Mapping[str, str], offered: SlotResources) -
 
 def is_for_slots(pod: PodRequest, offered: SlotResources, otherwise: Collection[ResourceName]) -> bool:
     """Whether a pod can be for no nodes but those with such slots. `otherwise`: as of `check_pod`."""
-    asks = any(each.limits.get(offered.resource) for _, each in containers_of(pod))
-    return names_amounts(pod, offered) or (asks and offered.resource not in otherwise)
+    return names_amounts(pod, offered) or (asks_for_slots(pod, offered) and offered.resource not in otherwise)
+
+
+def asks_for_slots(pod: PodRequest, offered: SlotResources) -> bool:
+    """Whether a container asks for slots of this resource."""
+    return any(each.limits.get(offered.resource) for _, each in containers_of(pod))
 
 
 def names_amounts(pod: PodRequest, offered: SlotResources) -> bool:
     """Whether a container names one of the resources of amounts, if only with 0."""
-    names_of = {*offered.slots.resources}
-    return any(not names_of.isdisjoint(each.limits) for _, each in containers_of(pod))
+    return any(not each.limits.keys().isdisjoint(offered.slots.resources) for _, each in containers_of(pod))
 
 
 def asks_for(pod: PodRequest, offered: UnitResources) -> bool:
