@@ -165,6 +165,16 @@ BAD_IN_SLOTS: dict[str, tuple[dict[str, Any], str]] = {
         for others in ({GPUS: "1"}, {GPUS: "1", MIB: "9"}, {GPUS: "1", PERCENT: "50"}, {})
     },
     "cores without an amount": (pod({GPUS: "1", COMPUTE: None}, {}), f"{SECOND}[{COMPUTE}]: 0 cores; leave it out"),
+    "Koordinator's annotation": (
+        pod({GPUS: "1", MIB: "9"}, {HINT: "{}"}),
+        f"metadata.annotations[{HINT}]: has no effect on slots of GPUs; leave it out, or ask for whole GPUs",
+    ),
+    "Koordinator's annotation and a whole GPU": (
+        pod(
+            {GPUS: "1", COMPUTE: "100"}, {"scheduling.koordinator.sh/device-joint-allocate": '{"deviceTypes": ["gpu"]}'}
+        ),
+        "metadata.annotations[scheduling.koordinator.sh/device-joint-allocate]: has no effect on slots of GPUs",
+    ),
     "-1 cores": (pod({GPUS: "1", COMPUTE: "-1"}, {}), f"{SECOND}[{COMPUTE}]: '-1' is no amount"),
     "0 GPUs": (pod({GPUS: "0", MIB: "9"}, {}), f"{SECOND}[{MIB}]: 9 of no GPU, as {GPUS} is missing"),
     "both kinds": (pod({GPUS: "1", MIB: "9", **GOOD}, {}), f"{SECOND}[{GPUS}]: GPUs in two ways, for {CORES} and"),

@@ -19,7 +19,8 @@ from topoalign.core.model.errors import NoFit
 from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.placement.preference import prefer
 from topoalign.core.profile import profile_of
-from topoalign.core.sharing.pod_checks import check_asked, check_joint_memory, check_slots_asked, check_spread
+from topoalign.core.sharing.joint_checks import check_joint_memory
+from topoalign.core.sharing.pod_checks import check_asked, check_slots_asked, check_spread
 from topoalign.core.state.fold import NodeState
 
 

@@ -9,12 +9,12 @@ way in which some node offers these refuses it. The field is named as the pod's 
 
 Refused are, in units: amounts of 0, parts of several GPUs where nothing spreads them, computing time without memory, more
 memory than a GPU has, units beside GPUs that are asked for in another way, and all annotations of HAMi and Gaia about cards,
-which have no effect there; nor have those of Koordinator, where the pod asks for nothing else that they are about. So is the
-number of GPUs over which units are spread, if it is above what a node has, if amounts do not divide evenly, and beside whole
-GPUs, slots, or no units at all. With slots: amounts that no GPU has, 0 cores, amounts without a number of GPUs, units in the
-same container, annotations that cannot be meant, those that have no effect, and those that have one where no amount is
-named: nodes that offer whole GPUs under the same name look at none. Where HAMi's rules choose the GPUs (`compat`), lists of
-policies and a policy for nodes can be meant.
+which have no effect there; nor have those of Koordinator, where the pod asks for nothing else that they are about
+(`joint_checks`). So is the number of GPUs over which units are spread, if it is above what a node has, if amounts do not
+divide evenly, and beside whole GPUs, slots, or no units at all. With slots: amounts that no GPU has, 0 cores, amounts
+without a number of GPUs, units in the same container, annotations that cannot be meant, those that have no effect, those of
+Koordinator, and those that have one where no amount is named: nodes that offer whole GPUs under the same name look at none.
+Where HAMi's rules choose the GPUs (`compat`), lists of policies and a policy for nodes can be meant.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
@@ -31,14 +31,14 @@ from topoalign.core.demand.slots import SlotResources, check_amounts
 from topoalign.core.demand.spread import cards_said, check_cards
 from topoalign.core.demand.units import USUAL_NAMES, InvalidShare, Share, UnitResources, check_share
 from topoalign.core.demand.validate import validate_pod
-from topoalign.core.deviceshare.demand import RESOURCES as JOINT_RESOURCES
-from topoalign.core.deviceshare.demand import JointDemand, check_keys, is_joint
-from topoalign.core.deviceshare.names import ANNOTATIONS, GPU_BYTES, GPU_RESOURCES
+from topoalign.core.deviceshare.demand import check_keys, is_joint
+from topoalign.core.deviceshare.names import GPU_RESOURCES
 from topoalign.core.model.errors import InvalidField, NoFit, quoted
-from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import CARDS, AdmissionRules, Compat, Mode, PodRequest
-from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
+from topoalign.core.model.topology.offers import CORES
 from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
+from topoalign.core.sharing.joint_checks import check_not_joint, check_slots_not_joint, without_effect
 from topoalign.core.sharing.refusals import MemoryAboveCard, NotEnoughShareCards, ShareFields
 
 CORE_LIMIT = "tencent.com/vcuda-core-limit"
@@ -114,35 +114,6 @@ def check_asked(pod: PodRequest, offered: UnitResources) -> None:
     check_not_joint(pod)
 
 
-def check_not_joint(pod: PodRequest) -> None:
-    """
-    Raises InvalidShare for an annotation of Koordinator where no container asks for what these are about: whole GPUs and
-    NICs, and GPUs by its own names. `pod`: valid, and asks for units.
-    """
-    key = next((key for key in ANNOTATIONS if key in pod.annotations), None)
-    if key is None:
-        return
-    asked = (amounts for _, each in containers_of(pod) for amounts in (each.limits, each.requests))
-    if any(amounts.get(name) for amounts in asked for name in JOINT_RESOURCES):
-        return  # what that container asks for is decided by them, and their content is checked
-    raise InvalidShare(
-        f"{path(key)}: {without_effect('units')}",
-        f"leave it out; it is about whole GPUs ({GPU}) and NICs ({NIC}), and no container asks for any",
-    )
-
-
-def check_joint_memory(pod: PodRequest, asked: Iterable[JointDemand | None], offered: UnitResources) -> None:
-    """
-    Raises MemoryAboveCard for a container that asks by Koordinator's name for more bytes of each GPU than the largest one in
-    units has. `asked`: what each container asks for together, in the order of `containers_of`.
-    """
-    largest = offered.most * MEMORY_BLOCK
-    for (where, _), demand in zip(containers_of(pod), asked, strict=True):
-        memory = 0 if demand is None or demand.gpu is None else demand.gpu.each.get(GPU_BYTES, 0)
-        if memory > largest:
-            raise MemoryAboveCard(ShareFields(memory=f"{where}.resources.limits[{GPU_BYTES}]"), memory, largest)
-
-
 def check_spread(pod: PodRequest, offered: Iterable[UnitResources]) -> None:
     """
     Raises InvalidShare where a pod says over how many GPUs its units are spread, and asks for no units of those that are
@@ -173,6 +144,7 @@ def check_slots_asked(pod: PodRequest, offered: SlotResources, compat: Compat = 
     else:
         return
     check_annotations(pod.annotations, "slots", compat)
+    check_slots_not_joint(pod, offered)
     check_counts(pod.annotations, offered)
 
 
@@ -267,11 +239,6 @@ def check_annotations(annotations: Mapping[str, str], what: Literal["units", "sl
                 f"{path(key)}: {without_effect(what)}",
                 "leave it out; nodeSelector and affinity choose the nodes",
             )
-
-
-def without_effect(what: Literal["units", "slots"]) -> str:
-    """What is found of an annotation that chooses otherwise."""
-    return f"has no effect on {what} of GPUs{', which go where least is left' if what == 'units' else ''}"
 
 
 def check_node_policy(annotations: Mapping[str, str]) -> None:
