@@ -45,6 +45,7 @@ PASSED_OVER = (
     "nvidia.com/gpumem), and for whole ones as nvidia.com/gpu"
 )
 
+REFUSED_BY_SLOTS = "not a share of a GPU; ask for amounts that a GPU has and for one where annotations choose GPUs"
 GOOD = units("20", "16")
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no cores": (pod(units("0"), {}), f"{SECOND}[{CORES}]: 0 units; leave it out, or ask for 1 or more"),
@@ -317,10 +318,11 @@ async def test_annotations_without_effect_are_refused_without_an_amount_too(tmp_
         for path in ("/webhook", "/webhook/validate"):
             assert text == await said(http, given, path)
         assert text in await filtered(http, given)
+        tell_all(it.cluster, Says("whole", machine(), RULES).all())
+        it.view.renew()
+        assert "" == await said(http, given, "/webhook")
+        assert {"", REFUSED_BY_SLOTS} == await filtered(http, given)
     assert text == what_if(it, given, tmp_path)
-    tell_all(it.cluster, Says("whole", machine(), RULES).all())
-    it.view.renew()
-    checks.check(requested(given, tmp_path))
 
 
 @pytest.mark.parametrize("hardware", [in_units(DGX), in_slots(DGX)], ids=["units", "slots"])
