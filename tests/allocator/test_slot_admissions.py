@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from random import Random
 
+import msgspec
 import pytest
 from faults_support import THOROUGH
 from slot_limits_reference import LIMITERS, check_told, limited_node
-from slot_node_support import EACH, Ask, SlotNode
+from slot_node_support import EACH, Ask, SlotNode, slot_node
 
+from topoalign.core.admission.admit import admit
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import GPU, DeviceID, PodName
@@ -170,3 +172,18 @@ async def test_pods_that_wait_together_hold_what_each_asked_for(seed: int) -> No
                 check_held(it, name, {f"c{place}": each for place, each in enumerate(asked)})
             for name in pods:
                 await it.remove(name)
+
+
+@pytest.mark.parametrize("policy", [Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])
+async def test_a_pod_that_fills_the_gpus_of_its_next_container_is_foreseen(policy: Policy) -> None:
+    """The kubelet counts the free slots of NUMA node 0, of whose GPUs the first container has all, by its reservation."""
+    async with slot_node(policy) as (it, _):
+        pod, rules = it.asking("p", Ask(2, cores=100), Ask(1, 1_000, 30)), it.rules
+        it.rules = msgspec.structs.replace(rules, policy=Policy.NONE)
+        assert isinstance(it.reserve_beside(pod)[0], Admission)
+
+        foreseen, decision = admit(it.ledger.state, pod, rules), await it.admit_pod(pod)
+
+        assert isinstance(foreseen, Refusal) and isinstance(decision, Refusal)
+        assert ("ShareSplit", "c1") == (foreseen.code, foreseen.container)
+        assert "NotEnoughShareCores" in decision.finding or "ShareSplit" in decision.finding

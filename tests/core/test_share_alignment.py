@@ -6,8 +6,10 @@ from decision_support import GIB, container, machine, node, pod
 from realignment_support import with_pod
 from slot_support import CORES, MEMORY, in_slots
 
+from topoalign.core.admission.admit import admit
 from topoalign.core.admission.share_alignment import finds_gpus, parts_of
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
+from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Policy
 from topoalign.core.model.topology.model import Topology
@@ -65,6 +67,20 @@ def test_an_earlier_set_is_a_danger_if_it_may_have_all_but_the_cores(held: list[
     assert with_pod(state, new) is not None
     assert finds is finds_gpus(state, new)
     assert finds is all(with_pod(each, new) is not None for each in ends)
+
+
+@pytest.mark.parametrize("policy", [Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])
+def test_a_kubelet_counts_the_slots_of_a_gpu_that_its_pod_has_filled(policy: Policy) -> None:
+    """They are listed as Unhealthy once the first container has its GPU, and the second one is aligned before that."""
+    rules = msgspec.structs.replace(RULES, policy=policy)
+    first, second = (container(name, others={GPU: 1, CORES: cores}) for name, cores in (("a", 100), ("b", 30)))
+
+    refusal, taking = admit(node(shared()), pod(first, second), rules), admit(node(shared()), pod(first), rules)
+
+    assert isinstance(refusal, Refusal) and isinstance(taking, Admission)
+    assert ("ShareSplit", "b") == (refusal.code, refusal.container)
+    after = node(shared()).holding(taking.allocations[0])
+    assert isinstance(admit(after, pod(second, name="later"), rules), Admission)
 
 
 def test_a_pod_finds_gpus_if_others_leave_enough_wherever_they_come() -> None:

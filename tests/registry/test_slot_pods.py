@@ -59,7 +59,7 @@ def test_a_node_is_offered_where_gpus_have_enough_left() -> None:
 
     assert "" == code(it, pod(asks(2, memory=9_000)))
     assert "NotEnoughShareCards" == code(it, pod(asks(5)))
-    assert "NotAligned" == code(it, pod(asks(2, cores=60), asks(2, cores=60, name="two"), asks(1, name="three")))
+    assert "ShareSplit" == code(it, pod(asks(2, cores=60), asks(2, cores=60, name="two"), asks(1, name="three")))
 
 
 def test_slots_that_become_instances_are_offered_by_place() -> None:

@@ -141,7 +141,8 @@ class AdmissionRun:
             companions=got.companions,
             slots=slots_given(self.state, container, got.devices),
         )
-        self.state = holding(self.state, allocation, earlier)
+        after = holding(self.state, allocation, earlier)
+        self.state = after.listed_as(self.state) if self.profile.hears_of_devices_later else after
 
     def devices(self, container: ContainerDemand, aligned: Aligned) -> Steps[ContainerDevices]:
         """
@@ -248,8 +249,7 @@ class AdmissionRun:
 
     def admission(self) -> Admission:
         """What all containers were given."""
-        held = with_peaks(held_by_pod(self.state, self.demand))
-        return Admission(allocations=held, explanation=self.explanation())
+        return Admission(allocations=with_peaks(held_by_pod(self.state, self.demand)), explanation=self.explanation())
 
     def refusal(self, misfit: NoFit) -> Refusal:
         """Why the pod does not fit, and what the kubelet had given before it found that."""

@@ -152,6 +152,12 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             after.__dict__["ownership"] = owned.unchanged(after.allocations, after.told)
         return after
 
+    def listed_as(self, before: "NodeState") -> "NodeState":
+        """Returns the state as a kubelet sees it that has heard of the devices what it had heard `before`."""
+        after = msgspec.structs.replace(self)
+        after.__dict__["ownership"] = self.ownership.listed_as(before.ownership)
+        return after
+
     @property
     def owned(self) -> Ownership | None:
         """`ownership`, if somebody has asked for it in this state or in one before."""

@@ -81,6 +81,12 @@ class Ownership:
         """Who holds what where these `allocations` hold what they held before, under this health."""
         return self._successor(allocations, told, None, *self._known)
 
+    def listed_as(self, before: "Ownership") -> "Ownership":
+        """The same to a kubelet that has heard of the devices what it had heard `before`, on this hardware."""
+        after = self.unchanged(self._allocations, self._told)
+        after.__dict__.update(handed_out=before.handed_out, blocked=before.blocked)
+        return after
+
     def _successor(
         self,
         allocations: Mapping[AllocationID, Allocation],
