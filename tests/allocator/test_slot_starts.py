@@ -127,6 +127,30 @@ async def test_none_starts_with_anothers_slots_whose_reservation_ended_before() 
         assert [("c0", "NotAsReserved")] == it.refusals("b")
 
 
+async def test_a_robbed_pod_does_not_start_after_its_reservation_either() -> None:
+    """The record says that it has equal parts because another pod got what was reserved for it."""
+    async with slot_node() as (it, tasks):
+        waiting = it.asking("a", LARGE)
+        it.reserve_beside(waiting)
+        await admit(it, it.asking("b", SMALL))
+        assert isinstance(await it.kubelet.admit(waiting, "uid-a", start=False), Admission)
+
+        it.reserved = NodeReservations()
+        await it.start_agent(tasks)
+
+        assert "others were reserved for it" in await failure(it, "a")
+        assert [("c0", "NotAsReserved")] == it.refusals("a")
+
+
+async def test_a_pod_with_equal_parts_starts_beside_one_that_is_robbed() -> None:
+    async with slot_node() as (it, _):
+        it.reserve_beside(it.asking("a", LARGE))
+        await admit(it, it.asking("b", SMALL))
+        await admit(it, it.asking("c", SMALL))
+
+        assert ([PART], "") == ([*it.held("c").values()], await failure(it, "c"))
+
+
 async def test_none_starts_with_anothers_slots_after_the_agent_starts_anew() -> None:
     async with slot_node() as (it, tasks):
         it.reserve_beside(it.asking("a", LARGE))

@@ -266,7 +266,8 @@ class Grants:
                 slots={**amounts, **{s: made[s].amount for s in ordered if s in made}},
                 instances={slot: made[slot].uuid for slot in ordered if slot in made},
                 meant_for=self.slots.meant_for(resource, amounts),
-                denied=denied_pod(new.gone.values(), resource, ordered, listing),
+                denied=denied_pod(new.gone.values(), resource, ordered, listing)
+                or self.slots.robbed(resource, ordered),
             )
         )
         if companions.lacking:

@@ -152,7 +152,8 @@ class SlotStarts:
             is_strange = record.meant_for and record.pod_uid not in record.meant_for
             if is_strange or (record.denied and record.pod_uid in ("", record.denied)):
                 if record.pod_uid:
-                    return NotAsReserved(slots, most, "they were reserved for another pod")
+                    before = "others were reserved for it, or " if not self._unequal(record, amounts) else ""
+                    return NotAsReserved(slots, most, f"{before}they were reserved for another pod")
                 if is_read:
                     raise unknown_owner(slots)
         return None

@@ -41,6 +41,7 @@ from topoalign.core.sharing.reserved_slots import (
     amounts_reserved,
     answering_part,
     open_parts,
+    pod_robbed,
     pods_meant,
     untold_part,
 )
@@ -209,6 +210,11 @@ class SlotGrants:
         if all(amount == equal_part(hardware, base_of(slot)) for slot, amount in amounts.items()):
             return ()
         return pods_meant(self._reserved(), self._clock.monotonic(), resource, amounts)
+
+    def robbed(self, resource: ResourceName, slots: Collection[DeviceID]) -> str:
+        """UID of a pod that must not start with these slots: others have got what is reserved for it. Empty: none is."""
+        is_moved = bool(self._amounts_moved(slots))
+        return "" if is_moved else pod_robbed(self._state(), self._reserved(), self._clock.monotonic(), resource, slots)
 
     def beside(
         self, resource: ResourceName, slots: Collection[DeviceID], granted: Sequence[Allocation] = ()

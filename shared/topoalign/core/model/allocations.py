@@ -152,7 +152,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     denied: str = ""
     """
     UID of a pod that does not start with these slots: its init container, which had some of them before, was told amounts
-    that were reserved for others. Empty: there is none.
+    that were reserved for others, or others were given what was reserved for it. Empty: there is none.
     """
 
     def __post_init__(self) -> None:

@@ -149,6 +149,24 @@ def pods_meant(
     )
 
 
+def pod_robbed(
+    state: NodeState, reserved: NodeReservations, now: float, resource: ResourceName, slots: Collection[DeviceID]
+) -> str:
+    """
+    UID of the pod that waits, at monotonic second `now`, for as many slots as these, and whose own ones others have got, as
+    far as is known; empty: there is none, or just these are reserved.
+    """
+    if amounts_reserved(reserved, now, resource, slots):
+        return ""
+    for each in reserved.reservations:
+        for container in each.containers if reserved.until[each.pod_uid] > now else ():
+            own = frozenset(container.devices.get(resource, ()))
+            is_known = len(own) == len(slots) and own <= container.slots.keys()
+            if is_known and any(map(state.ownership.is_held, own)) and not has_got(state, each, container, own):
+                return each.pod_uid
+    return ""
+
+
 def is_meant(
     reservation: Reservation,
     container: ReservedContainer,
