@@ -379,6 +379,25 @@ async def test_who_was_displaced_is_recorded_again_when_the_other_makes_way(node
     assert ["x1"] == [former.owner.pod for former in again.displaced]
 
 
+async def test_two_that_were_displaced_from_a_device_are_told_of_again(node: Node) -> None:
+    """The kubelet lost its checkpoint twice; the pod that got the device last was refused after Allocate."""
+    await runs(node, "x1", "uid-1", GPUS[0])
+    await lost(node)
+    await runs(node, "x2", "uid-2", GPUS[0])
+    await lost(node)
+    (last,) = await node.device_allocations.allocate(GPU, [[GPUS[0]]])
+    write(node)
+    await later(node, 30)
+
+    (back,) = node.ledger.state.allocations.values()
+    assert ["x2", "x1"] == [former.owner.pod for former in last.displaced]
+    assert back.owner == owner("x2")
+    assert ["x1"] == [former.owner.pod for former in back.displaced]
+    directories(node, "uid-1")
+    await later(node, 30)
+    assert {"GPU-0": "x1"} == node.live()
+
+
 async def test_a_container_given_other_devices_leaves_its_former_ones(node: Node) -> None:
     """Its kubelet died with its checkpoint before it ran, and the next one admits it once more."""
     await runs(node, "pod-a", "uid-a", GPUS[0], GPUS[1])

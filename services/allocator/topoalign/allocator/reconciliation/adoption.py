@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
+import msgspec
+
 from topoalign.allocator.hardware_watch import is_confirmed
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing, Part
@@ -68,7 +70,8 @@ def returned(
 ) -> list[Allocation]:
     """
     Makes allocations for containers that the `ended` ones displaced and that run on, as far as nobody else has their
-    devices. They are to be granted in the place of the ended ones, after those that are `granted` there already.
+    devices. They are to be granted in the place of the ended ones, after those that are `granted` there already. Of several
+    that had a device, the last one that did has it again, and has displaced the others, as before.
     """
     found: list[Allocation] = []
     now = [each for each in ended if each.displaced and not is_before(each, ledger.boot)]
@@ -77,7 +80,8 @@ def returned(
     state = without(ledger.state, ended)
     for each in granted:
         state = state.holding(each)
-    for former in (former for each in now for former in still_displaced(each.displaced, listing)):
+    formers = [former for each in now for former in still_displaced(each.displaced, listing)]
+    for former in formers:
         devices = {
             resource: free
             for resource, ids in former.devices.items()
@@ -99,7 +103,13 @@ def returned(
                 )
             )
             state = state.holding(found[-1])
-    return found
+    return [msgspec.structs.replace(each, displaced=others_of(state, each, formers)) for each in found]
+
+
+def others_of(state: NodeState, returning: Allocation, displaced: Sequence[Displaced]) -> tuple[Displaced, ...]:
+    """Those of the displaced that have some of the devices of one that has returned, each once, without itself."""
+    found = {(each.owner, each.pod_uid): each for each in of_devices(state, displaced, returning.device_ids)}
+    return tuple(each for name, each in found.items() if name != (returning.owner, returning.pod_uid))
 
 
 def without(state: NodeState, allocations: Sequence[Allocation]) -> NodeState:
