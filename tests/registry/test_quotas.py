@@ -18,7 +18,7 @@ from topoalign.core.model.requests import GANG, GANG_SIZE, AdmissionRules, Conta
 from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.sharing.quotas import HAMI, Amounts, OverQuota, PerGpu, quota_amounts, total
 from topoalign.registry.kubernetes.memory import pod_of
-from topoalign.registry.ports import SeenQuota
+from topoalign.registry.ports import SeenPod, SeenQuota
 from topoalign.registry.scheduling.namespace_use import NamespaceUse
 from topoalign.registry.scheduling.offered import OfferedResources
 from topoalign.registry.scheduling.quotas import Quotas
@@ -151,8 +151,8 @@ async def test_waiting_pods_count_beside_those_that_are_bound() -> None:
         assert "" == await at.bound("two")
 
 
-async def test_a_pod_counts_while_it_is_being_bound() -> None:
-    """Before anything is reserved for it: of two pods bound at once one has room. A failed bind gives it back."""
+def two_pods_and_room_for_one() -> tuple[Quotas, SeenPod, SeenPod]:
+    """A namespace with 50 units of computing time, and two waiting pods that ask for 30 each."""
     cluster, offers = FakeCluster(), OfferedResources()
     offers.note(NODE, in_units(DGX))
     quotas = Quotas(offers, tuple)
@@ -161,6 +161,12 @@ async def test_a_pod_counts_while_it_is_being_bound() -> None:
     one, two = (pod_of(cluster.add_pod(pod(name, share(30)))) for name in ("one", "two"))
     for each in (one, two):
         quotas.see_pod(each)
+    return quotas, one, two
+
+
+async def test_a_pod_counts_while_it_is_being_bound() -> None:
+    """Before anything is reserved for it: of two pods bound at once one has room. A failed bind gives it back."""
+    quotas, one, two = two_pods_and_room_for_one()
 
     for _ in range(2):
         with pytest.raises(BusUnavailable), quotas.claim(one.uid):
@@ -176,14 +182,7 @@ async def test_a_pod_counts_while_it_is_being_bound() -> None:
 
 def test_a_pod_counts_once_it_is_bound_although_that_is_not_shown_yet() -> None:
     """Its node may tell what it has before the watch of pods tells of the bind, and then nothing is reserved for it."""
-    cluster, offers = FakeCluster(), OfferedResources()
-    offers.note(NODE, in_units(DGX))
-    quotas = Quotas(offers, tuple)
-    quotas.listed = True
-    quotas.see(SeenQuota(namespace="ml", name="gpus", uid="q", limits={CORES: 50}))
-    one, two = (pod_of(cluster.add_pod(pod(name, share(30)))) for name in ("one", "two"))
-    for each in (one, two):
-        quotas.see_pod(each)
+    quotas, one, two = two_pods_and_room_for_one()
 
     with quotas.claim(one.uid):
         pass
