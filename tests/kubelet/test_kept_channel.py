@@ -6,6 +6,8 @@ from pathlib import Path
 
 import anyio
 import pytest
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
 from kubelet_support import short_directory
 
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
@@ -19,6 +21,9 @@ from topoalign.runtime.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 
+AGAIN = 0.05
+"""Seconds until a question is asked again that was turned away."""
+
 
 class Kubelet(Servicer, v1.PodResourcesListerBase):
     """Lists one pod more at each List. Its only resource bears its name."""
@@ -29,6 +34,8 @@ class Kubelet(Servicer, v1.PodResourcesListerBase):
         """The connection of each List."""
         self.hangs_up: set[int] = set()
         """The numbers of the List calls whose connection it closes instead of an answer, from 1."""
+        self.turned_away = 0
+        """So many calls more it turns away, as a kubelet does that has had more of all its clients than it answers."""
         self.listing, self.telling = anyio.Event(), anyio.Event()
         """Until these are set, List and GetAllocatableResources wait."""
         self.listing.set()
@@ -39,6 +46,9 @@ class Kubelet(Servicer, v1.PodResourcesListerBase):
         assert connection is not None
         if len(self.asked) in self.hangs_up:
             connection.close("test")
+        if self.turned_away:
+            self.turned_away -= 1
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, "too many calls")
         await self.listing.wait()
         return v1.ListPodResourcesResponse(pod_resources=[v1.PodResources(name="p")] * len(self.asked))
 
@@ -188,6 +198,47 @@ async def test_a_first_question_whose_connection_is_lost_is_not_asked_again() ->
             await it.client.listing()
 
         assert 1 == len(it.kubelet.asked)
+
+
+async def test_a_question_that_is_turned_away_is_asked_again_soon() -> None:
+    """The kubelet counts the calls of all its clients, so others may be the cause; the connection is as good as before."""
+    async with node() as it:
+        it.kubelet.turned_away = 3
+        found: list[int] = []
+
+        async def ask() -> None:
+            found.append((await it.client.listing()).pods)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            for turned_away in (1, 2, 3):
+                while len(it.kubelet.asked) < turned_away:
+                    await anyio.lowlevel.checkpoint()
+                await it.clock.advance(AGAIN)
+
+        assert [4] == found
+        assert 1 == it.server.accepted
+
+
+async def test_who_is_turned_away_until_the_deadline_says_so() -> None:
+    async with node() as it:
+        it.kubelet.turned_away = 1_000
+        refusals: list[str] = []
+
+        async def ask() -> None:
+            with pytest.raises(KubeletAway) as away:
+                await it.client.listing()
+            refusals.append(str(away.value))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            while not refusals:
+                await it.clock.advance(AGAIN)
+        asked, it.kubelet.turned_away = len(it.kubelet.asked), 0
+
+        assert "RESOURCE_EXHAUSTED too many calls" in refusals[0]
+        assert 1 < asked <= 21
+        assert asked + 1 == (await it.client.listing()).pods
 
 
 async def test_after_a_mute_kubelet_the_next_question_has_a_new_connection() -> None:

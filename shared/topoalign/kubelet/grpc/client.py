@@ -22,6 +22,10 @@ FAILURES = (OSError, asyncio.TimeoutError, GRPCError, StreamTerminatedError, Pro
 """How a call fails: no connection, a deadline, a status, a connection that ends, nonsense, no answer (asserted)."""
 
 
+AGAIN_SECONDS = 0.05
+"""Until a call that was turned away is made again."""
+
+
 class KubeletAway(Unavailable):
     """The kubelet is not there, does not answer in time, or refuses."""
 
@@ -33,6 +37,10 @@ class KubeletAway(Unavailable):
 
 class Lost(Exception):
     """Raised by a call whose connection was lost, and which is to be made again."""
+
+
+class TurnedAway(Exception):
+    """Raised by a call to a server that has too many to answer, and which is to be made again in a moment."""
 
 
 async def ask(
@@ -55,8 +63,9 @@ def channel_to(path: Path, codec: CodecBase | None = None) -> Channel:
 
 async def answered(path: Path, call: Callable[[], Awaitable[T]], clock: Clock, within: float) -> T:
     """
-    The answer to a call; one that raises Lost is made again, in a new task (`apart` has the reason). Raises KubeletAway,
-    about the socket at `path`, if there is no good answer within so many seconds.
+    The answer to a call; one that raises Lost is made again, in a new task (`apart` has the reason), and one that raises
+    TurnedAway after `AGAIN_SECONDS`. Raises KubeletAway, about the socket at `path`, if there is no good answer within so
+    many seconds.
     """
     answers: list[T] = []
     failure = f"no answer within {within:g} s"
@@ -66,6 +75,11 @@ async def answered(path: Path, call: Callable[[], Awaitable[T]], clock: Clock, w
         try:
             answers.append(await call())
         except Lost:
+            tasks.start_soon(attempt)
+            return
+        except TurnedAway as turned_away:
+            failure = str(turned_away)
+            await clock.sleep(AGAIN_SECONDS)
             tasks.start_soon(attempt)
             return
         except FAILURES as error:

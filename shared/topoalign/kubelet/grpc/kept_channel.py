@@ -8,6 +8,9 @@ more; it is closed when the last call over it has ended.
 
 A call over a connection that has answered before may fail for no other reason than that the server has closed it since.
 Such a call is made again over a new connection, so only what may be asked twice is asked here.
+
+The kubelet answers 100 calls a second of all its clients together, and ten at once; it turns the others away. That says
+nothing of the connection, and such a call is made again in a moment.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,12 +19,13 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from grpclib.client import Channel, Stream
+from grpclib.const import Status
 from grpclib.encoding.base import CodecBase
-from grpclib.exceptions import StreamTerminatedError
+from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from topoalign.core.ports import Clock
 from topoalign.kubelet.grpc import sockets
-from topoalign.kubelet.grpc.client import Lost, answered, channel_to
+from topoalign.kubelet.grpc.client import Lost, TurnedAway, answered, channel_to, described
 
 T = TypeVar("T")
 
@@ -53,6 +57,10 @@ class KeptChannel:
                     if connection.has_answered:
                         raise Lost from error
                     raise
+                except GRPCError as error:
+                    if error.status is Status.RESOURCE_EXHAUSTED:
+                        raise TurnedAway(described(error)) from error
+                    raise
 
         return await answered(self.path, call, self._clock, within)
 
@@ -77,6 +85,9 @@ class KeptChannel:
         try:
             yield lent
             succeeded = lent.has_answered = True
+        except TurnedAway:
+            succeeded = lent.has_answered = True
+            raise
         finally:
             lent.calls -= 1
             if not succeeded and self._kept is lent:
