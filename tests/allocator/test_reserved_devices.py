@@ -1,7 +1,7 @@
 """Reservations that are heard on the bus steer what the kubelet is told to take; nothing is given out because of them."""
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -12,7 +12,7 @@ from reservation_support import changed, container, ids, reservation
 from topoalign.allocator.reservations import HEARD_SECONDS, READ_SECONDS, Reservations
 from topoalign.core import wire
 from topoalign.core.model.events import AllocationDeviated, ReservationsChanged
-from topoalign.core.model.ids import GPU, DeviceID, NodeName
+from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName
 from topoalign.core.ports import Message
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
@@ -206,9 +206,11 @@ async def test_a_state_is_compared_with_what_is_reserved_twice_at_most(monkeypat
     seen: list[NodeState] = []
     observe = NodeReservations.observe
 
-    def noted(reserved: NodeReservations, state: NodeState, *, own: bool = False) -> NodeReservations:
+    def noted(
+        reserved: NodeReservations, state: NodeState, origins: Mapping[AllocationID, AllocationID], *, own: bool
+    ) -> NodeReservations:
         seen.append(state)
-        return observe(reserved, state, own=own)
+        return observe(reserved, state, origins, own=own)
 
     monkeypatch.setattr(NodeReservations, "observe", noted)
     async with following() as node:

@@ -197,14 +197,14 @@ class Grants:
             displaced = displaced_by(self._reconciliation.liveness, self._ledger, [*way.values()], asked, listing)
             answers.append(self._granted(resource, asked, waiting, new, displaced, call.made, listing))
         granted, gone, deviations = new
-        for name, chosen in self._preferences.deviations(resource, granted).items():
-            deviations.setdefault(name, chosen)
+        deviations = {**self._preferences.deviations(resource, granted), **deviations}
         reasons = {former.allocation: "displaced" for each in granted for former in each.displaced}
         replaced = [each for each in gone.values() if each.id not in ended]  # of those nothing stays
         rests = remainders(self._ledger, replaced, containers, listing, granted)
         granted += [rest.allocation for rest in rests]
         granted += returned(self._ledger, [*gone.values()], listing, granted)
         self._ledger.grant(granted, instead_of=list(gone), reasons=reasons, preferred=deviations)
+        self._ledger.endings.left_over({rest.allocation.id: rest.former for rest in rests})
         return Judgement(answers, granted, rests)
 
     def _overlapping(

@@ -59,7 +59,7 @@ class Reservations:
         """What is known of them now, with what the node has given since taken into account."""
         state = self._ledger.state
         if self._heard.reservations and state is not self._observed:
-            before, self._heard = self._heard, self._heard.observe(state, own=True)
+            before, self._heard = self._heard, self._heard.observe(state, self._ledger.endings.origins, own=True)
             self._observed = state if self._heard is before else None
         return self._heard
 

@@ -93,18 +93,21 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
             event.seq,
         )
 
-    def observe(self, state: NodeState, *, own: bool = False) -> "NodeReservations":
+    def observe(
+        self, state: NodeState, origins: Mapping[AllocationID, AllocationID] = {}, *, own: bool = False
+    ) -> "NodeReservations":
         """
         Returns the state after the node was seen so; the same one if nothing more is shown. `own`: this is the node's own
         record, which is never behind; then a device is shown as well by any allocation that holds it, unless that was live
         before the reservation: then its container has ended, or will before the pod of the reservation is admitted.
+        `origins`: what is left of a record that made way -> that record, before whose reservation it was live as well.
         """
         if not self.reservations:
             return self
-        found = frozenset(shown_by(state, self.reservations, self.former, own=own)) - self.shown
+        found = frozenset(shown_by(state, self.reservations, self.former, origins, own=own)) - self.shown
         shown, unsaid = self.shown | found, self.unsaid
         if own and (found or unsaid):
-            unsaid = (unsaid | found).difference(shown_by(state, self.reservations, self.former))
+            unsaid = (unsaid | found).difference(shown_by(state, self.reservations, self.former, origins))
         swaps = tuple(swaps_of(state, self.reservations, shown, self.swaps, unsaid)) if shown else ()
         if not found and not swaps and unsaid == self.unsaid:
             return self

@@ -86,12 +86,13 @@ def shown_by(
     state: NodeState,
     reservations: Sequence[Reservation],
     former: Mapping[str, Collection[AllocationID]] = {},
+    origins: Mapping[AllocationID, AllocationID] = {},
     *,
     own: bool = False,
 ) -> Iterator[Part]:
     """
     The parts of these reservations that the node shows as it is now. `former`: UID of a pod -> allocations from before its
-    reservation, which show nothing of it by what they hold; `own`: as `NodeReservations.observe`.
+    reservation, which show nothing of it by what they hold; `origins`, `own`: as `NodeReservations.observe`.
 
     What an init container holds shows nothing of the next ones, init containers included: they take it over, and may come
     with more. Of an init container whose devices another took over the record says nothing any more; it had its turn where
@@ -111,13 +112,22 @@ def shown_by(
             for part in parts(reserved, reservation.pod_uid):
                 ids = reserved.virtual_functions.get(part.device, (part.device,))
                 shown_with = GPU if part.device in companions else part.resource
-                held_by = [holders.get(each) for each in ids]
+                held_by = [holders[each] for each in ids if each in holders]
                 is_left = part.device in left  # held for an earlier init container, maybe
-                is_held = None not in held_by and before.isdisjoint(held_by) and not is_left
+                is_new = all(before.isdisjoint(with_origins(each, origins)) for each in held_by)
+                is_held = len(held_by) == len(ids) and is_new and not is_left
                 if shown_with in resources or is_held:
                     yield part
             if reserved.role == "init":
                 left.update(ids_reserved(reserved))
+
+
+def with_origins(name: AllocationID, origins: Mapping[AllocationID, AllocationID]) -> Iterator[AllocationID]:
+    """An allocation, and those that it is the rest of, the newest first."""
+    found: AllocationID | None = name
+    while found is not None:
+        yield found
+        found = origins.get(found)
 
 
 def ids_reserved(reserved: ReservedContainer) -> Iterator[DeviceID]:

@@ -37,6 +37,14 @@ class Endings:
 
     def __init__(self) -> None:
         self._ended: OrderedDict[AllocationID, Ending] = OrderedDict()
+        self.origins: OrderedDict[AllocationID, AllocationID] = OrderedDict()
+        """What is left of a record that made way in part -> that record, maybe a rest itself; the newest of them."""
+
+    def left_over(self, rests: Mapping[AllocationID, AllocationID]) -> None:
+        """Remembers what is left of which records."""
+        self.origins.update(rests)
+        while len(self.origins) > REMEMBERED:
+            self.origins.popitem(last=False)
 
     def note(self, live: Mapping[AllocationID, Allocation], events: Sequence[LedgerEvent]) -> None:
         """Remembers each allocation out of `live` that these facts end; the facts were recorded together."""
