@@ -60,7 +60,7 @@ def answers_of(state: NodeState, owned: Ownership) -> Answers:
 
 
 def fresh(state: NodeState) -> Ownership:
-    return Ownership(state.hardware, state.allocations, state.told)
+    return Ownership(state.hardware, state.allocations, state.told, state.ended)
 
 
 @st.composite

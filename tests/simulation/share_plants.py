@@ -102,7 +102,7 @@ class PresentState(NodeState, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def ownership(self) -> Ownership:
-        return PresentOwnership(self.hardware, self.allocations, self.told)
+        return PresentOwnership(self.hardware, self.allocations, self.told, self.ended)
 
 
 class PresentLedger(Ledger):

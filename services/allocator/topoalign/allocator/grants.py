@@ -22,6 +22,7 @@ from topoalign.allocator.reconciliation.displacement import (
     displaced_by,
     remainders,
     tell_displaced,
+    tell_ended,
     touching,
 )
 from topoalign.allocator.reconciliation.liveness import places, shown_of
@@ -75,10 +76,8 @@ class Grants:
         """
         self._ledger, self._clock, self._pod_resources = ledger, clock, pod_resources
         self._reconciliation, self._preferences, self._expect = reconciliation, preferences, expect
-        self.companions, self.shares = (
-            companions,
-            Shares(lambda: ledger.state, clock, reserved, reconciliation.liveness, compat),
-        )
+        self.companions = companions
+        self.shares = Shares(lambda: ledger.state, clock, reserved, reconciliation.liveness, compat)
         self.exclusion = ShareExclusion(lambda: ledger.state, reconciliation.liveness, self.shares)
         self.share_starts = ShareStarts(ledger, reconciliation.liveness, reserved)
         self.slots = SlotGrants(lambda: ledger.state, clock, reserved, reconciliation.liveness, compat)
@@ -158,6 +157,7 @@ class Grants:
             call.answers = answers
             self._expect(answers)
             self._reconciliation.liveness.inherit(rests)
+            tell_ended(self._ledger, rests)
             tell_displaced(answers)
             self._reconciliation.liveness.granted(granted, answers, call.grant or grant)
         self.companions.observe()

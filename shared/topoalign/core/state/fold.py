@@ -8,6 +8,7 @@ the stream, and starting up is nothing but folding again, so there is one truth 
 import hashlib
 from collections.abc import Iterable, Mapping
 from functools import cached_property, partial
+from itertools import chain
 from typing import TypeVar, assert_never
 
 import msgspec
@@ -145,11 +146,11 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def followed(self, after: "NodeState") -> "NodeState":
         """Returns `after`, which holds what this state holds on the same hardware, with what is known of that already."""
-        is_same = after.allocations is self.allocations and after.told is self.told
+        is_same = after.allocations is self.allocations and after.told is self.told and after.ended == self.ended
         if is_same and TO_FOLLOW in self.__dict__:
             after.__dict__[TO_FOLLOW] = self.__dict__[TO_FOLLOW]
         elif (owned := self.owned) is not None:
-            after.__dict__["ownership"] = owned.unchanged(after.allocations, after.told)
+            after.__dict__["ownership"] = owned.unchanged(after.allocations, after.told, after.ended)
         return after
 
     def listed_as(self, before: "NodeState") -> "NodeState":
@@ -184,7 +185,26 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         a container that is given devices does not wait for that.
         """
         following = self.__dict__.pop(TO_FOLLOW, None)
-        return following() if following is not None else Ownership(self.hardware, self.allocations, self.told)
+        owned = (self.hardware, self.allocations, self.told, self.ended)
+        return following() if following is not None else Ownership(*owned)
+
+    @cached_property
+    def ended(self) -> frozenset[AllocationID]:
+        """
+        Ids of allocations whose containers have ended, as the agent told of its kubelet last: what they have, the kubelet
+        counts as free. The record keeps them for some seconds.
+        """
+        kubelet = self.usage.kubelet if self.usage is not None else None
+        if kubelet is None or not (kubelet.ended or kubelet.dropped):
+            return frozenset()
+        dropped = {name: frozenset(chain(*devices.values())) for name, devices in kubelet.dropped.items()}
+        free = (
+            name
+            for name, devices in dropped.items()
+            if name in self.allocations
+            and self.allocations[name].device_ids <= devices.union(self.allocations[name].companions)
+        )
+        return frozenset(kubelet.ended).union(free)
 
     @cached_property
     def stale(self) -> tuple[AllocationID, ...]:

@@ -46,44 +46,39 @@ class Ownership:
         hardware: Topology,
         allocations: Mapping[AllocationID, Allocation],
         told: Mapping[DeviceID, DeviceHealth],
+        ended: frozenset[AllocationID] = frozenset(),
     ) -> None:
-        """`allocations`: the live ones, oldest first. `told`: health as discovery announced it."""
-        self._hardware, self._allocations, self._told = hardware, allocations, told
+        """
+        `allocations`: the live ones, oldest first. `told`: health as discovery announced it. `ended`: those of the live ones
+        whose containers have ended, as `NodeState.ended`.
+        """
+        self._hardware, self._allocations, self._told, self._ended = hardware, allocations, told, ended
         self._free: dict[ResourceName, DeviceSet] = {}
 
     def granted(self, allocations: Mapping[AllocationID, Allocation], new: Allocation) -> "Ownership":
         """Who holds what after `new`, whose id no allocation had, became the newest of these `allocations`."""
         index, former, held = self._known
-        return self._successor(
-            allocations,
-            self._told,
-            new,
-            index and index.granted(new),
-            former and former.granted(new),
-            held and held.granted(new),
-        )
+        known = index and index.granted(new), former and former.granted(new), held and held.granted(new)
+        return self._successor(allocations, self._told, self._ended, new, *known)
 
     def released(self, allocations: Mapping[AllocationID, Allocation], gone: Allocation) -> "Ownership":
         """Who holds what after `gone` has ended, which leaves these `allocations`."""
         index, former, held = self._known
-        return self._successor(
-            allocations,
-            self._told,
-            gone,
-            index and index.released(gone),
-            former and former.released(gone),
-            held and held.released(gone),
-        )
+        known = index and index.released(gone), former and former.released(gone), held and held.released(gone)
+        return self._successor(allocations, self._told, self._ended, gone, *known)
 
     def unchanged(
-        self, allocations: Mapping[AllocationID, Allocation], told: Mapping[DeviceID, DeviceHealth]
+        self,
+        allocations: Mapping[AllocationID, Allocation],
+        told: Mapping[DeviceID, DeviceHealth],
+        ended: frozenset[AllocationID],
     ) -> "Ownership":
-        """Who holds what where these `allocations` hold what they held before, under this health."""
-        return self._successor(allocations, told, None, *self._known)
+        """Who holds what where these `allocations` hold what they held before, under this health, and these have ended."""
+        return self._successor(allocations, told, ended, None, *self._known)
 
     def listed_as(self, before: "Ownership") -> "Ownership":
         """The same to a kubelet that has heard of the devices what it had heard `before`, on this hardware."""
-        after = self.unchanged(self._allocations, self._told)
+        after = self.unchanged(self._allocations, self._told, self._ended)
         after.__dict__.update(handed_out=before.handed_out, blocked=before.blocked)
         return after
 
@@ -91,6 +86,7 @@ class Ownership:
         self,
         allocations: Mapping[AllocationID, Allocation],
         told: Mapping[DeviceID, DeviceHealth],
+        ended: frozenset[AllocationID],
         changed: Allocation | None,
         index: Holders | None,
         former: FormerOffers | None,
@@ -100,7 +96,7 @@ class Ownership:
         Begins with what is known already (None: not known); with nothing if what `changed` names parts that the hardware
         does not show now: such a record has a say in where they belong, and so in how others are read.
         """
-        after = type(self)(self._hardware, allocations, told)
+        after = type(self)(self._hardware, allocations, told, ended)
         if changed is not None and not changed.cards.keys() <= self._hardware.cards.keys():
             return after
         known: dict[str, object] = {"_cards": self._cards} if "_cards" in self.__dict__ else {}
@@ -251,9 +247,13 @@ class Ownership:
 
     @cached_property
     def spent_gpus(self) -> frozenset[DeviceID]:
-        """The GPUs in units or slots of which nothing is left (`unit_amounts.spent`, `slot_amounts.spent_slots`)."""
+        """
+        The GPUs in units or slots of which nothing is left (`unit_amounts.spent`, `slot_amounts.spent_slots`). Containers
+        that have ended have nothing of them any more: the kubelet counts it as free.
+        """
         live = self._allocations.values()
-        return spent(self._hardware, live) | spent_slots(self._hardware, live)
+        running = [each for name, each in self._allocations.items() if name not in self._ended] if self._ended else live
+        return spent(self._hardware, running) | spent_slots(self._hardware, live, running)
 
     def held(self, resource: ResourceName) -> DeviceSet:
         """Devices of a resource that some live allocation holds under their ids, or of which it holds a virtual function."""

@@ -156,18 +156,24 @@ def is_spent(offered: Amount, held: Amount) -> bool:
     return held.cores >= offered.cores or held.memory > offered.memory - MIB
 
 
-def spent_slots(topology: Topology, allocations: Iterable[Allocation]) -> frozenset[DeviceID]:
-    """The GPUs in slots of which all cores or all memory are held. Their free slots are not to be had."""
+def spent_slots(
+    topology: Topology, allocations: Iterable[Allocation], running: Iterable[Allocation]
+) -> frozenset[DeviceID]:
+    """
+    The GPUs in slots of which all cores or all memory are held by `running` ones of the allocations, or all places for
+    instances, which stay until a record has ended. Their free slots are not to be had.
+    """
     if not offers_in_slots(topology):
         return frozenset()
     live = tuple(allocations)
-    offered, held = offered_in_slots(topology), held_by_slot(topology, live)
-    by_instances = gpus_by_instances(topology)
+    offered, by_instances = offered_in_slots(topology), gpus_by_instances(topology)
     spent = {
-        gpu for gpu, slots in held.items() if gpu not in by_instances and is_spent(offered[gpu], total(slots.values()))
+        gpu
+        for gpu, slots in held_by_slot(topology, tuple(running)).items()
+        if gpu not in by_instances and is_spent(offered[gpu], total(slots.values()))
     }
     if by_instances:
-        made = instances_of(live)
+        held, made = held_by_slot(topology, live), instances_of(live)
         for gpu, each in by_instances.items():
             taken = taken_by(each, held.get(gpu, {}), made)
             if taken is None or find_place(each.mig_profiles, taken, 0) is None:

@@ -148,6 +148,19 @@ def remainders(
     return rests
 
 
+def tell_ended(ledger: Ledger, rests: Sequence[Rest]) -> None:
+    """
+    Says of what is left of containers which are said to have ended that it has ended, too, before the files are read again:
+    else what the kubelet counts as free is listed as unhealthy where a GPU seems to have nothing left by it.
+    """
+    kubelet = ledger.state.usage.kubelet if ledger.state.usage is not None else None
+    if kubelet is None:
+        return
+    over = tuple(rest.allocation.id for rest in rests if rest.former in kubelet.ended)
+    if over:
+        ledger.observe(kubelet=msgspec.structs.replace(kubelet, ended=kubelet.ended + over))
+
+
 def companions_of(record: Allocation) -> list[Place]:
     """Resource and device of what came together with the other devices of a record."""
     return [(resource, each) for resource, ids in record.devices.items() for each in ids if each in record.companions]
