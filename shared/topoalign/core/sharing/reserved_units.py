@@ -57,14 +57,15 @@ def reserved_units(
     The units reserved at monotonic second `now` that fit the question best; None where none do. `half`: the newest grant, if
     the kubelet may ask for its other half now (`allocator.shares`).
 
-    The container of which `half` is a part comes first, then one that may have got `half` instead of what was reserved for
-    it, then one of which the other half is given, then what was reserved first.
+    The container of which `half` is a part comes first, then one that lost what became `half` to a pod of which the kubelet
+    has told already, then equal parts of the GPUs of `half`, then a container that may have got `half` instead of what was
+    reserved for it, then one of which the other half is given, then what was reserved first.
     """
     if not reserved.reservations:
         return None
     resource, available, must_include, size = question
     offered, required = frozenset(available), frozenset(must_include)
-    found: list[tuple[bool, bool, bool, frozenset[DeviceID]]] = []
+    found: list[tuple[tuple[bool, ...], bool, frozenset[DeviceID]]] = []
     for uid, container, units in parts_of(reserved, now, resource):
         if len(units) != size or not required <= units <= offered or not is_share(container, units):
             continue
@@ -72,13 +73,16 @@ def reserved_units(
         if given is not None and not are_together(units, given):
             continue
         is_next = given is not None and half is not None and given.id == half.allocation.id
+        is_beside = given is None and half is not None and are_together(units, half.allocation)
+        is_left = is_beside and half is not None and is_torn(half.allocation, container, resource)
         is_swapped = given is None and half is not None and may_be_other_half(half.allocation, container, units)
-        found.append((not is_next, not is_swapped, given is None, units))
+        first = (is_next, is_left, is_beside and is_spread(units), is_swapped, given is not None)
+        found.append((first, is_swapped, units))
     if not found:
         return None
-    _, is_own, _, chosen = min(found, key=lambda each: each[:3])
+    _, is_swapped, chosen = max(found, key=lambda each: each[0])
     return ReservedUnits(
-        tuple(unit for unit in state.hardware.devices.get(resource, {}) if unit in chosen), is_swapped=not is_own
+        tuple(unit for unit in state.hardware.devices.get(resource, {}) if unit in chosen), is_swapped=is_swapped
     )
 
 
@@ -86,6 +90,15 @@ def may_be_other_half(grant: Allocation, container: ReservedContainer, units: Co
     """Whether a grant, of other GPUs than these units of a container, is as large as what is reserved with them."""
     others = sum(len(ids) for ids in container.devices.values() if amounts_of(ids) and {*ids} != {*units})
     return not are_together(units, grant) and len(grant.device_ids) == others
+
+
+def is_torn(grant: Allocation, container: ReservedContainer, resource: ResourceName) -> bool:
+    """
+    Whether the other half of what is reserved of the resource for a container is on other GPUs than a grant: it was swapped
+    before the kubelet asked for this one.
+    """
+    others = [ids for name, ids in container.devices.items() if name != resource and amounts_of(ids)]
+    return bool(others) and not any(are_together(ids, grant) for ids in others)
 
 
 def given_half(state: NodeState, uid: str, container: ReservedContainer, resource: ResourceName) -> Allocation | None:
