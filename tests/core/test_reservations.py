@@ -142,6 +142,19 @@ def test_pods_that_got_what_was_reserved_for_one_another_have_swapped() -> None:
     assert ("uid-a", "uid-b") == state.observe(holding(allocated("GPU-3", "GPU-0", pod="b"))).ended(100.0).consumed
 
 
+def test_a_pod_leaves_to_the_next_what_was_left_for_it() -> None:
+    """Each of three equal pods gets what was reserved for another one: the last one has what the first one left."""
+    three = [reservation(pod, container(gpu)) for pod, gpu in (("a", "GPU-0"), ("b", "GPU-1"), ("c", "GPU-2"))]
+    first = allocated("GPU-0", pod="c", number=1)
+    second = allocated("GPU-1", pod="a", number=2)
+    for own in (False, True):
+        state = after(*three).observe(holding(first), own=own).observe(holding(first, second), own=own)
+
+        assert [(container("GPU-2"),)] == rest(state)
+        assert ["b"] == [each.pod for each in state.held(100.0)]
+        assert [(container("GPU-2"),)] == rest(state.apply(changed(*three, seq=2), 2, 101.0))
+
+
 def test_a_decision_counts_swapped_devices_and_none_twice() -> None:
     """GPU-1 belongs to pod a, so what is held for b is GPU-0; a device that anybody has is not held beside that."""
     both = reservation("a", container("GPU-0")), reservation("b", container("GPU-1"))

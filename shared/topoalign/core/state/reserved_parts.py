@@ -212,7 +212,7 @@ def swaps_of(
     """
     What the pods to which the `shown` parts belong have got of what is reserved for others, and what is left for these. The
     others may have been heard of later. `known`: the swaps that were found before; `unsaid`: what of `shown` was shown
-    before it was known by whom it is held.
+    before it was known by whom it is held. A pod that gets other devices leaves what one swap has left for it to the next.
 
     A slot is swapped for one with the same amount, if there is one, and once for all containers of a pod: a later one takes
     it over from an init container. By another slot a pod holds as much as by the one that was taken from it. A percentage is
@@ -220,13 +220,14 @@ def swaps_of(
     slots, because of pods that ask for as many a registry binds only those beside one another that ask for the same.
     """
     given, pods = Given(state), {each.pod_uid: each for each in reservations}
-    used, offered = {(each.resource, each.instead) for each in known}, offered_in_slots(state.hardware)
+    heirs = {(each.resource, each.instead): each.pod_uid for each in known}
+    offered = offered_in_slots(state.hardware)
     lost = set[tuple[ResourceName, DeviceID]]()
     for uid, container, resource in sorted({(each.pod_uid, each.container, each.resource) for each in shown}):
         got = given.to(pods[uid], container).get(resource, set())
         own = [each.device for each in shown if (uid, container, resource) == each[:3] and each.device]
         taken = {device for device in got.difference(own) if (resource, device) not in lost}
-        left = [device for device in sorted(own) if device not in got and (resource, device) not in used]
+        left = [device for device in sorted(own) if device not in got and heirs.get((resource, device), uid) == uid]
         amounts = {slot: amount for each in pods[uid].containers for slot, amount in each.slots.items()}
         for other in reservations:
             for reserved, part in ((each, part) for each in other.containers for part in parts(each, other.pod_uid)):
@@ -236,7 +237,7 @@ def swaps_of(
                     instead = (same or left)[0]
                     left.remove(instead)
                     taken.remove(part.device)
-                    used.add((resource, instead))
+                    heirs[resource, instead] = other.pod_uid
                     lost.add((resource, part.device))
                     is_alike = offered.get(base_of(part.device)) == offered.get(base_of(instead))
                     told = [each.devices.get(resource, ()) for each in other.containers]
