@@ -226,8 +226,16 @@ def test_what_is_spread_is_to_be_given_as_it_is_reserved() -> None:
 
     assert has_its_own(both, of_two)
     assert not has_its_own(pod(asks(60, 40)), of_one)
-    assert not has_its_own(pod(asks(200, 10)), admitted(node(PLAIN), pod(asks(200, 10)), KUBELET))
+    assert not has_its_own(pod(asks(200, 0)), admitted(node(PLAIN), pod(asks(200, 0)), KUBELET))
     assert not reserved_for("uid", both, of_two, 1.0).containers[0].may_move
+
+
+def test_whole_gpus_with_memory_are_to_be_given_as_they_are_reserved() -> None:
+    """A kubelet that asks for memory after whole GPUs may ask for another container: only the reservation tells."""
+    for cores in (100, 200):
+        asking = pod(asks(cores, 10))
+
+        assert has_its_own(asking, admitted(node(PLAIN), asking, KUBELET))
 
 
 def test_a_prediction_says_that_the_kubelet_spreads_nothing_by_itself() -> None:

@@ -111,10 +111,14 @@ def test_what_is_spread_stays_where_it_is_reserved() -> None:
     assert held is not None
     amounts = {str(CORES): 60, str(MEMORY): 8}
     asking = pod(container(cpus=2, gib=1, others=amounts), name="new")
+    whole = [
+        pod(container(cpus=2, gib=1, others={str(CORES): 100, **memory}), name="new")
+        for memory in ({}, {str(MEMORY): 8})
+    ]
 
-    found = [finds_gpus(held[0], read_pod(each, rules)) for each in (asking, spread(asking, 2))]
+    found = [finds_gpus(held[0], read_pod(each, rules)) for each in (asking, spread(asking, 2), *whole)]
 
-    assert [True, False] == found
+    assert [True, False, True, False] == found, "nor does one with whole GPUs and memory"
 
 
 @pytest.mark.anyio
@@ -131,6 +135,22 @@ async def test_pods_that_spread_are_aligned_alike_in_every_order() -> None:
 
     state = node(shared((0, 0, 1, 1)))
     found = [await all_fit(state, comers(cards, 4, 5), Turns(ManualClock())) for cards in (1, 2)]
+
+    assert [True, False] == found
+
+
+@pytest.mark.anyio
+async def test_whole_gpus_with_memory_are_aligned_alike_in_every_order() -> None:
+    """Their memory is told by the reservation alone; of whole GPUs without any it does not matter which they are."""
+    rules = AdmissionRules(mode=Mode.KUBELET, policy=Policy.BEST_EFFORT)
+
+    def comers(memory: int) -> list[Comer]:
+        whole = pod(container(others={str(CORES): 200}), name="whole")
+        amounts = {str(CORES): 100, str(MEMORY): memory} if memory else {str(CORES): 100}
+        return [comer(each, rules) for each in (whole, pod(container(others=amounts), name="new"))]
+
+    state = node(shared((0, 0, 1, 1)))
+    found = [await all_fit(state, comers(memory), Turns(ManualClock())) for memory in (0, 8)]
 
     assert [True, False] == found
 

@@ -31,10 +31,10 @@ def reserved_for(
 
 def has_its_own(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
     """
-    Whether a pod must have the GPUs that a decision gives it, or none, as it limits its GPUs in slots, or spreads units over
-    several GPUs.
+    Whether a pod must have the GPUs that a decision gives it, or none, as it limits its GPUs in slots, or has units that are
+    given as they are reserved alone.
     """
-    return limits_slots(pod, allocations) or any(map(is_spread, allocations))
+    return limits_slots(pod, allocations) or any(map(is_given_as_reserved, allocations))
 
 
 def limits_slots(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
@@ -45,6 +45,10 @@ def limits_slots(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
     return any(each.slots for each in allocations) and card_rules(said_of_cards(pod.annotations), as_hami=True).limits
 
 
-def is_spread(allocation: Allocation) -> bool:
-    """Whether a container has parts of several GPUs in units."""
-    return len(allocation.amounts) > 1 and any(each.cores < CORES for each in allocation.amounts.values())
+def is_given_as_reserved(allocation: Allocation) -> bool:
+    """
+    Whether a container has parts of several GPUs in units, or whole ones and memory: a reservation alone tells whoever gives
+    them that they are of one container.
+    """
+    amounts = allocation.amounts.values()
+    return any(each.memory if each.cores >= CORES else len(amounts) > 1 for each in amounts)

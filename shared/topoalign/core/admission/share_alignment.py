@@ -12,9 +12,9 @@ whose end would change that: what a pod holds of GPUs, of CPUs and of memory bec
 
     the 8 CPUs are held by the pod that has 60 cores of a GPU of node 0: when it ends, the cores are free, too: no danger
 
-Pods that come before are rivals: each may take its share of any GPUs. And a pod that limits its GPUs, or spreads its units
-over several, must have those that are reserved for it: to such a one each other set is a danger. Devices that become
-healthy are not reckoned with.
+Pods that come before are rivals: each may take its share of any GPUs. And a pod that limits its GPUs, spreads its units over
+several, or asks for whole GPUs and memory, must have those that are reserved for it: to such a one each other set is a
+danger. Devices that become healthy are not reckoned with.
 """
 
 from collections import Counter, defaultdict
@@ -194,7 +194,8 @@ class Search:
     def _suffices(self, left: Left, number: int, *, is_here: bool = False) -> bool:
         share = self._part.share
         if not isinstance(share, SlotShare):
-            return (share.cards == 1 or is_here) and self._are_enough(left, number)
+            is_free = share.cards == 1 and not (share.whole and share.blocks)
+            return (is_free or is_here) and self._are_enough(left, number)
         if share.rules.limits and not is_here:
             return False
         if not share.rules.numa_bind:

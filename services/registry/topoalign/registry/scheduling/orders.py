@@ -35,7 +35,7 @@ from topoalign.core.admission.realignment import (
     left_elsewhere,
     realigned,
 )
-from topoalign.core.admission.reserving import has_its_own, is_spread
+from topoalign.core.admission.reserving import has_its_own, is_given_as_reserved
 from topoalign.core.admission.share_alignment import finds_gpus
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.slots import SlotShare, slots_asked
@@ -296,4 +296,5 @@ def places_of(pod: Comer, admission: Admission) -> tuple[Place, ...]:
     """Where a pod is aligned that must have the slots or units that are reserved for it; empty for others."""
     if not has_its_own(pod.demand.request, admission.allocations):
         return ()
-    return ((pod.key, tuple(each.affinity for each in admission.allocations if each.slots or is_spread(each))),)
+    own = [each.affinity for each in admission.allocations if each.slots or is_given_as_reserved(each)]
+    return ((pod.key, tuple(own)),)
