@@ -1,8 +1,9 @@
 """
 Which GPUs a kubelet is told to take units of where nothing is reserved for its question.
 
-It asks for a number of units of one kind, and does not say what the container asks for besides. What it takes is of one GPU,
-or of whole ones: units that are spread over several GPUs are given by a reservation alone.
+It asks for a number of units of one kind, and does not say what the container asks for besides. That is known where a
+container waits for as many, which the kubelet aligns elsewhere than was predicted. What it takes is of one GPU, or of whole
+ones: units that are spread over several GPUs are given by a reservation alone.
 """
 
 from collections import Counter
@@ -11,12 +12,14 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from topoalign.core.demand.units import Share
-from topoalign.core.model.holdings import UnitKind
+from topoalign.core.model.holdings import UnitKind, unit_kind
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.offers import CORES
-from topoalign.core.sharing.reserved_units import OpenHalf
+from topoalign.core.placement.reserved import parts_of
+from topoalign.core.sharing.reserved_units import OpenHalf, ShareQuestion
 from topoalign.core.sharing.units import choose_gpus, with_missing
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.reservations import NodeReservations
 from topoalign.core.state.unit_amounts import UnitsLeft
 
 
@@ -25,9 +28,29 @@ def share_asked(kind: UnitKind, size: int) -> Share:
     return Share(size, 0 if size >= CORES else 1) if kind == "cores" else Share(0, size)
 
 
+def shares_asked(kind: UnitKind, question: ShareQuestion, reserved: NodeReservations, now: float) -> tuple[Share, ...]:
+    """
+    What may be asked for where the kubelet asks so: first the share of a container that waits, at monotonic second `now`,
+    for as many units, of which one GPU has to have both halves left.
+    """
+    for _, container, units in parts_of(reserved, now, question.resource):
+        if len(units) == question.size:
+            held = [unit for ids in container.devices.values() for unit in ids]
+            cores, blocks = (sum(unit_kind(unit) == each for unit in held) for each in ("cores", "memory"))
+            if 0 < cores < CORES and blocks:
+                return Share(cores, blocks), share_asked(kind, question.size)
+    return (share_asked(kind, question.size),)
+
+
+def size_of(share: Share, kind: UnitKind) -> int:
+    """How many units of this kind it is."""
+    return share.cores if kind == "cores" else share.blocks
+
+
 def followed(
     half: OpenHalf | None,
     share: Share,
+    kind: UnitKind,
     must_include: Sequence[DeviceID],
     fitting: Mapping[DeviceID, int],
     *,
@@ -40,30 +63,33 @@ def followed(
     if half is None or share.whole or must_include:
         return ()
     amounts = half.allocation.amounts
-    size = share.cores or share.blocks
-    fits = len(amounts) == 1 and all(fitting.get(gpu, 0) >= size for gpu in amounts)
+    fits = len(amounts) == 1 and all(fitting.get(gpu, 0) >= size_of(share, kind) for gpu in amounts)
     return tuple(amounts) if fits and (is_reserved or all(each.cores < CORES for each in amounts.values())) else ()
 
 
 def gpus_for(
-    state: NodeState, share: Share, must_include: Sequence[DeviceID], fitting: Mapping[DeviceID, int], compat: str
+    state: NodeState,
+    share: Share,
+    kind: UnitKind,
+    must_include: Sequence[DeviceID],
+    fitting: Mapping[DeviceID, int],
+    compat: str,
 ) -> tuple[DeviceID, ...]:
     """
-    The GPUs of the units that a container should get: those of what it takes over from an init container, if they have
-    enough, and of whole GPUs others beside them; () where none have enough. `compat`: as in the rules of the node.
+    The GPUs of the units of this kind that a container should get: those of what it takes over from an init container, if
+    they have enough, and of whole GPUs others beside them; () where none have enough. `compat`: as in the rules of the node.
     """
-    left = {gpu: counted(units, share, fitting.get(gpu, 0)) for gpu, units in state.ownership.units_left.items()}
+    left = {gpu: counted(units, kind, fitting.get(gpu, 0)) for gpu, units in state.ownership.units_left.items()}
     taken = Counter(map(state.hardware.card_of, must_include))
     if not taken:
         return choose_gpus(state.hardware, left, share, fitting, compat)
     gpus = with_missing(state.hardware, left, share, tuple(taken), fitting, compat)
-    size = share.cores or share.blocks
-    return gpus if sum(taken[gpu] + fitting.get(gpu, 0) for gpu in gpus) >= size else ()
+    return gpus if sum(taken[gpu] + fitting.get(gpu, 0) for gpu in gpus) >= size_of(share, kind) else ()
 
 
-def counted(left: UnitsLeft, share: Share, spare: int) -> UnitsLeft:
-    """What is left of a GPU, as far as the kubelet may take it."""
-    if share.cores:
+def counted(left: UnitsLeft, kind: UnitKind, spare: int) -> UnitsLeft:
+    """What is left of a GPU, as far as the kubelet may take units of this kind."""
+    if kind == "cores":
         unused = left.unused and spare >= CORES
         return msgspec.structs.replace(left, cores=min(left.cores, spare), unused=unused)
     return msgspec.structs.replace(left, blocks=min(left.blocks, spare))

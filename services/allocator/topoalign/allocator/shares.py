@@ -6,8 +6,9 @@ which container. Both have to be of one GPU, and of a GPU of which one container
 anything.
 
 - GetPreferredAllocation: what is reserved for such a question, if the other half is on its GPU; else units of the GPU of the
-  newest grant, if that may lack its other half; else of the GPU that `core.sharing.units` chooses. A whole GPU is followed
-  by nothing, and follows nothing, but by a reservation.
+  newest grant, if that may lack its other half; else of the GPU that `core.sharing.units` chooses, for the share of a
+  container that waits for as many, or for these units alone. A whole GPU is followed by nothing, and follows nothing, but by
+  a reservation.
 - Allocate: units of several GPUs are refused, but for whole GPUs and memory that is reserved with them, and equal parts of
   several as they are reserved. So is the memory of a share whose computing time was given just before, of another GPU, and
   what a container that waits for as many of several GPUs would have instead.
@@ -19,10 +20,11 @@ Which grant may lack its other half is not in the record: an agent that has just
 """
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import product
 from typing import NamedTuple
 
 from topoalign.allocator.ports import Listing, Poll
-from topoalign.allocator.preferred_units import followed, gpus_for, share_asked
+from topoalign.allocator.preferred_units import followed, gpus_for, shares_asked
 from topoalign.allocator.reconciliation.liveness import Liveness
 from topoalign.core.demand.units import Share, UnitFields, check_share, unit_of
 from topoalign.core.model.allocations import Allocation, amounts_of
@@ -173,7 +175,7 @@ class Shares:
         """
         The units that a container should get; () where no GPU has enough of them. `live`: the state without what has ended;
         `displaced`: what counts as held besides; `poll`: what the kubelet says, if it does. What is reserved is spared,
-        of both kinds, while there is enough beside it.
+        of both kinds, while there is enough beside it; and of a GPU where there is not, the units that are not reserved.
         """
         resource, available, must_include, size = question
         kind = unit_of(live.hardware, resource)
@@ -190,15 +192,17 @@ class Shares:
         if own is None and spread_for(reserved, now, resource, size) is not None:
             return ()  # Allocate refuses all others
         offered -= required | overlapping(live.ownership, devices, displaced)
-        for state in (with_reserved_shares(live, reserved, now), live) if reserved.reservations else (live,):
+        states = (with_reserved_shares(live, reserved, now), live) if reserved.reservations else (live,)
+        kept = held_among(states[0].ownership, resource, devices)
+        for share, state in product(shares_asked(kind, question, reserved, now), states):
             spare = offered - held_among(state.ownership, resource, devices)
             fitting = {gpu: count for gpu, units in devices.by_base.items() if (count := len(units & spare))}
-            share = share_asked(kind, size)
-            gpus = followed(half, share, must_include, fitting, is_reserved=own is not None)
+            gpus = followed(half, share, kind, must_include, fitting, is_reserved=own is not None)
             if not gpus and own is None:
-                gpus = gpus_for(state, share, must_include, fitting, self._compat)
+                gpus = gpus_for(state, share, kind, must_include, fitting, self._compat)
             if gpus:
-                return units_on(spare, must_include, size, gpus)
+                beside = units_on(spare - kept, must_include, size, gpus)
+                return beside if len(beside) == size else units_on(spare, must_include, size, gpus)
         return own.units if own is not None else ()
 
     def check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:

@@ -74,7 +74,9 @@ def reserved_units(
             continue
         is_next = given is not None and half is not None and given.id == half.allocation.id
         is_beside = given is None and half is not None and are_together(units, half.allocation)
-        is_left = is_beside and half is not None and is_torn(half.allocation, container, resource)
+        is_left = given is None and is_apart(container, resource, units)
+        if is_left and not is_beside:
+            continue
         is_swapped = given is None and half is not None and may_be_other_half(half.allocation, container, units)
         first = (is_next, is_left, is_beside and is_spread(units), is_swapped, given is not None)
         found.append((first, is_swapped, units))
@@ -92,13 +94,13 @@ def may_be_other_half(grant: Allocation, container: ReservedContainer, units: Co
     return not are_together(units, grant) and len(grant.device_ids) == others
 
 
-def is_torn(grant: Allocation, container: ReservedContainer, resource: ResourceName) -> bool:
+def is_apart(container: ReservedContainer, resource: ResourceName, units: Collection[DeviceID]) -> bool:
     """
-    Whether the other half of what is reserved of the resource for a container is on other GPUs than a grant: it was swapped
-    before the kubelet asked for this one.
+    Whether the other half of what is reserved for a container is of other GPUs than these units of the resource: somebody
+    has got it, or of equal pods one that the kubelet asked for before.
     """
-    others = [ids for name, ids in container.devices.items() if name != resource and amounts_of(ids)]
-    return bool(others) and not any(are_together(ids, grant) for ids in others)
+    others = [amounts_of(ids).keys() for name, ids in container.devices.items() if name != resource]
+    return any(others) and amounts_of(units).keys() not in others
 
 
 def given_half(state: NodeState, uid: str, container: ReservedContainer, resource: ResourceName) -> Allocation | None:
