@@ -44,13 +44,14 @@ class Kubelet(Servicer, v1.PodResourcesListerBase):
     async def list(self, message: v1.ListPodResourcesRequest) -> v1.ListPodResourcesResponse:
         self.asked.append(connection := caller())
         assert connection is not None
-        if len(self.asked) in self.hangs_up:
+        number = len(self.asked)
+        if number in self.hangs_up:
             connection.close("test")
         if self.turned_away:
             self.turned_away -= 1
             raise GRPCError(Status.RESOURCE_EXHAUSTED, "too many calls")
         await self.listing.wait()
-        return v1.ListPodResourcesResponse(pod_resources=[v1.PodResources(name="p")] * len(self.asked))
+        return v1.ListPodResourcesResponse(pod_resources=[v1.PodResources(name="p")] * number)
 
     async def get_allocatable_resources(
         self, message: v1.AllocatableResourcesRequest

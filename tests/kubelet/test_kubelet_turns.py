@@ -72,6 +72,66 @@ async def test_one_step_runs_in_each_round_of_the_loop() -> None:
     assert rounds >= 99
 
 
+class Reader(Client):
+    """Has something to do in each round of the loop, and takes its turn at once where it may."""
+
+    def __init__(self, turns: Turns, served: list[Client], asked: list[Client]) -> None:
+        self.turns, self.served, self.asked = turns, served, asked
+        self.waits = False
+
+    def read(self) -> None:
+        if not self.waits:
+            self.asked.append(self)
+            if self.turns.take(self):
+                self.served.append(self)
+            else:
+                self.waits = True
+                self.turns.ask(self, self.step)
+
+    def step(self) -> None:
+        self.waits = False
+        self.served.append(self)
+
+
+async def rounds(readers: list[Reader], count: int) -> None:
+    """So many rounds of the loop, in each of which all of them have something to read."""
+    for _ in range(count):
+        for reader in readers:
+            reader.read()
+        await asyncio.sleep(0)
+
+
+async def test_who_comes_alone_has_its_turn_at_once_in_every_round() -> None:
+    turns, served, asked = Turns(), list[Client](), list[Client]()
+    await rounds([Reader(turns, served, asked)], 10)
+
+    assert 10 == len(asked) == len(served)
+
+
+async def test_turns_that_are_taken_at_once_are_one_in_each_round_too() -> None:
+    turns, served, asked = Turns(), list[Client](), list[Client]()
+    await rounds([Reader(turns, served, asked) for _ in range(BUSY)], 100)
+
+    assert 101 == len(served)  # the hundredth turn of the loop ends with a step
+
+
+async def test_no_turn_is_taken_in_a_round_that_has_had_a_step() -> None:
+    turns, taken = Turns(), list[bool]()
+    turns.ask(Client(), lambda: taken.append(turns.take(Client())))
+    await asyncio.sleep(0)
+
+    assert [False] == taken
+
+
+async def test_turns_that_are_taken_at_once_come_equally_often_to_all() -> None:
+    turns, served, asked = Turns(), list[Client](), list[Client]()
+    readers = [Reader(turns, served, asked) for _ in range(BUSY)]
+    await rounds(readers, 12 * BUSY)
+
+    counts = [served[: 10 * BUSY].count(reader) for reader in readers]
+    assert max(counts) - min(counts) <= 1
+
+
 async def test_busy_clients_have_the_same_number_of_turns() -> None:
     turns, served = Turns(), list[Client]()
     flooders = [Flooder(turns, served) for _ in range(BUSY)]

@@ -120,6 +120,12 @@ class Connection(H2Protocol, BufferedProtocol, Client):
             return
         self.silent = 0
         self.frames.add(self.server.chunk[:nbytes])
+        if self.server.turns.take(self):
+            self.handle()
+        else:
+            self._wait_for_turn()
+
+    def _wait_for_turn(self) -> None:
         self.transport.pause_reading()
         self.server.turns.ask(self, self.handle)
 
@@ -128,6 +134,7 @@ class Connection(H2Protocol, BufferedProtocol, Client):
         if not self._open:
             return
         if not self.connection.write_ready.is_set():
+            self.transport.pause_reading()
             self._parked = True
             return
         try:
@@ -141,7 +148,7 @@ class Connection(H2Protocol, BufferedProtocol, Client):
             self.frames.spoke = False
             self.spoke = next(self._moments)
         if more:
-            self.server.turns.ask(self, self.handle)
+            self._wait_for_turn()
         elif self._live:
             self.transport.resume_reading()
 

@@ -5,7 +5,7 @@ One loop serves all connections of all resources, and bytes can arrive faster th
 cut into steps of about a millisecond, one step runs in each round of the loop, and connections take turns: the one with
 the fewest turns comes first. A connection that was quiet has `CREDIT` turns ahead of busy ones, which is more than one
 call of the kubelet needs. So a flood on other connections delays each call of the kubelet by a step or two, not by the
-whole flood.
+whole flood. A call that comes alone is not delayed: where nobody waits, the step runs at once and is that of the round.
 
 The rule is start-time fair queueing (Goyal, Vin, Cheng 1996) with steps of equal cost.
 """
@@ -37,6 +37,7 @@ class Turns:
         self._now = 0
         """The number of the turn that was served last."""
         self._scheduled = False
+        """Whether the next round has a step, or this one has had its own."""
 
     def ask(self, client: Client, step: Step) -> None:
         """
@@ -44,10 +45,16 @@ class Turns:
 
         A client that is new comes behind those that wait: else a stream of new ones would keep the others waiting for ever.
         """
-        number = self._now + 1 if client.turn is None else max(client.turn, self._now - CREDIT)
-        client.turn = number + 1
-        heappush(self._waiting, (number, next(self._order), step))
+        heappush(self._waiting, (self._number(client), next(self._order), step))
         self._schedule()
+
+    def take(self, client: Client) -> bool:
+        """Whether it is the client's turn now: nobody waits, and no step has run in this round of the loop."""
+        if self._scheduled:
+            return False
+        self._now = max(self._now, self._number(client))
+        self._schedule()
+        return True
 
     async def turn(self, client: Client) -> None:
         """Returns when it is the client's turn. What follows, up to the next await, is the step."""
@@ -55,13 +62,22 @@ class Turns:
         self.ask(client, lambda: None if future.done() else future.set_result(None))
         await future
 
+    def _number(self, client: Client) -> int:
+        """The number of the client's turn, which is its next one no more."""
+        number = self._now + 1 if client.turn is None else max(client.turn, self._now - CREDIT)
+        client.turn = number + 1
+        return number
+
     def _schedule(self) -> None:
-        if self._waiting and not self._scheduled:
+        if not self._scheduled:
             self._scheduled = True
             get_running_loop().call_soon(self._serve)
 
     def _serve(self) -> None:
+        """The step of this round. After one there is another round, so that no other step runs in this one."""
         self._scheduled = False
+        if not self._waiting:
+            return
         number, _, step = heappop(self._waiting)
         self._now = max(self._now, number)
         self._schedule()
