@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ownership_support import Case, cases
 
+from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.device_sets import NO_DEVICES, Devices, DeviceSet
 
@@ -43,8 +44,24 @@ def test_sets_of_devices_are_the_sets_of_their_ids(
     ]
     assert (in_order(devices, one) == in_order(devices, other)) == (mine == theirs)
     assert [*devices] == [*devices.everything] == [*devices.ids]
+    assert {base_of(device) for device in mine} == {*mine.bases}
+    assert [base for base in devices.by_base if base in mine.bases] == mine.bases
     if mine:
         assert in_order(devices, one)[0] == mine.lowest
+
+
+@given(listings, st.lists(st.sampled_from([*NAMES, *OTHERS])))
+def test_ids_are_a_set_where_all_are_listed_and_named_once(
+    listed: list[tuple[DeviceID, tuple[int, ...] | None]], ids: list[DeviceID]
+) -> None:
+    devices = Devices(listed)
+    found = devices.listed(ids)
+
+    if len({*ids}) == len(ids) and {*ids} <= {*devices}:
+        assert isinstance(found, DeviceSet)
+        assert in_order(devices, ids) == [*found]
+    else:
+        assert found is ids
 
 
 @given(listings)

@@ -9,6 +9,7 @@ import pytest
 from kubelet_support import NAMES, MemoryAllocator, node, offers, pod, two_nodes
 
 from topoalign.allocator.device_plugin import server
+from topoalign.allocator.ports import AskedDevices
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.errors import InvalidField, StateFault
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
@@ -172,9 +173,7 @@ async def test_an_app_container_takes_over_the_devices_of_an_init_container() ->
 class SharingDesk(MemoryAllocator):
     """Lets a set of devices be allocated again, as containers of one pod do."""
 
-    async def allocate(
-        self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]
-    ) -> tuple[Allocation, ...]:
+    async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
         self.release_all()
         return await super().allocate(resource, containers)
 

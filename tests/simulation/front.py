@@ -12,7 +12,7 @@ from simulation.starts import Answer
 from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.server import DevicePlugin
-from topoalign.allocator.ports import Poll
+from topoalign.allocator.ports import AskedDevices, Poll
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.ports import Clock
@@ -50,9 +50,7 @@ class Noted:
     ) -> tuple[DeviceID, ...]:
         return await self._allocations.prefer(resource, available, must_include, size)
 
-    async def allocate(
-        self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]
-    ) -> tuple[Allocation, ...]:
+    async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
         self.granted = found = await self._allocations.allocate(resource, containers)
         return found
 

@@ -36,7 +36,7 @@ from topoalign.allocator.hami_core.sweeps import Sweeps
 from topoalign.allocator.instances.instances import Instances
 from topoalign.allocator.ledger.drafts import Draft
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import Listing
+from topoalign.allocator.ports import AskedDevices, Listing
 from topoalign.allocator.reconciliation.liveness import Liveness, places
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.core.demand.pod_demand import PodDemand
@@ -106,9 +106,7 @@ class PlantedDeviceAllocations(DeviceAllocations):
 class PausingDeviceAllocations(PlantedDeviceAllocations):
     """Looks at the record, pauses, and records what the kubelet chose by what it saw before."""
 
-    async def allocate(
-        self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]
-    ) -> tuple[Allocation, ...]:
+    async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
         assert isinstance(self._grants, LookingBackGrants)
         call, seen = AllocateCall(resource, containers, -1), self._ledger.state
         await anyio.lowlevel.checkpoint()
@@ -146,8 +144,8 @@ class HalvingLedger(Ledger):
 class TrustingGrants(Grants):
     """Gives whatever it is asked for."""
 
-    def check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
-        pass
+    def check(self, resource: ResourceName, containers: AskedDevices) -> AskedDevices:
+        return containers
 
 
 class TrustingDeviceAllocations(PlantedDeviceAllocations):
@@ -157,9 +155,9 @@ class TrustingDeviceAllocations(PlantedDeviceAllocations):
 class TerseGrants(Grants):
     """Refuses without a word of what to do."""
 
-    def check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
+    def check(self, resource: ResourceName, containers: AskedDevices) -> AskedDevices:
         try:
-            super().check(resource, containers)
+            return super().check(resource, containers)
         except TopoalignError as error:
             error.remedy = ""
             raise

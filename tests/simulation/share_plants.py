@@ -14,7 +14,7 @@ from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.hami_core.directories import Owner
 from topoalign.allocator.hami_core.sweeps import Sweeps
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import Poll
+from topoalign.allocator.ports import AskedDevices, Poll
 from topoalign.allocator.share_starts import ShareStarts
 from topoalign.allocator.shares import Shares
 from topoalign.allocator.slots import SlotGrants
@@ -60,9 +60,7 @@ class HeedlessDeviceAllocations(DeviceAllocations):
 class ExaggeratingDeviceAllocations(DeviceAllocations):
     """Containers are told of twice the memory that is recorded for them."""
 
-    async def allocate(
-        self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]
-    ) -> tuple[Allocation, ...]:
+    async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
         granted = await super().allocate(resource, containers)
         return tuple(msgspec.structs.replace(each, slots=twice(each.slots)) for each in granted)
 
@@ -70,9 +68,7 @@ class ExaggeratingDeviceAllocations(DeviceAllocations):
 class MisdirectingDeviceAllocations(DeviceAllocations):
     """Containers are told of the GPU after the one that is recorded for them."""
 
-    async def allocate(
-        self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]
-    ) -> tuple[Allocation, ...]:
+    async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
         return tuple(map(next_card, await super().allocate(resource, containers)))
 
 
@@ -148,7 +144,7 @@ class SpreadingShares(Shares):
         gpus = sorted({base_of(unit) for unit in question.available})[:2]
         return units_on(available, (), question.size, gpus)
 
-    def check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
+    def check(self, resource: ResourceName, containers: AskedDevices) -> None:
         pass
 
 

@@ -18,7 +18,7 @@ from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import Listing
+from topoalign.allocator.ports import AskedDevices, Listing
 from topoalign.core.model.errors import DeviceInUse, InvalidField, TopoalignError, UnknownDevice
 from topoalign.core.model.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import (
@@ -122,9 +122,7 @@ class MemoryAllocator:
         rest = [device for device in sorted(available) if device not in must_include]
         return (*must_include, *rest[: size - len(must_include)])
 
-    async def allocate(
-        self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]
-    ) -> tuple[Allocation, ...]:
+    async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
         self.started.set()
         if self.pause is not None:
             await self.pause.wait()

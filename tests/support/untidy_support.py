@@ -11,6 +11,7 @@ import msgspec
 from kubelet_support import MemoryAllocator, offers, short_directory
 
 from topoalign.allocator.device_plugin.front import KubeletFront
+from topoalign.allocator.ports import AskedDevices
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.cli.predict import Described
 from topoalign.core.model.decisions import Admission, Decision, PlacementContext
@@ -136,9 +137,7 @@ class KnowingAllocator(MemoryAllocator):
         hardware = self.state.hardware
         return prefer(hardware, resource, available, must_include, size, self._rules.placement, beside=beside)
 
-    async def allocate(
-        self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]
-    ) -> tuple[Allocation, ...]:
+    async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
         return tuple(
             Allocation(id=AllocationID(f"a{number}"), devices={resource: tuple(devices)})
             for number, devices in enumerate(containers)

@@ -5,20 +5,21 @@ Devices have to be listed under the resource, healthy and not cordoned, and no m
 """
 
 from collections import Counter
-from collections.abc import Sequence
 
+from topoalign.allocator.ports import AskedDevices
 from topoalign.core.model.errors import DeviceUnusable, HardwareUnknown, InvalidField, UnknownDevice, quoted
-from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.core.model.topology.device_sets import NO_DEVICES
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet
 from topoalign.core.state.fold import NodeState
 
 MOST_DEVICES = 20_000
 """Of one Allocate call: more than any node lists."""
 
 
-def check_allocate(state: NodeState, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
+def check_allocate(state: NodeState, resource: ResourceName, containers: AskedDevices) -> list[DeviceSet]:
     """
-    The devices of one Allocate call, by containers. Raises InvalidField, HardwareUnknown, UnknownDevice and DeviceUnusable.
+    The devices of one Allocate call, by containers, as sets. Raises InvalidField, HardwareUnknown, UnknownDevice and
+    DeviceUnusable.
     """
     asked = [device for devices in containers for device in devices]
     if not containers or not all(containers):
@@ -31,13 +32,15 @@ def check_allocate(state: NodeState, resource: ResourceName, containers: Sequenc
     if state.topology is None or state.health is None:
         raise HardwareUnknown(state.node, "discovery has not been heard")
     known = state.hardware.devices.get(resource, NO_DEVICES)
-    listed = known.some(asked)
-    if len(listed) < len(asked):
+    sets = [*map(known.some, containers)]
+    if sum(map(len, sets)) < len(asked):
         raise UnknownDevice([device for device in asked if device not in known])
-    if unusable := listed - state.ownership.handed_out.usable(resource):
-        device = next(device for device in asked if device in unusable)
+    usable = state.ownership.handed_out.usable(resource)
+    if any(each - usable for each in sets):
+        device = next(device for device in asked if device not in usable)
         health = state.health_of(device)
         raise DeviceUnusable(device, "cordoned" if health.cordoned else health.state, health.reason)
+    return sets
 
 
 def check_amount(state: NodeState, resource: ResourceName, amount: int) -> None:

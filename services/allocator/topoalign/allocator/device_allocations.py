@@ -30,7 +30,7 @@ from topoalign.allocator.group_commit import AllocateCall, GroupCommit
 from topoalign.allocator.instances.calls import InstanceCalls
 from topoalign.allocator.instances.instances import Instances
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import PodResources, Poll, Starting, nothing_to_ask, nothing_to_prepare
+from topoalign.allocator.ports import AskedDevices, PodResources, Poll, Starting, nothing_to_ask, nothing_to_prepare
 from topoalign.allocator.preferences import Preferences
 from topoalign.allocator.reconciliation.adoption import without
 from topoalign.allocator.reconciliation.confirmation import confirm_record
@@ -38,7 +38,7 @@ from topoalign.allocator.reconciliation.displacement import devices_displaced_by
 from topoalign.allocator.reconciliation.memory import Grant
 from topoalign.allocator.reconciliation.owner_polls import OwnerPolls
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
-from topoalign.allocator.shares import is_of_units
+from topoalign.allocator.shares import kind_of
 from topoalign.allocator.slot_starts import SlotStarts
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import Allocation
@@ -152,8 +152,7 @@ class DeviceAllocations:
         at, ended = self._clock.monotonic(), await self.ended()
         ended = self._reconciliation.liveness.dropped(ended, available, must_include, at) if ended else ended
         hardware = self.state.hardware
-        listed = hardware.devices.get(resource, NO_DEVICES).some(available)
-        offered = listed if len(listed) == len(available) else available
+        offered = hardware.devices.get(resource, NO_DEVICES).listed(available)
         live, displaced = without(self.state, ended) if ended else self.state, devices_displaced_by(ended)
         question = ShareQuestion(resource, offered, must_include, size)
         shares = self._grants.prefer_shares(live, question, displaced, self._shared)
@@ -187,9 +186,7 @@ class DeviceAllocations:
                     return [each for each in live if has_ended(each, poll.listing, poll.at)]
         return []
 
-    async def allocate(
-        self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]
-    ) -> tuple[Allocation, ...]:
+    async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
         """
         As `AllocatorPort.allocate`. The same devices again, while PodResources shows them as held, give the same allocation.
 
@@ -198,9 +195,9 @@ class DeviceAllocations:
         arrived = self._clock.monotonic()
         await self._until_reserved()
         await self._ensure_fresh()
-        self._grants.check(resource, containers)
+        asked = self._grants.check(resource, containers)
         async with self._making.instances_for(containers, partial(self._grants.slots.amounts, resource)) as made:
-            return await self._recorded(AllocateCall(resource, containers, self._ledger.version, made), arrived)
+            return await self._recorded(AllocateCall(resource, asked, self._ledger.version, made), arrived)
 
     async def _recorded(self, call: AllocateCall, arrived: float) -> tuple[Allocation, ...]:
         """The answers to a call that arrived at this monotonic second, recorded. Raises as `allocate`."""
@@ -219,9 +216,9 @@ class DeviceAllocations:
 
     def _must_ask(self, call: AllocateCall) -> bool:
         """Whether the kubelet has to tell what is held before this call can be judged."""
-        if self._ledger.unconfirmed is not None or self._grants.is_any_held(call.resource, call.devices):
-            return True
-        return any(self._grants.held_beside(call.resource, each) for each in call.containers)
+        is_held, held_beside = self._grants.is_any_held, self._grants.held_beside
+        held = any(is_held(call.resource, each) or held_beside(call.resource, each) for each in call.containers)
+        return held or self._ledger.unconfirmed is not None
 
     async def _ask_for(self, call: AllocateCall, arrived: float) -> None:
         """Polls the kubelet for a call that arrived at this monotonic second. Raises Unavailable, StateFault."""
@@ -246,7 +243,7 @@ class DeviceAllocations:
 
     async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
         """As `AllocatorPort.start_container`."""
-        owned, live, in_units = self.state.ownership, self.state.allocations, is_of_units(devices)
+        owned, live, in_units = self.state.ownership, self.state.allocations, kind_of(devices) is not None
         holders = [live[name] for name in owned.overlapping(map(owned.holding, devices))]
         is_known = bool(devices) and all(map(owned.is_held, devices)) and all(map(is_known_holder, holders))
         poll = None if is_known and not in_units else await self._reconciled()

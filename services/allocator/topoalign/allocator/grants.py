@@ -13,7 +13,7 @@ from topoalign.allocator.companions import ReservedCompanions
 from topoalign.allocator.group_commit import AllocateCall
 from topoalign.allocator.instances.made import Made
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import Listing, Place, PodResources, Poll
+from topoalign.allocator.ports import AskedDevices, Listing, Place, PodResources, Poll
 from topoalign.allocator.preferences import Preferences
 from topoalign.allocator.reconciliation.adoption import returned
 from topoalign.allocator.reconciliation.device_order import in_order
@@ -90,10 +90,7 @@ class Grants:
     def prefer_shares(
         self, live: NodeState, question: ShareQuestion, displaced: Collection[DeviceID], poll: Poll | None
     ) -> tuple[DeviceID, ...] | None:
-        """
-        The units or slots that a container should get, as `Shares.prefer` and `SlotGrants.prefer`. None: the resource is
-        offered in neither.
-        """
+        """The units or slots that a container should get (`Shares.prefer`, `SlotGrants.prefer`). None: it is not of such."""
         if not is_by_amounts(live.hardware):
             return None
         match live.hardware.kind_of(question.resource):
@@ -104,18 +101,19 @@ class Grants:
             case _:
                 return None
 
-    def check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
+    def check(self, resource: ResourceName, containers: AskedDevices) -> AskedDevices:
         """As `check_allocate`, `Shares.check` and `SlotGrants.check`, by what is known of the node now."""
-        check_allocate(self.state, resource, containers)
+        asked = check_allocate(self.state, resource, containers)
         if is_by_amounts(self.state.hardware):
-            self.shares.check(resource, containers)
-            self.slots.check(resource, containers)
+            self.shares.check(resource, asked)
+            self.slots.check(resource, asked)
+        return asked
 
     def is_any_held(self, resource: ResourceName, devices: Collection[DeviceID]) -> bool:
         """Whether the record has any of these devices of a resource, all different, as held."""
         return is_any_held(self.state.hardware, self.state.ownership, resource, devices)
 
-    def held_beside(self, resource: ResourceName, devices: Sequence[DeviceID]) -> bool:
+    def held_beside(self, resource: ResourceName, devices: Collection[DeviceID]) -> bool:
         """
         Whether what is to come with these devices is held, somebody may have a GPU whole of which these are units, or these
         are slots of a GPU that has not enough left.
@@ -176,7 +174,7 @@ class Grants:
         ended: dict[AllocationID, Allocation] = {}
         for devices in containers:
             asked, waiting = frozenset(devices), self.companions.waiting(resource, devices)
-            records = self._overlapping(resource, asked, waiting)
+            records = self._overlapping(resource, devices, waiting)
             if not known.issuperset(record.id for record in records):
                 return None
             if len(records) == 1 and is_repeated(records[0], asked, shown, call.made):
@@ -195,7 +193,7 @@ class Grants:
             ended |= (room := self.slots.making_room(resource, asked, beside, way, new.granted, call.poll))
             new.gone.update(way | room)
             displaced = displaced_by(self._reconciliation.liveness, self._ledger, [*way.values()], asked, listing)
-            answers.append(self._granted(resource, asked, waiting, new, displaced, call.made, listing))
+            answers.append(self._granted(resource, devices, waiting, new, displaced, call.made, listing))
         granted, gone, deviations = new
         deviations = {**self._preferences.deviations(resource, granted), **deviations}
         reasons = {former.allocation: "displaced" for each in granted for former in each.displaced}

@@ -16,7 +16,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from topoalign.allocator.instances.made import Made
-from topoalign.allocator.ports import Poll
+from topoalign.allocator.ports import AskedDevices, Poll
 from topoalign.allocator.reconciliation.memory import Grant
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -28,7 +28,7 @@ class AllocateCall:
     def __init__(
         self,
         resource: ResourceName,
-        containers: Sequence[Sequence[DeviceID]],
+        containers: AskedDevices,
         checked: int,
         made: Mapping[DeviceID, Made] = {},
     ) -> None:
@@ -44,11 +44,6 @@ class AllocateCall:
         """One allocation for each container, recorded; None: there is no answer yet."""
         self.error: Exception | None = None
         """Why it is refused."""
-
-    @property
-    def devices(self) -> list[DeviceID]:
-        """The devices of all containers."""
-        return [device for devices in self.containers for device in devices]
 
     def result(self) -> tuple[Allocation, ...] | None:
         """The answers; None: the kubelet has to be asked first. Raises why the call is refused."""

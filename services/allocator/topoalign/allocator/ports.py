@@ -1,6 +1,6 @@
 """What the kubelet front needs of the allocator, what the allocator needs of the kubelet's record, and defaults for both."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -10,6 +10,9 @@ from topoalign.core.model.events import Allocation, ContainerUsage, Owner
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files.pod_directories import PodDirectories
+
+AskedDevices = Sequence[Collection[DeviceID]]
+"""The devices of one Allocate call, by containers: a list, or a set of those that the hardware lists."""
 
 
 class AllocatorPort(Protocol):
@@ -39,9 +42,7 @@ class AllocatorPort(Protocol):
         Devices that a live record holds are in it only where there are not enough others.
         """
 
-    async def allocate(
-        self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]
-    ) -> tuple[Allocation, ...]:
+    async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
         """
         Records that the kubelet gave these devices, one set per container, with the companions that are reserved with
         them; when this returns it is on disk.

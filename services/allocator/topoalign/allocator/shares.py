@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from topoalign.allocator.ports import Listing, Poll
+from topoalign.allocator.ports import AskedDevices, Listing, Poll
 from topoalign.allocator.preferred_units import followed, gpus_for, shares_asked
 from topoalign.allocator.reconciliation.liveness import Liveness
 from topoalign.core.demand.units import Share, UnitFields, check_share, unit_of
@@ -101,10 +101,10 @@ class Shares:
         """Notes what a call for this resource was given. `poll`: what the kubelet answered before, if it was asked."""
         for answer in answers:
             units = answer.from_kubelet.get(resource, ())
-            kind = next((kind for unit in units if (kind := unit_kind(unit)) is not None), None)
-            if kind is None:
+            if (kind := kind_of(units)) is None:
                 return
-            before, pods = self.open_half(kind, poll), self.asking(resource, units, poll).pods
+            before = self.open_half(kind, poll)
+            pods = self._asking(resource, units, poll, before).pods
             is_second = before is not None and before.allocation.amounts.keys() == answer.amounts.keys()
             self._newest = Newest(answer.id, self._clock.monotonic(), is_second, pods)
 
@@ -129,7 +129,7 @@ class Shares:
                 for of, container in reservations_of(reserved, now, resource, units)
                 if not has_others(state, of.pod_uid, container, resource, units)
             ]
-            lacking = [each for each in own if any(is_of_kind(ids, kind) for ids in each[1].devices.values())]
+            lacking = [each for each in own if any(kind_of(ids) == kind for ids in each[1].devices.values())]
             if own and all(given_half(state, of.pod_uid, container, resource) for of, container in lacking):
                 return None
         return OpenHalf(newest, not self._newest.is_second and needs_memory(newest))
@@ -151,6 +151,14 @@ class Shares:
         For whom the kubelet may ask for these units: a pod of which the checkpoint has some of them, one for which just
         these are reserved, and the pod of the newest grant, if this lacks them.
         """
+        kind = kind_of(units)
+        half = self.open_half(kind, poll) if kind is not None else None
+        return self._asking(resource, units, poll, half)
+
+    def _asking(
+        self, resource: ResourceName, units: Collection[DeviceID], poll: Poll | None, half: OpenHalf | None
+    ) -> Asking:
+        """The same, where `half` is the other half of them that is open."""
         asked, parts = frozenset(units), poll.listing.parts if poll is not None else ()
         pods = {part.pod_uid for part in parts if part.resource == resource and not asked.isdisjoint(part.devices)}
         records = set[AllocationID]()
@@ -162,8 +170,6 @@ class Shares:
                 for each in state.allocations.values()
                 if each.owner is None and each.amounts and is_all_of(container.devices, each)
             }
-        kind = next((kind for unit in asked if (kind := unit_kind(unit)) is not None), None)
-        half = self.open_half(kind, poll) if kind is not None else None
         if half is not None and self._newest is not None and (not pods or not pods.isdisjoint(self._newest.pods)):
             pods |= self._newest.pods
             records |= {half.allocation.id} if self._newest.pods else set()
@@ -193,7 +199,7 @@ class Shares:
             return ()  # Allocate refuses all others
         offered -= required | overlapping(live.ownership, devices, displaced)
         states = (with_reserved_shares(live, reserved, now), live) if reserved.reservations else (live,)
-        kept = held_among(states[0].ownership, resource, devices)
+        kept = held_among(states[0].ownership, resource, devices) if len(states) > 1 else devices.nothing
         for share, state in product(shares_asked(kind, question, reserved, now), states):
             spare = offered - held_among(state.ownership, resource, devices)
             fitting = {gpu: count for gpu, units in devices.by_base.items() if (count := len(units & spare))}
@@ -202,10 +208,10 @@ class Shares:
                 gpus = gpus_for(state, share, kind, must_include, fitting, self._compat)
             if gpus:
                 beside = units_on(spare - kept, must_include, size, gpus)
-                return beside if len(beside) == size else units_on(spare, must_include, size, gpus)
+                return beside if len(beside) == size or not kept else units_on(spare, must_include, size, gpus)
         return own.units if own is not None else ()
 
-    def check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
+    def check(self, resource: ResourceName, containers: AskedDevices) -> None:
         """Raises InvalidShare and ShareSplit for units that no container can have together. Other devices are all right."""
         for units in containers:
             amounts = amounts_of(units)
@@ -224,7 +230,7 @@ class Shares:
         its other half.
         """
         self.check_spread(resource, units)
-        if not is_of_kind(units, "memory"):
+        if kind_of(units) != "memory":
             return
         half = self.open_half("memory", poll)
         if half is None or not half.is_certain or are_together(units, half.allocation):
@@ -253,14 +259,9 @@ class Shares:
         )
 
 
-def is_of_units(devices: Collection[DeviceID]) -> bool:
-    """Whether these are units of GPUs, by their ids."""
-    return any(unit_kind(device) is not None for device in devices)
-
-
-def is_of_kind(devices: Collection[DeviceID], kind: UnitKind) -> bool:
-    """Whether these are units of this kind, by their ids."""
-    return any(unit_kind(device) == kind for device in devices)
+def kind_of(devices: Collection[DeviceID]) -> UnitKind | None:
+    """What the first of these that is a unit of a GPU is a unit of, by its id; None: none is."""
+    return next((kind for device in devices if (kind := unit_kind(device)) is not None), None)
 
 
 def has_kind(grant: Allocation, kind: UnitKind) -> bool:

@@ -16,7 +16,7 @@ reservation are its own: who asks for just these holds what is reserved with the
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from topoalign.allocator.ports import Poll
+from topoalign.allocator.ports import AskedDevices, Poll
 from topoalign.allocator.reconciliation.displacement import kept_of
 from topoalign.allocator.reconciliation.liveness import Liveness
 from topoalign.core.demand.card_annotations import card_rules
@@ -146,7 +146,7 @@ class SlotGrants:
                 return dict.fromkeys(slots, moved.amount)
         return {}
 
-    def check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
+    def check(self, resource: ResourceName, containers: AskedDevices) -> None:
         """
         Raises InvalidShare for several slots of one GPU, which are no more of it than one, and ShareSplit for slots of GPUs
         that the container which waits for as many must not have.

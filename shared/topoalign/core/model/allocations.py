@@ -5,7 +5,8 @@ Fields are never renamed or re-used, only added, as in `events`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -16,9 +17,7 @@ from topoalign.core.model.holdings import (
     Function,
     Holding,
     holding_of,
-    is_share,
     kind_of_share,
-    share_number,
 )
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.topology.cpuset import parse_cpuset
@@ -203,9 +202,9 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
             for device in devices:
                 if device in self.virtual_functions:
                     continue
-                if is_share(device):
-                    base, number = share_number(device)
-                    shares.setdefault(base, []).append(number)
+                base, share, number = device.partition(SHARE)  # not by functions: they may be hundreds of units
+                if share:
+                    shares.setdefault(DeviceID(base), []).append(number)
                 else:
                     unshared.append(holding_of(device, self.cards))
             found[resource] = Given(unshared, shares)
@@ -214,7 +213,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     @cached_property
     def amounts(self) -> Mapping[DeviceID, Amount]:
         """GPU -> how much of it is held in units, for the GPUs of which any is."""
-        return amounts_of(device for ids in self.devices.values() for device in ids)
+        return amounts_of(self.device_ids)
 
     @cached_property
     def shared_bases(self) -> frozenset[DeviceID]:
@@ -245,11 +244,26 @@ class MemoryUse(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     """Blocks that touch the node, counted once per resource."""
 
 
+MOST_COUNTED = 32
+"""Sets of ids of which is remembered how much they are: those of the Allocate calls that come together."""
+
+
 def amounts_of(devices: Iterable[DeviceID]) -> Mapping[DeviceID, Amount]:
-    """GPU -> how much of it these ids are units of, for the GPUs of which any is. What is offered now does not matter."""
-    counted: dict[DeviceID, list[int]] = {}
+    """
+    GPU -> how much of it these ids are units of, for the GPUs of which any is, by uuid. An id counts once; what is offered
+    now does not matter.
+    """
+    return counted(frozenset(devices))
+
+
+@lru_cache(MOST_COUNTED)
+def counted(devices: frozenset[DeviceID]) -> Mapping[DeviceID, Amount]:
+    """The same of a set. While an Allocate is judged and recorded it is asked five times for the same units."""
+    found: dict[DeviceID, list[int]] = {}
     for device in devices:
         base, _, label = device.partition(SHARE)
         if (kind := kind_of_share(label)) is not None:
-            counted.setdefault(DeviceID(base), [0, 0])[kind == "memory"] += 1
-    return {gpu: Amount(cores=cores, memory=blocks * MEMORY_BLOCK) for gpu, (cores, blocks) in counted.items()}
+            found.setdefault(DeviceID(base), [0, 0])[kind == "memory"] += 1
+    return MappingProxyType(
+        {gpu: Amount(cores=cores, memory=blocks * MEMORY_BLOCK) for gpu, (cores, blocks) in sorted(found.items())}
+    )

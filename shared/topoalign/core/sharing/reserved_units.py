@@ -174,7 +174,7 @@ def reservations_of(
     reserved: NodeReservations, now: float, resource: ResourceName, units: Collection[DeviceID]
 ) -> Iterator[tuple[Reservation, ReservedContainer]]:
     """The reservations, and the container of each, of which just these units of the resource are a part, given or not."""
-    wanted = frozenset(units)
+    wanted = frozenset(units) if reserved.reservations else frozenset[DeviceID]()
     for each in reserved.reservations:
         if reserved.until[each.pod_uid] <= now:
             continue

@@ -7,7 +7,7 @@ A slot with an amount is no time slice, although both have the same id: of a GPU
 Like `holders` it is made once of all allocations, and follows each grant and release.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 from topoalign.core.model.events import Allocation
@@ -83,11 +83,10 @@ class FormerOffers:
             for base, numbers in given.shares.items():
                 now = [offer for offer in by_base.get(base, ()) if offer.resource == resource and offer.shared]
                 kinds, in_slots = {offer.unit for offer in now}, any(offer.slots is not None for offer in now)
+                slots: Collection[str] = () if in_slots else allocation.slots
                 for number in numbers:
-                    device = DeviceID(f"{base}{SHARE}{number}")
-                    was_slot = device in allocation.slots and not in_slots
-                    if was_slot or kind_of_share(number) not in kinds:
-                        former.append(holding_of(device, allocation.cards))
+                    if kind_of_share(number) not in kinds or (slots and f"{base}{SHARE}{number}" in slots):
+                        former.append(holding_of(DeviceID(f"{base}{SHARE}{number}"), allocation.cards))
         if companions:  # they used no offer
             former = [each for each in former if each.id not in companions]
         if self._cards:

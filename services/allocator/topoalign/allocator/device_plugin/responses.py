@@ -25,6 +25,7 @@ from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, Topology, VirtualFunction
 from topoalign.kubelet.grpc.api import v1beta1
@@ -91,9 +92,7 @@ class Teller(NamedTuple):
         """`response` for each container, before anything is recorded. Ids that are not offered are left to the allocator."""
         by_base = topology.offers_by_base
         return [
-            self.response(
-                topology, resource, [base for base in dict.fromkeys(map(base_of, devices)) if base in by_base]
-            )
+            self.response(topology, resource, [base for base in bases_of(devices) if base in by_base])
             for devices in containers
         ]
 
@@ -107,7 +106,7 @@ class Teller(NamedTuple):
         """
         parts: list[Part] = []
         functions: list[Function] = []
-        for base in dict.fromkeys(map(base_of, devices)):
+        for base in bases_of(devices):
             check_name(base)
             if (found := device_nodes.part_of(topology, base)) is not None:
                 parts.append(Part(base, self.name_of(base, *found), *found))
@@ -200,6 +199,11 @@ class Teller(NamedTuple):
             told.annotations = cdi.annotation(self.configuration.flags.plugin.cdi_annotation_prefix, devices)
         if "cdi-cri" in ways:
             told.cdi_devices = [v1beta1.CdiDevice(name=name) for name in devices]
+
+
+def bases_of(devices: Iterable[DeviceID]) -> Iterable[DeviceID]:
+    """What these devices are, without the numbers of shares, each once."""
+    return devices.bases if isinstance(devices, DeviceSet) else dict.fromkeys(map(base_of, devices))
 
 
 def tell_functions(

@@ -29,6 +29,7 @@ from topoalign.core.model.errors import InvalidField, NoFit, Unavailable, Unknow
 from topoalign.core.model.holdings import unit_kind
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import MOST_CONTAINERS
+from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.connection import Connection
 from topoalign.kubelet.grpc.transport import Servicer, caller
@@ -120,13 +121,14 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         `AllocatorPort.allocate` raises.
         """
         check_containers(message.container_requests)
-        sets = [[DeviceID(device) for device in request.devices_ids] for request in message.container_requests]
         before = self.allocator.state.hardware
+        listed = before.devices.get(self.resource, NO_DEVICES).listed
+        sets = [listed(cast("list[DeviceID]", request.devices_ids)) for request in message.container_requests]
         teller = self.containers.now(before, self.resource)
         ordered = [in_order(before, self.resource, devices) for devices in sets]
         if teller.hami_core is not None:
             teller.hami_core.check(ordered)
-        responses = teller.responses(before, self.resource, ordered)
+        responses = teller.responses(before, self.resource, sets)
         allocations = await self.allocator.allocate(self.resource, sets)
         given = [with_instances(each, each.from_kubelet[self.resource]) for each in allocations]
         if (hardware := self.allocator.state.hardware) is not before or given != ordered:

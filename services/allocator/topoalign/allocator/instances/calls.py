@@ -28,6 +28,7 @@ import msgspec
 from topoalign.allocator.instances.instances import Instances
 from topoalign.allocator.instances.made import Made
 from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ports import AskedDevices
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import DeviceInUse, DriverFault, Unavailable
 from topoalign.core.model.holdings import Amount, base_of
@@ -91,8 +92,8 @@ class InstanceCalls:
     @asynccontextmanager
     async def instances_for(
         self,
-        containers: Sequence[Sequence[DeviceID]],
-        amounts: Callable[[Sequence[DeviceID]], Mapping[DeviceID, Amount]],
+        containers: AskedDevices,
+        amounts: Callable[[Collection[DeviceID]], Mapping[DeviceID, Amount]],
     ) -> AsyncIterator[Mapping[DeviceID, Made]]:
         """
         Slot -> its instance, which is made and kept in this block, for the slots of containers that become one; discovery

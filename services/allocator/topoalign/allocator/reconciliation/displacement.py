@@ -107,7 +107,7 @@ def devices_displaced_by(records: Collection[Allocation]) -> frozenset[DeviceID]
 def remainders(
     ledger: Ledger,
     replaced: Collection[Allocation],
-    containers: Sequence[Sequence[DeviceID]],
+    containers: Sequence[Collection[DeviceID]],
     listing: Listing | None,
     granted: Sequence[Allocation],
 ) -> list[Rest]:

@@ -74,6 +74,11 @@ class Devices(dict[DeviceID, tuple[int, ...] | None]):
             found += (some for some in (whole, shares - whole) if some.bits)
         return tuple(found)
 
+    def listed(self, ids: Collection[DeviceID]) -> Collection[DeviceID]:
+        """The set of these ids; the ids themselves where some are not listed, or named twice."""
+        some = self.some(ids)
+        return some if len(some) == len(ids) else ids
+
     def some(self, ids: Iterable[DeviceID]) -> "DeviceSet":
         """The set of those of these devices that are listed."""
         if isinstance(ids, DeviceSet) and ids.devices is self:
@@ -129,6 +134,11 @@ class DeviceSet(Collection[DeviceID]):
 
     def __repr__(self) -> str:
         return f"DeviceSet({[*self]!r})"
+
+    @property
+    def bases(self) -> list[DeviceID]:
+        """What the devices are, without the numbers of shares, in the order of `Devices.by_base`."""
+        return [base for base, shares in self.devices.by_base.items() if shares.bits & self.bits]
 
     @property
     def _start(self) -> int:
