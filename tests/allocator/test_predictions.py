@@ -20,7 +20,8 @@ from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.allocator.requests.kubelet_watch import KubeletWatch
-from topoalign.core.model.requests import AdmissionRules, AllocateRequest, Placement
+from topoalign.core.model.ids import ContainerName, PodName
+from topoalign.core.model.requests import AdmissionRules, AllocateRequest, ContainerRequest, Placement, PodRequest
 from topoalign.kubelet.files import configuration
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
@@ -30,6 +31,8 @@ pytestmark = pytest.mark.anyio
 
 PODS = 12
 """Asked for, one after another; about half are admitted."""
+AGENT = PodRequest(name=PodName("agent"), containers=(ContainerRequest(name=ContainerName("agent")),))
+"""Runs on every node: where no pod did, one that is being admitted would be listed beside no directory of any pod."""
 
 
 async def predicted_and_done(seed: int, directory: Path) -> list[tuple[object, object]]:
@@ -62,9 +65,11 @@ async def predicted_and_done(seed: int, directory: Path) -> list[tuple[object, o
         await tasks.start(kubelet.run)
         await tasks.start(KubeletFront(kubelets_desk, plugins, clock).run)
         await kubelet.until(offers(machine))
+        await kubelet.admit(AGENT)
         for number in range(PODS):
-            if kubelet.running and chance.random() < 0.3:
-                await kubelet.remove(*chance.choice(sorted(kubelet.running)))
+            others = sorted({*kubelet.running} - {(AGENT.namespace, AGENT.name)})
+            if others and chance.random() < 0.3:
+                await kubelet.remove(*chance.choice(others))
             asked = some_pod(chance, f"pod-{number}")
             predicted = await admissions.predictions.what_if(AllocateRequest(node=NODE, pod=asked, rules={}))
             done = await kubelet.admit(asked)

@@ -119,6 +119,53 @@ async def test_a_first_half_that_stays_alone_spoils_no_reserved_pod(names: Names
         await it.check(["p", "memory"] if full else ["p"])
 
 
+@ORDERS
+async def test_an_owner_that_is_known_between_the_halves_keeps_its_own_gpu(names: Names) -> None:
+    """
+    The kubelet gives a pod what is reserved for another one, lists the first half at once, and has not written it down. So
+    of its owner the name is known, and of the pod that asks for the second half the UID.
+    """
+    async with share_node(names=names) as (it, _):
+        it.keep(other=it.units(1, 100, 4), p=it.units(0, 100, 4))
+        first, second = sorted(names)
+        it.forced = {first: it.units(1, 100, 4)[first]}
+        prefer = it.allocations.prefer
+
+        async def known(resource: ResourceName, *asked: object) -> object:
+            if resource == second:
+                await it.allocations.reconcile()
+                assert [("p", "")] == [
+                    (each.owner and each.owner.pod, each.pod_uid) for each in it.ledger.state.allocations.values()
+                ]
+            return await prefer(resource, *asked)  # type: ignore[arg-type]  # passes on any question
+
+        it.allocations.prefer = known  # type: ignore[assignment,method-assign]  # compares the record before
+        decision = await it.admit("p", (100, 4))
+
+        assert isinstance(decision, Admission), decision.finding
+        await it.check(["p"])
+        assert {"GPU-1"} == gpu_of(it, "p")
+
+
+@ORDERS
+async def test_what_a_pod_of_a_moment_left_does_not_keep_a_whole_gpu(names: Names) -> None:
+    """Of its init container nobody knows whose units they are. The kubelet has dropped all of it and written that down."""
+    async with share_node(names=names) as (it, _):
+        it.forced = it.units(0, 30, 6)
+        assert isinstance(await it.admit("old", (20, 2), init=((30, 6),)), Admission)
+        await it.allocations.reconcile()
+        await it.drop("old")
+        it.forced = it.units(3, 10, 1)
+        assert isinstance(await it.admit("other", (10, 1)), Admission)
+
+        it.forced = it.units(0, 100)
+        decision = await it.admit("large", (100, 0))
+
+        assert isinstance(decision, Admission), decision.finding
+        it.forced = {}
+        await it.check(["other", "large"])
+
+
 async def test_reserved_memory_is_given_after_another_half() -> None:
     async with share_node() as (it, _):
         await it.allocations.allocate(CORES, [it.units(0, 20)[CORES]])

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 
 from topoalign.allocator.ports import Listing, Poll
-from topoalign.allocator.reconciliation.liveness import Liveness, still_displaced
+from topoalign.allocator.reconciliation.liveness import Liveness, places, still_displaced
 from topoalign.allocator.shares import Shares
 from topoalign.core.demand.units import unit_of
 from topoalign.core.model.allocations import Allocation, amounts_of
@@ -73,16 +73,28 @@ class ShareExclusion:
             gone = [record] if liveness.has_ended(record, listing, poll.at) else []
             if record.id in way:
                 counted += [record] if runs_on else []
-            elif ((record.owner, record.pod_uid) in over and not runs_on) or liveness.dropped(gone, (), (), poll.at):
-                ended.append(record)
-            else:
-                counted.append(record)
+                continue
+            is_over = (record.owner, record.pod_uid) in over and not runs_on
+            is_dropped = liveness.dropped(gone, (), (), poll.at) or (gone and self._is_nobodys(record, listing))
+            (ended if is_over or is_dropped else counted).append(record)
         owners = self._shares.asking(resource, units, poll)
         for holder, held in units_held(counted, beside, listing, liveness).items():
             gpus = excluded(asked, amounts_of(held))
             if gpus and holder.pod not in owners.pods and holder.container not in owners.records:
                 raise WholeGpuInUse(gpus, " ".join(filter(None, holder)))
         return {each.id: each for each in unshareable(ended, asked)}
+
+    def _is_nobodys(self, record: Allocation, listing: Listing) -> bool:
+        """
+        Whether a checkpoint that was written since a grant has nothing of it: a kubelet writes down what a container has
+        before it asks for the next one. The newest grant may be the first half of the container that it asks for.
+        """
+        return (
+            record.id != self._shares.newest
+            and listing.checkpoint is not None
+            and listing.checkpoint.isdisjoint(places(record))
+            and self._liveness.is_written_since(record, listing)
+        )
 
 
 def units_held(

@@ -53,6 +53,7 @@ from topoalign.core.sharing.reserved_units import (
 from topoalign.core.sharing.units import check_gpus, units_on
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.unit_amounts import holder_of
 
 OPEN_SECONDS = 5.0
 """For so long the other half of a share may follow a grant; the kubelet needs milliseconds."""
@@ -107,6 +108,11 @@ class Shares:
             pods = self._asking(resource, units, poll, before).pods
             is_second = before is not None and before.allocation.amounts.keys() == answer.amounts.keys()
             self._newest = Newest(answer.id, self._clock.monotonic(), is_second, pods)
+
+    @property
+    def newest(self) -> AllocationID | None:
+        """The newest grant of units since the start; None: there was none."""
+        return self._newest.id if self._newest is not None else None
 
     def open_half(self, kind: UnitKind, poll: Poll | None) -> OpenHalf | None:
         """
@@ -172,7 +178,9 @@ class Shares:
             }
         if half is not None and self._newest is not None and (not pods or not pods.isdisjoint(self._newest.pods)):
             pods |= self._newest.pods
-            records |= {half.allocation.id} if self._newest.pods else set()
+            if self._newest.pods:
+                records.add(half.allocation.id)
+                pods |= {holder_of(owner, "").pod for owner in (half.allocation.owner,) if owner is not None}
         return Asking(frozenset(pods) - {""}, frozenset(records))
 
     def prefer(

@@ -82,7 +82,7 @@ class FakeKubelet:
         self._clock = clock or SystemClock()
         self._chance = chance
         self._settled_at = 0.0
-        self._admitting: tuple[str, ...] = ()
+        self._admitting: tuple[Running, ...] = ()
         self._turn = anyio.Lock()
         self._changed = anyio.Event()
         self._revision = 0
@@ -115,7 +115,7 @@ class FakeKubelet:
         self._plugins.remember(devices.registered)
         self._managers = started(self.root, devices, self._machine, self._rules)
         self._pods.find(devices)
-        resources = PodResources(self.state, self.running.values, self._rules, self.listed)
+        resources = PodResources(self.state, self.listed_pods, self._rules, self.listed)
         self._servers = [
             Server(self._plugins, self.plugins_dir / KUBELET_SOCKET, FIELD),
             Server(resources, self.pod_resources_dir / KUBELET_SOCKET, FIELD),
@@ -157,9 +157,14 @@ class FakeKubelet:
         assert self._managers is not None, "the fake kubelet has not been started"
         return self._managers
 
-    def active(self, *admitting: str) -> frozenset[str] | None:
+    def active(self) -> frozenset[str] | None:
         """The UIDs of the active pods, and of one that is being admitted. None: not known before the kubelet has settled."""
-        return self._pods.active().union(admitting) if self._clock.monotonic() >= self._settled_at else None
+        settled = self._clock.monotonic() >= self._settled_at
+        return frozenset(each.uid for each in self.listed_pods()) if settled else None
+
+    def listed_pods(self) -> tuple[Running, ...]:
+        """What PodResources lists: a pod is active while it is being admitted, with what its containers have by then."""
+        return (*self.running.values(), *self._admitting)
 
     async def reconcile_cpus(self, managers: Managers) -> None:
         """The CPU manager looks by itself, too, for pods that are gone."""
@@ -167,7 +172,7 @@ class FakeKubelet:
             await self._clock.sleep(RECONCILE_SECONDS)
             if self._managers is not managers:
                 return
-            managers.cpus.drop(self.active(*self._admitting))
+            managers.cpus.drop(self.active())
 
     async def admit(
         self, pod: PodRequest, uid: str | None = None, *, volumes: bool = True, start: bool = True
@@ -184,12 +189,11 @@ class FakeKubelet:
             managers = self.managers
             uid = uid or self._pods.new_uid(pod, managers.pods())
             self._pods.remove((pod.namespace, pod.name))
-            self._admitting = (uid,)
+            self._admitting = (Running(uid=uid, pod=pod, allocations=(), responses={}),)
             try:
-                topology, active = self.shuffled(self.discovered()), self.active(uid)
+                topology, active = self.shuffled(self.discovered()), self.active()
                 state = msgspec.structs.replace(self.state(), topology=topology)
-                admitting = Admitting(state, demand, uid, managers, active)
-                decision = await decide(admitting, self.plugins)
+                decision = await decide(Admitting(state, demand, uid, managers, active), self.plugins)
             finally:
                 self._admitting = ()
             if isinstance(decision, Admission):
@@ -236,9 +240,8 @@ class FakeKubelet:
 
     def state(self) -> NodeState:
         """The node as the next admission sees it."""
-        return node_state(
-            self.discovered(), self.plugins.health(), self.managers, self._pods.by_uid(), self.active(*self._admitting)
-        )
+        pods = {each.uid: each for each in self.listed_pods()}
+        return node_state(self.discovered(), self.plugins.health(), self.managers, pods, self.active())
 
     def shuffled(self, discovered: TopologyDiscovered) -> TopologyDiscovered:
         """With the devices in the order in which this admission happens upon them."""
@@ -282,7 +285,7 @@ class FakeKubelet:
 
     def listed(self) -> None:
         """PodResources is listed: the device manager drops what pods have that are gone, in memory."""
-        self.managers.devices.drop(self.active(*self._admitting))
+        self.managers.devices.drop(self.active())
 
     def changed(self) -> None:
         """Something is not as it was: who waits looks again."""

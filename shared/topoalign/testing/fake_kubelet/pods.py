@@ -62,14 +62,6 @@ class Pods:
         numbered = (f"{base}_{number}" for number in count(2))
         return next(uid for uid in chain((base,), numbered) if uid not in taken)
 
-    def active(self) -> frozenset[str]:
-        """UIDs of the pods that run."""
-        return frozenset(running.uid for running in self.running.values())
-
-    def by_uid(self) -> dict[str, Running]:
-        """UID -> what runs."""
-        return {running.uid: running for running in self.running.values()}
-
     def admitted(self, running: Running, volumes: bool) -> None:
         """It runs; `volumes`: it has one at least."""
         self.running[running.pod.namespace, running.pod.name] = running
