@@ -1,6 +1,7 @@
 """Pods that come between the halves of others, and those that take over from init containers; nobody else suffers."""
 
 from random import Random
+from typing import Any
 
 import anyio
 import pytest
@@ -8,7 +9,8 @@ from share_support import DEFAULT, NAMES, OTHER_ORDER, ShareNode, share_node
 from unit_support import CORES, MEMORY
 
 from topoalign.core.model.decisions import Admission, Decision, Refusal
-from topoalign.core.model.ids import DeviceID, PodName, ResourceName
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.ids import AllocationID, DeviceID, PodName, ResourceName
 from topoalign.core.sharing.refusals import ShareSplit, WholeGpuInUse
 
 pytestmark = pytest.mark.anyio
@@ -145,6 +147,32 @@ async def test_an_owner_that_is_known_between_the_halves_keeps_its_own_gpu(names
         assert isinstance(decision, Admission), decision.finding
         await it.check(["p"])
         assert {"GPU-1"} == gpu_of(it, "p")
+
+
+@ORDERS
+async def test_a_half_that_a_kubelet_has_not_noted_yet_is_nothing_left_over(names: Names) -> None:
+    """
+    The kubelet writes its checkpoint between the grant of the first half and its own note of that, as it does whenever a
+    plugin lists devices. It lists no init container.
+    """
+    async with share_node(names=names) as (it, _):
+        it.reserve(it.pod("p", (100, 4), init=((100, 4),)))
+        allocate, halves = it.allocations.allocate, list[AllocationID]()
+
+        async def allocated(*asked: Any) -> tuple[Allocation, ...]:
+            given = await allocate(*asked)
+            it.kubelet.heard()
+            halves.extend(each.id for each in given)
+            if len(halves) == 2:
+                assert {*halves} == {*it.ledger.state.allocations}
+            return given
+
+        it.allocations.allocate = allocated  # type: ignore[assignment,method-assign]  # the kubelet writes before it has the answer
+        decision = await it.admit("p", (100, 4), init=((100, 4),))
+
+        assert isinstance(decision, Admission), decision.finding
+        assert 4 == len(halves)
+        await it.check(["p"])
 
 
 @ORDERS

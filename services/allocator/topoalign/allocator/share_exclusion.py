@@ -87,7 +87,9 @@ class ShareExclusion:
     def _is_nobodys(self, record: Allocation, listing: Listing) -> bool:
         """
         Whether a checkpoint that was written since a grant has nothing of it: a kubelet writes down what a container has
-        before it asks for the next one. The newest grant may be the first half of the container that it asks for.
+        before it asks for the next one. It writes at other moments as well, maybe just before it notes a grant; that one may
+        be the first half of the container for which it asks now, and is the newest then: a container has units of two kinds,
+        and is asked for each once.
         """
         return (
             record.id != self._shares.newest

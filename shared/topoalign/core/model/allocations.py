@@ -244,7 +244,7 @@ class MemoryUse(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     """Blocks that touch the node, counted once per resource."""
 
 
-MOST_COUNTED = 32
+MOST_COUNTED = 8
 """Sets of ids of which is remembered how much they are: those of the Allocate calls that come together."""
 
 

@@ -49,7 +49,7 @@ class Turns:
         self._schedule()
 
     def take(self, client: Client) -> bool:
-        """Whether it is the client's turn now: nobody waits, and no step has run in this round of the loop."""
+        """Whether it is the client's turn now: nobody waits, and no other turn has come in this round of the loop."""
         if self._scheduled:
             return False
         self._now = max(self._now, self._number(client))

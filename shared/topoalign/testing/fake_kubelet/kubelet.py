@@ -127,7 +127,7 @@ class FakeKubelet:
 
     async def stop(self) -> None:
         """Close all sockets and connections; the files stay. `start` begins again."""
-        self._managers = None
+        self._managers, self._admitting = None, ()
         if self._plugins is not None:
             self._plugins.stop()
         for server in self._servers:
