@@ -118,9 +118,13 @@ class Daemons:
         return Control(self._program, root / share.resource, share.devices, self._environment, self._clock)
 
 
+SHM_MODE = 0o1777
+"""As /dev/shm has it."""
+
+
 def make_shm(root: Path) -> None:
     """Makes the directory that containers get as /dev/shm, writable for every user as that is. Raises OSError."""
     shm = root / SHM
-    if not shm.is_dir():
-        shm.mkdir(parents=True)
-        shm.chmod(0o1777)
+    shm.mkdir(parents=True, exist_ok=True)
+    if shm.stat().st_mode & 0o7777 != SHM_MODE:  # also where this ended before it could set it
+        shm.chmod(SHM_MODE)
