@@ -156,6 +156,22 @@ async def test_what_the_library_counts_stands_beside_what_is_measured() -> None:
     assert {train: 1.0} == found["hami_container_last_kernel_elapsed_seconds"]
 
 
+async def test_a_gpu_that_goes_while_files_are_read_fails_no_scrape() -> None:
+    node = Node(*ALLOCATIONS)
+
+    async def library() -> LibraryReading:
+        known = node.ledger.state.topology
+        assert known is not None
+        left = msgspec.structs.replace(known.topology, gpus=known.topology.gpus[1:])
+        node.ledger.hear(msgspec.structs.replace(known, revision=known.revision + 1, topology=left))
+        return LibraryReading(node=NODE)
+
+    async with node.answering():
+        found = await scraped(UseSeries(node.ledger, node.bus, {"gaia", "hami"}, library))
+
+    assert {"GPU-1", "GPU-2"} == {dict(at)["device_uuid"] for at in found["hami_host_gpu_memory_used_bytes"]}
+
+
 async def test_where_nothing_can_be_measured_the_page_says_so() -> None:
     """A node without NVML, or a discovery that is away, is no error of the page."""
     node = Node(*ALLOCATIONS)

@@ -106,6 +106,8 @@ class UseSeries:
             return
         yield use_families.text(use_families.own(shares, self._lasting(shares)))
         hardware = self._ledger.state.hardware
+        there = tuple(each for each in shares.devices if each.card in hardware.gpu_by_id)  # one may have gone meanwhile
+        shares = msgspec.structs.replace(shares, devices=there)
         if "gaia" in self._also:
             yield use_families.text(use_families.gaia(shares, hardware))
         if "hami" in self._also:
