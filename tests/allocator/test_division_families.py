@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 import pytest
+import slot_support
 from decision_support import node
 from unit_support import CORES, DGX, MEMORY, holds, in_units
 from use_node_support import TRAIN, Node
@@ -198,3 +199,21 @@ async def test_gpus_are_counted_anew_when_what_is_there_held_or_healthy_changes(
         await is_counted(lambda: ledger.observe(containers=())),
         await is_counted(lambda: ledger.release((AllocationID("a-1"),), "released")),
     ]
+
+
+def test_a_slot_left_by_an_init_container_is_given_once() -> None:
+    """With the larger of both amounts, as it counts for what is left."""
+    slot, owner = DeviceID("GPU-0::3"), msgspec.structs.replace(TRAIN, container=ContainerName("prepare"))
+    init = held(1, slot, of=owner, uid=UIDS[0], resource=GPU)
+    app = held(2, slot, of=TRAIN, uid=UIDS[0], resource=GPU)
+    init = msgspec.structs.replace(init, role="init", slots={slot: Amount(cores=60, memory=20 * GIB)})
+    app = msgspec.structs.replace(app, slots={slot: Amount(cores=30, memory=50 * GIB)})
+    it = Node()
+    it.ledger.hear(
+        TopologyDiscovered(
+            node=NODE, epoch=2, revision=1, boot_id="b", source="nvml", topology=slot_support.in_slots(MACHINE)
+        )
+    )
+    it.ledger.grant((init, app))
+    found = first(it.ledger.state)
+    assert Amounts(60, 50 * GIB, 1) == found.asked

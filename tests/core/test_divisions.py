@@ -10,9 +10,17 @@ from slot_support import MIB, in_slots
 from slot_support import holding as slots_held
 from unit_support import CORES, DGX, MEMORY, holds, in_units
 
-from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.allocations import Allocation, Owner, Role
 from topoalign.core.model.events import AllocationGranted
-from topoalign.core.model.ids import GPU, AllocationID, DeviceID, ResourceName
+from topoalign.core.model.ids import (
+    GPU,
+    AllocationID,
+    ContainerName,
+    DeviceID,
+    Namespace,
+    PodName,
+    ResourceName,
+)
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import MEMORY_BLOCK, Offer
@@ -151,3 +159,27 @@ def test_an_instance_that_is_gone_is_of_the_gpu_that_it_was_of() -> None:
     state = state.apply(AllocationGranted(node=NODE, epoch=state.epoch, seq=state.seq + 1, allocation=gone))
 
     assert [("MIG-9",)] == [each.parts.instances for each in of_first(state).held]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_containers_have_alone_adds_up_to_what_is_held(seed: int) -> None:
+    """Of units that an init container leaves to later ones, too: each unit counts once."""
+    chance, state = Random(seed), node(in_units(DGX))
+    held = set[DeviceID]()
+    for number in range(12):
+        first, last = sorted((chance.randrange(40), chance.randrange(40)))
+        devices = units(GPU0, range(first, last + 1), range(first, last + 1))
+        held.update(*devices.values())
+        owner = Owner(namespace=Namespace("default"), pod=PodName("pod"), container=ContainerName(f"c-{number}"))
+        role: Role = "init" if number < 11 else "app"
+        given = Allocation(id=AllocationID(f"a-{number}"), owner=owner, role=role, devices=devices)
+        state = state.apply(AllocationGranted(node=NODE, epoch=state.epoch, seq=state.seq + 1, allocation=given))
+    found = of_first(state)
+    cores = sum("::c" in each for each in held)
+    assert (cores, cores * MEMORY_BLOCK) == (
+        sum(each.alone.cores for each in found.held),
+        sum(each.alone.memory for each in found.held),
+    )
+    assert found.held[-1].parts == found.held[-1].alone
+    assert cores < sum(each.parts.cores for each in found.held)
+    assert ALL_UNITS.cores - cores == found.left.cores

@@ -37,11 +37,15 @@ def way_text(division: Division) -> str:
 
 
 def holder_text(held: HeldParts) -> str:
-    """`ml/train/main: 20 cores, 4096 MiB`; of one whose MIG instance is gone that, too."""
+    """
+    `ml/train/main: 20 cores, 4096 MiB`; of one whose MIG instance is gone that, too, and of an init container how much of it
+    later containers do not have as well: only that counts beside theirs.
+    """
     owner = held.owner
     name = "?" if owner is None else f"{owner.namespace}/{owner.pod}/{owner.container}"
     lost = ", its MIG instance is gone" if held.lost else ""
-    return f"{clean(name, OWNER_CHARACTERS)}: {parts_text(held.parts)}{lost}"
+    alone = f", {parts_text(held.alone) or 'nothing'} of it alone" if held.is_left else ""
+    return f"{clean(name, OWNER_CHARACTERS)}: {parts_text(held.parts)}{lost}{alone}"
 
 
 def document(division: Division) -> dict[str, object]:
@@ -54,6 +58,7 @@ def document(division: Division) -> dict[str, object]:
                 "owner": None if each.owner is None else msgspec.to_builtins(each.owner),
                 **parts_document(each.parts),
                 **({"lost": each.lost} if each.lost else {}),
+                **({"alone": parts_document(each.alone)} if each.is_left else {}),
             }
             for each in division.held
         ],

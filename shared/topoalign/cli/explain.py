@@ -168,7 +168,7 @@ def cards_of(
     link: Link, allocations: Iterable[Allocation], topology: Topology
 ) -> tuple[Sequence[tuple[DeviceID, Division]], Topology]:
     """The GPUs of which these allocations have a part, with how each is divided, and the topology that this is of."""
-    cards = {card for each in allocations for card, part in parts_of(each, topology) if not isinstance(part, Whole)}
+    cards = {card for each in allocations for _, card, part in parts_of(each, topology) if not isinstance(part, Whole)}
     if cards.isdisjoint(topology.gpu_by_id):
         return (), topology
     standing = links.discovered(link.node, link.nats_option, os.environ)

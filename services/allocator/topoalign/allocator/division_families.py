@@ -35,7 +35,7 @@ class Row(NamedTuple):
     """That hold a part of it, or all."""
     offered: Amounts
     asked: Amounts
-    """What containers were given."""
+    """What containers were given; what an init container left to later ones counts once."""
     left: Amounts
     """What may be handed out now."""
 
@@ -47,7 +47,7 @@ def rows_of(divided: Mapping[DeviceID, Division], hardware: Topology) -> list[Ro
             gpu=gpu,
             containers=len(division.held),
             offered=amounts(gpu, division, [division.offered]),
-            asked=amounts(gpu, division, [each.parts for each in division.held]),
+            asked=amounts(gpu, division, [each.alone for each in division.held]),
             left=amounts(gpu, division, [division.left]),
         )
         for gpu in hardware.gpus

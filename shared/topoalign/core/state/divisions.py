@@ -22,7 +22,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import MEMORY_BLOCK, LimitedBy, Offer
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.instance_amounts import lost_instances
-from topoalign.core.state.slot_amounts import equal_part, is_spent, offered_in_slots
+from topoalign.core.state.slot_amounts import equal_part, is_spent, larger, offered_in_slots
 
 Way = Literal["whole", "MIG", "time slices", "MPS", "units", "slots"]
 
@@ -52,8 +52,18 @@ class HeldParts(NamedTuple):
     allocation: AllocationID
     """The first that it has some of it by."""
     parts: Parts
+    alone: Parts
+    """
+    The same without what containers that came later have as well, as of an init container. A slot counts with the larger
+    amount, as in `slots_left`: so these add up to what is not left.
+    """
     lost: tuple[DeviceID, ...] = ()
     """Uuids of MIG instances that were made for its slots and are gone: it has to be made anew."""
+
+    @property
+    def is_left(self) -> bool:
+        """Whether a later container has some of it as well, as of an init container."""
+        return self.alone.slots < self.parts.slots if self.parts.slots else self.alone != self.parts
 
 
 class Division(NamedTuple):
@@ -80,13 +90,21 @@ def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
     """GPU -> how it is divided, for all GPUs of a node in the hardware's order."""
     hardware = state.hardware
     held: dict[DeviceID, dict[object, tuple[Allocation, list[Part]]]] = {}
+    newest: dict[tuple[DeviceID, DeviceID], tuple[object, Part]] = {}
     lost = defaultdict[tuple[DeviceID, object], list[DeviceID]](list)
     for allocation in state.allocations.values():
         for slot, uuid in lost_instances(allocation, hardware).items() if allocation.instances else ():
             lost[base_of(slot), allocation.owner or allocation.id].append(uuid)
-        for card, part in parts_of(allocation, hardware):
+        for device, card, part in parts_of(allocation, hardware):
             holder = allocation.owner or allocation.id
             held.setdefault(card, {}).setdefault(holder, (allocation, []))[1].append(part)
+            had = newest[card, device][1] if (card, device) in newest else None
+            if isinstance(part, Amount) and isinstance(had, Amount):
+                part = larger(part, had)
+            newest[card, device] = holder, part
+    alone = defaultdict[tuple[DeviceID, object], list[Part]](list)
+    for (card, _), (last, part) in newest.items():
+        alone[card, last].append(part)
     by_card: dict[DeviceID, list[tuple[Offer, DeviceID]]] = {}
     for offer in hardware.offered:
         for base in offer.devices:
@@ -97,7 +115,13 @@ def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
             ways=ways_of(gpu, by_card.get(gpu, ())),
             offered=offered_of(hardware, by_card.get(gpu, ()), profiles),
             held=tuple(
-                HeldParts(first.owner, first.id, counted(parts, profiles), tuple(lost.get((gpu, holder), ())))
+                HeldParts(
+                    first.owner,
+                    first.id,
+                    counted(parts, profiles),
+                    counted(alone[gpu, holder], profiles),
+                    tuple(lost.get((gpu, holder), ())),
+                )
                 for holder, (first, parts) in held.get(gpu, {}).items()
             ),
             left=left_of(state, gpu, by_card.get(gpu, ()), profiles),
@@ -107,16 +131,16 @@ def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
     }
 
 
-def parts_of(allocation: Allocation, hardware: Topology) -> Iterable[tuple[DeviceID, Part]]:
-    """GPU or NIC and which part of it, for all that an allocation holds; by a slot an amount of it."""
+def parts_of(allocation: Allocation, hardware: Topology) -> Iterable[tuple[DeviceID, DeviceID, Part]]:
+    """Device, its GPU or NIC and which part of that it is, for all that an allocation holds; by a slot an amount of it."""
     cards, in_slots = {**hardware.cards, **allocation.cards}, offers_in_slots(hardware)
     for devices in allocation.devices.values():
         for device in devices:
             holding = holding_of(device, cards)
             if isinstance(holding.part, TimeSlice) and holding.base in in_slots:
-                yield holding.device, allocation.slots.get(device) or equal_part(hardware, holding.base)
+                yield device, holding.device, allocation.slots.get(device) or equal_part(hardware, holding.base)
             else:
-                yield holding.device, holding.part
+                yield device, holding.device, holding.part
 
 
 def ways_of(gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]]) -> tuple[Way, ...]:
