@@ -1,6 +1,7 @@
 """What HAMi's annotations tell of a node that it runs: cards, who holds them, and whether it still gives them out."""
 
 from collections import Counter
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 import msgspec
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from topoalign.core.sharing.hami.foreign import (
     LONGEST,
     MOST_CARDS,
+    MOST_CONTAINERS,
+    MOST_HOLDERS,
     MOST_SHARES,
     CardShare,
     ForeignPod,
@@ -163,6 +166,35 @@ def test_use_equals_a_count_over_all_shares(held: list[ForeignPod]) -> None:
             card.used_slots, card.used_memory, card.used_cores,
         )  # fmt: skip
         assert sorted(each.pod for each in card.holders) == [each.pod for each in card.holders]
+
+
+class CountedShares(tuple[CardShare, ...]):
+    """Shares that count how often somebody goes through all of them."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[CardShare]:
+        self.passes += 1
+        return super().__iter__()
+
+
+def test_the_shares_of_a_pod_are_looked_at_once() -> None:
+    """Shares of a thousand cards, as any user may annotate a pod: the time grows with their number, not its square."""
+    held = CountedShares(share("a", 1, card=f"GPU-{n}") for n in range(MOST_SHARES))
+
+    cards = cards_of([FIRST, H100], None, [ForeignPod(namespace="ml", name="p", uid="u", shares=held)])
+
+    assert (1, [1, 1]) == (held.passes, [card.used_memory for card in cards])
+
+
+def test_what_is_shown_of_a_card_is_bounded_and_its_use_is_not() -> None:
+    held = tuple(share(f"c{n}", 1) for n in range(MOST_CONTAINERS + 1))
+    many = [ForeignPod(namespace="ml", name=f"p{n}", uid=str(n), shares=held) for n in range(MOST_HOLDERS + 1)]
+
+    (card,) = cards_of([FIRST], None, many)
+
+    assert (MOST_HOLDERS, {MOST_CONTAINERS}) == (len(card.holders), {len(each.containers) for each in card.holders})
+    assert (MOST_HOLDERS + 1) * (MOST_CONTAINERS + 1) == card.used_slots == card.used_memory
 
 
 def test_a_cordoned_card_is_told() -> None:

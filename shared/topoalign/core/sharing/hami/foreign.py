@@ -14,9 +14,10 @@ characters, more than `MOST_CARDS` cards, numbers out of bounds, or a name that 
 InvalidAnnotation. Source: HAMi 4707fb02; hami.md 5.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from datetime import datetime
 from enum import StrEnum
+from itertools import islice
 
 import msgspec
 
@@ -34,6 +35,10 @@ MOST_CARDS = 64
 """Of a node."""
 MOST_SHARES = 1024
 """Of a pod: cards of its containers, and the containers."""
+MOST_HOLDERS = 100
+"""Of a card, that are shown."""
+MOST_CONTAINERS = 16
+"""Of a holder, that are shown."""
 MOST_SLOTS, MOST_MEMORY, MOST_CORES, MOST_INDEX = 10_000, 1 << 26, 100_000, 4_096
 """Of a card; memory in MiB. More than any machine has, with any scaling."""
 UNKNOWN_NUMA = -1
@@ -88,6 +93,7 @@ class CardHolder(msgspec.Struct, frozen=True, kw_only=True):
     pod: str
     uid: str
     containers: tuple[str, ...]
+    """The first `MOST_CONTAINERS` of them."""
     slots: int
     memory: int
     """MiB."""
@@ -114,7 +120,7 @@ class ForeignCard(msgspec.Struct, frozen=True, kw_only=True):
     used_memory: int
     used_cores: int
     holders: tuple[CardHolder, ...]
-    """By namespace and name."""
+    """By namespace and name; the first `MOST_HOLDERS`."""
 
 
 def liveness_of(handshake: str | None, allocatable: int, now: datetime) -> Liveness:
@@ -174,23 +180,36 @@ def cards_of(
     cards: Iterable[RegisteredCard], cordon: str | None, pods: Iterable[ForeignPod]
 ) -> tuple[ForeignCard, ...]:
     """The cards of a node with what its pods hold of them. `cordon`: the annotation with its cordoned cards."""
-    kept_back, holders = cordoned({CORDON: cordon or ""}), dict[str, list[CardHolder]]()
+    known, kept_back = tuple(cards), cordoned({CORDON: cordon or ""})
+    holders: dict[str, list[CardHolder]] = {card.id: [] for card in known}
     for pod in sorted(pods, key=lambda pod: (pod.namespace, pod.name, pod.uid)):
-        for uuid in dict.fromkeys(share.card for share in pod.shares):
-            holders.setdefault(uuid, []).append(holder_of(pod, uuid))
-    return tuple(foreign_card(card, card.id in kept_back, holders.get(card.id, [])) for card in cards)
+        for uuid, shares in shares_by_card(pod.shares, holders).items():
+            holders[uuid].append(holder_of(pod, shares))
+    return tuple(foreign_card(card, card.id in kept_back, holders[card.id]) for card in known)
 
 
-def holder_of(pod: ForeignPod, card: str) -> CardHolder:
-    """What a pod has of a card that it has a share of."""
-    shares = [share for share in pod.shares if share.card == card]
+def shares_by_card(shares: Iterable[CardShare], cards: Container[str]) -> dict[str, list[CardShare]]:
+    """
+    Of these cards those of which there is a share, with their shares. One pass: a user can write a thousand shares of as
+    many cards, and a registry reads them for every pod of a node.
+    """
+    found: dict[str, list[CardShare]] = {}
+    for share in shares:
+        if share.card in cards:
+            found.setdefault(share.card, []).append(share)
+    return found
+
+
+def holder_of(pod: ForeignPod, shares: Sequence[CardShare]) -> CardHolder:
+    """What a pod has of a card. `shares`: all that it has of this card."""
     init = [share for share in shares if share.is_init]
     others = [share for share in shares if not share.is_init]
+    named = dict.fromkeys(share.container for share in shares if share.container)
     return CardHolder(
         namespace=pod.namespace,
         pod=pod.name,
         uid=pod.uid,
-        containers=tuple(dict.fromkeys(share.container for share in shares if share.container)),
+        containers=tuple(islice(named, MOST_CONTAINERS)),
         slots=max(1, len(others)),
         memory=max(sum(share.memory for share in others), *(share.memory for share in init), 0),
         cores=max(sum(share.cores for share in others), *(share.cores for share in init), 0),
@@ -198,7 +217,7 @@ def holder_of(pod: ForeignPod, card: str) -> CardHolder:
 
 
 def foreign_card(card: RegisteredCard, is_cordoned: bool, holders: Sequence[CardHolder]) -> ForeignCard:
-    """A card with its holders."""
+    """A card with its holders, of which at most `MOST_HOLDERS` are shown. What is used counts all of them."""
     return ForeignCard(
         uuid=card.id,
         index=card.index,
@@ -213,7 +232,7 @@ def foreign_card(card: RegisteredCard, is_cordoned: bool, holders: Sequence[Card
         used_slots=sum(each.slots for each in holders),
         used_memory=sum(each.memory for each in holders),
         used_cores=sum(each.cores for each in holders),
-        holders=tuple(holders),
+        holders=tuple(holders[:MOST_HOLDERS]),
     )
 
 
