@@ -116,6 +116,19 @@ def test_an_older_text_has_no_init_containers() -> None:
     assert (share("", 7),) == read_shares(encode_pod([[card], [], []]), ["setup"], ["a"])
 
 
+def test_an_instance_of_an_older_mig_node_counts_for_its_card() -> None:
+    """Its id has the number of the template and of the instance behind the card's."""
+    text = "GPU-0[1-0],NVIDIA,9856,14:GPU-0[1-3],NVIDIA,9856,14:;"
+    pod = ForeignPod(namespace="ml", name="p", uid="u", shares=read_shares(text, [], ["a"]))
+
+    (card, other) = cards_of([FIRST, H100], None, [pod])
+
+    assert (("p",), 2, 19712, 28) == (
+        tuple(each.pod for each in card.holders), card.used_slots, card.used_memory, card.used_cores,
+    )  # fmt: skip
+    assert () == other.holders
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -170,10 +170,16 @@ def read_shares(text: str, init: Sequence[str], containers: Sequence[str]) -> tu
             check_name(DEVICES_ALLOCATED, card.uuid)
             check_number(DEVICES_ALLOCATED, "memory", card.memory, MOST_MEMORY)
             check_number(DEVICES_ALLOCATED, "cores", card.cores, MOST_CORES)
-            shares.append(
-                CardShare(card=card.uuid, container=name, is_init=is_init, memory=card.memory, cores=card.cores)
+            share = CardShare(
+                card=card_of(card.uuid), container=name, is_init=is_init, memory=card.memory, cores=card.cores
             )
+            shares.append(share)
     return tuple(shares)
+
+
+def card_of(device: str) -> str:
+    """The uuid of the card that a device is, or is an instance of: of an older version's `GPU-x[template-slot]`, `GPU-x`."""
+    return device.partition("[")[0]
 
 
 def cards_of(
