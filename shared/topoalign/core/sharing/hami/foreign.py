@@ -182,6 +182,11 @@ def card_of(device: str) -> str:
     return device.partition("[")[0]
 
 
+def cards_held(shares: Iterable[CardShare]) -> frozenset[str]:
+    """The cards of which these shares have memory or cores."""
+    return frozenset(share.card for share in shares if share.card and (share.memory or share.cores))
+
+
 def cards_of(
     cards: Iterable[RegisteredCard], cordon: str | None, pods: Iterable[ForeignPod]
 ) -> tuple[ForeignCard, ...]:

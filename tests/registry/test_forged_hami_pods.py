@@ -1,0 +1,119 @@
+"""Annotations that any user can write do not keep a node that HAMi has given up; pods that have parts of its cards do."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from api_server_support import shown_pod
+from hami_node_support import encode_register
+
+from topoalign.core.demand.hami_names import DEVICES_ALLOCATED, HANDSHAKE, REGISTER
+from topoalign.core.model.ids import NodeName
+from topoalign.core.sharing.hami.registration import RegisteredCard
+from topoalign.registry.foreign import ForeignNodes
+from topoalign.registry.kubernetes.objects import read_node, read_pod
+from topoalign.runtime.clock import ManualClock
+
+NODE = NodeName("left")
+CARD = RegisteredCard(id="GPU-h0", slots=10, memory=81559, cores=100, type="NVIDIA H100", healthy=True)
+TEXT = encode_register([CARD])
+SHARE = "GPU-h0,NVIDIA,4096,20:;"
+GPUS = {"nvidia.com/gpu": "1"}
+CPUS = {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "1Gi", "hugepages-2Mi": "2Mi"}
+
+
+@pytest.fixture
+def foreign() -> ForeignNodes:
+    """Of a node that HAMi has given up, where an allocator of topoalign answers."""
+    foreign = ForeignNodes(ManualClock(), answering=lambda node: True)
+    see_node(foreign, TEXT)
+    return foreign
+
+
+def see_node(foreign: ForeignNodes, register: str) -> None:
+    annotations = {REGISTER: register, HANDSHAKE: "Deleted_2026.01.02 03:04:05"}
+    node = {"metadata": {"name": NODE, "annotations": annotations}, "status": {"allocatable": {"nvidia.com/gpu": "8"}}}
+    foreign.see(read_node(msgspec.json.encode(node))[0])
+
+
+def see_pod(
+    foreign: ForeignNodes, text: str, limits: dict[str, Any] | None, init: dict[str, Any] | None = None
+) -> None:
+    """Shows a pod of one container, and of one init container where that has limits, with this annotation."""
+    pod = shown_pod("p", node=NODE)
+    pod["metadata"] |= {"uid": "1", "annotations": {DEVICES_ALLOCATED: text}}
+    pod["spec"]["containers"][0]["resources"] = {"limits": limits}
+    if init is not None:
+        pod["spec"]["initContainers"] = [{"name": "setup", "resources": {"limits": init}}]
+    foreign.see_pod(read_pod(msgspec.json.encode(pod))[0])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x",
+        "a,",
+        "GPU-of-nobody,NVIDIA,1,1:;",
+        "GPU-h0,NVIDIA,0,0:;",
+        "GPU-h0,NVIDIA,x,20:;",
+        ",NVIDIA,1,1:;",
+        "[1-0],NVIDIA,1,1:;",
+        "GPU-h0,NVIDIA,1:;",
+        "GPU-h0-1,NVIDIA,1,1:;",
+    ],
+)
+def test_a_text_without_a_share_of_a_registered_card_keeps_no_node(foreign: ForeignNodes, text: str) -> None:
+    see_pod(foreign, text, GPUS)
+
+    assert ("", 0) == (foreign.refusal(NODE), foreign.pods(NODE))
+
+
+@pytest.mark.parametrize("limits", [None, {}, CPUS, {"nvidia.com/gpu": "0"}, {"nvidia.com/gpu": None}])
+def test_a_pod_that_asks_for_no_device_keeps_no_node(foreign: ForeignNodes, limits: dict[str, Any] | None) -> None:
+    """HAMi gives shares to containers that ask for them; this one was annotated by somebody else."""
+    see_pod(foreign, SHARE, limits, CPUS)
+
+    assert ("", 0) == (foreign.refusal(NODE), foreign.pods(NODE))
+
+
+@pytest.mark.parametrize(
+    ("text", "limits", "init"),
+    [
+        (SHARE, GPUS, None),
+        (SHARE, {"nvidia.com/gpumem": 4096}, None),
+        (SHARE, {"example.com/renamed": "1"}, None),
+        (SHARE + ";", CPUS, GPUS),
+        ("GPU-h0,NVIDIA,4096,0:;", GPUS, None),
+        ("GPU-h0,NVIDIA,0,20:;", GPUS, None),
+        ("GPU-h0[1-0],NVIDIA,4096,20:;", GPUS, None),
+        ("GPU-of-nobody,NVIDIA,1,1:" + SHARE, GPUS, None),
+    ],
+)
+def test_a_share_of_a_registered_card_keeps_the_node(
+    foreign: ForeignNodes, text: str, limits: dict[str, Any], init: dict[str, Any] | None
+) -> None:
+    """Forged or not: nothing that the API server shows tells them apart."""
+    see_pod(foreign, text, limits, init)
+
+    assert ("ContestedNode", 1) == (foreign.refusal(NODE), foreign.pods(NODE))
+
+
+def test_a_pod_counts_by_the_cards_that_are_registered_now(foreign: ForeignNodes) -> None:
+    """The pod is shown first; then another card is registered, and its own again."""
+    see_pod(foreign, SHARE, GPUS)
+    codes = []
+    for register in (encode_register([msgspec.structs.replace(CARD, id="GPU-h9")]), TEXT):
+        see_node(foreign, register)
+        codes.append(foreign.refusal(NODE))
+
+    assert ["", "ContestedNode"] == codes
+
+
+def test_where_cards_cannot_be_read_a_share_of_any_keeps_the_node(foreign: ForeignNodes) -> None:
+    """What is registered is not known, and only who may change a Node can bring that about."""
+    see_node(foreign, "{")
+    see_pod(foreign, SHARE, GPUS)
+    share = foreign.refusal(NODE)
+    see_pod(foreign, "a,", GPUS)
+
+    assert ("ContestedNode", "") == (share, foreign.refusal(NODE))
