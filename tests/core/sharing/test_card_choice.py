@@ -203,6 +203,13 @@ def test_the_cards_are_those_that_trying_all_subsets_finds(
     assert Reference(held, scores, request, rules).answer() == answer(held, scores, request, rules)
 
 
+def test_whole_cards_of_equal_nodes_are_those_with_the_lowest_indexes() -> None:
+    """Nothing is left of whole cards, so what runs on them is not compared."""
+    held = [card(at, numa_node=at // 2, processes=int(at == 1)) for at in range(4)]
+    same = [[10 * (a != b) for b in range(4)] for a in range(4)]
+    assert (0, 1) == answer(held, same, share(100, cards=2), CardRules(numa_bind=True))
+
+
 def share(cores: int = 20, memory: int = GIB, cards: int = 1) -> ShareRequest:
     return ShareRequest(cores=cores, memory=memory, cards=cards)
 

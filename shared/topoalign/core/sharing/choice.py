@@ -139,7 +139,7 @@ class Choice:
         return (
             () if self.by_links else sums,  # the card with the least left, or the fullest or emptiest cards,
             -worth(self.scorer, members, self.unused, NO_NICS).whole,  # then links, and what is left unused,
-            sums,  # then, where links came first, the least left,
+            () if self.whole else sums,  # then, where links came first, the least left,
             members,
         )
 
