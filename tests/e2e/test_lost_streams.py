@@ -21,6 +21,7 @@ from topoalign.allocator.ledger.outbox import Outbox
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.client import Client
 from topoalign.core import wire
+from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.model.requests import AliveRequest, Standing
@@ -79,10 +80,20 @@ class Site:
     def grant(self, gpu: str) -> None:
         self.ledger.grant([Allocation(id=self.ledger.next_id(), devices={GPU: (DeviceID(gpu),)})])
 
+    async def say_hardware(self, bus: Bus) -> None:
+        """As discovery and the allocator do once the bus is there, also where the streams have lost what they had said."""
+        for event in (self.says.topology(), self.says.health(), self.says.usage()):
+            message = wire.encode(event, CLOCK.wall())
+            while True:
+                try:
+                    await bus.publish(message)
+                    break
+                except Unavailable:
+                    await anyio.lowlevel.checkpoint()
+
     @asynccontextmanager
     async def running(self, bus: Bus) -> AsyncIterator[None]:
-        for event in (self.says.topology(), self.says.health(), self.says.usage()):
-            await bus.publish(wire.encode(event, CLOCK.wall()))
+        await self.say_hardware(bus)
 
         async def alive(request: AliveRequest) -> Standing:
             state = self.ledger.state
@@ -151,6 +162,7 @@ async def test_a_lost_or_damaged_stream_costs_no_allocation(tmp_path: Path, harm
                 harm(store, old)
                 await server.start()
                 site.grant("GPU-3")
+                await site.say_hardware(theirs)
                 await equal(cluster, view, site.ledger)
 
     assert (3, 4) == (min([3, *offered]), offered[-1])
@@ -178,8 +190,7 @@ async def test_a_registry_that_starts_on_an_old_stream_offers_no_less(
             harm(store, old)
             await server.start()
             async with connect_bus(server.url) as ours, registry(ours) as (cluster, view, offered):
-                for event in (site.says.topology(), site.says.health(), site.says.usage()):
-                    await ours.publish(wire.encode(event, CLOCK.wall()))
+                await site.say_hardware(ours)
                 await equal(cluster, view, site.ledger)
 
     assert {0} & {*offered} == set()
