@@ -55,7 +55,8 @@ class HeldParts(NamedTuple):
     alone: Parts
     """
     The same without what containers that came later have as well, as of an init container. A slot counts with the larger
-    amount, as in `slots_left`: so these add up to what is not left.
+    amount, as in `slots_left`. So these add up to what is not left, but for units that two pods have, where a kubelet gave
+    them again: here they count for the pod that came later, and in what is left for both.
     """
     lost: tuple[DeviceID, ...] = ()
     """Uuids of MIG instances that were made for its slots and are gone: it has to be made anew."""
