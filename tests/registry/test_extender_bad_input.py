@@ -29,13 +29,13 @@ NAMED = {
     "no containers": "spec.containers: there is none; a pod has at least one container",
     "no spec": "spec: there is none; write it as a v1 Pod has it",
     **{
-        name: f"spec.containers[0].resources.limits[nvidia.com/gpu]: {finding}; write a whole number of devices"
+        name: f"spec.containers[0].resources.limits[nvidia.com/gpu]: {finding}"
         for name, finding in (
-            ("negative", "'-1' is no amount"),
-            ("half a GPU", "'1.5' is no amount"),
-            ("too large for 64 bits", "'1e30' is too large"),
-            ("no quantity", "'1e' is no amount"),
-            ("digits of another script", "'\u0661' is no amount"),
+            ("negative", "'-1' is no amount; write a whole number"),
+            ("half a GPU", "'1.5' is no amount; write a whole number"),
+            ("too large for 64 bits", "'1e30' is too large; ask for less"),
+            ("no quantity", "'1e' is no amount; write a whole number"),
+            ("digits of another script", "'\u0661' is no amount; write a whole number"),
         )
     },
     "300 kB of annotations": "metadata.annotations: 1 with 300001 characters; give at most 1000 with 262144 characters",

@@ -8,6 +8,7 @@ kubelet, whose own reader is as strict.
 """
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,15 @@ KEY = "`key` in "
 """How msgspec says that it means a key and no value."""
 
 
+ANY_KEY = "[...]"
+"""A value in a mapping of any keys, as msgspec says it."""
+STEP = re.compile(r"\w+")
+"""A field, or a place in a list, in a path without such values."""
+GOT = re.compile(r"got `(\w+)`")
+TYPES = {"array": "list", "object": "dict"}
+"""What msgspec calls a type -> what Python does; other types have one name."""
+
+
 def expect_kind(document: Document, kind: str, api_version: str, remedy: str) -> None:
     """Raises InvalidField for another kind of object."""
     found = [str(document.get("kind")), str(document.get("apiVersion"))]
@@ -145,6 +155,21 @@ def converted(content: object, kind: Any, remedy: str) -> Any:
         finding, _, path = str(error).partition(" - at ")
         if path.startswith(KEY):
             finding = f"a key is no text: {finding}"
-        field = path.removeprefix(KEY).strip("`$.")
+        field = with_key(path.removeprefix(KEY).strip("`$."), finding, content)
         finding = finding.replace(" | null`", "`")  # it may be left out, which helps nobody who wrote something
         raise InvalidField(clean(field) or "document", clean(finding, 200), remedy) from error
+
+
+def with_key(field: str, finding: str, content: object) -> str:
+    """
+    The path of a wrong value. Of a mapping of any keys msgspec says `limits[...]`: the key is the first that has a value of
+    the type that it has found.
+    """
+    found = GOT.search(finding)
+    if not field.endswith(ANY_KEY) or found is None:
+        return field
+    mapping: Any = content
+    for part in STEP.findall(field.removesuffix(ANY_KEY)):
+        mapping = mapping[int(part) if isinstance(mapping, list) else part]
+    keys = (key for key, value in mapping.items() if type(value).__name__ == TYPES.get(found[1], found[1]))
+    return f"{field.removesuffix(ANY_KEY)}[{next(keys, '...')}]"
