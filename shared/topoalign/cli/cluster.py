@@ -85,11 +85,13 @@ def ask(nats: str | None, whole: ClusterOptions, pod: PodRequest, rules: Changes
     """
     What the cluster says, and what that stands on.
 
-    Raises InvalidField for a pod or rules that cannot be meant, and what reading the facts raises.
+    Raises InvalidField and InvalidShare for a pod or rules that cannot be meant, and what reading the facts raises.
     """
     record = facts(nats, whole.from_file)
+    nodes = Nodes(record)
+    nodes.check_shares(pod)
     scorer = scorer_of(Scoring(whole.scoring or Scoring.QUALITY), Packing.BINPACK)
-    answer = diagnose(Nodes(record), pod, scorer, rules, whole.pods or 1)
+    answer = diagnose(nodes, pod, scorer, rules, whole.pods or 1)
     if whole.snapshot is not None:
         with whole.snapshot.open("wb") as file:
             file.writelines(encode_lines(record))

@@ -27,7 +27,7 @@ from topoalign.core.demand.card_rules import ANY_CARD, CardRules
 from topoalign.core.demand.quantities import Quantities
 from topoalign.core.demand.units import InvalidShare
 from topoalign.core.model.holdings import Amount
-from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.topology.by_amounts import gpu_of, offers_in_slots
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES, Slots
@@ -116,6 +116,12 @@ class SlotResources(NamedTuple):
     """MiB that are offered of the largest of these GPUs."""
 
 
+BEYOND_ALL_GPUS = 1 << 26
+"""MiB: 64 TiB. No GPU has as much, however it is scaled; whoever writes `100Mi` asks for more."""
+USUAL_SLOTS = SlotResources(GPU, Slots(), BEYOND_ALL_GPUS)
+"""How GPUs in slots are asked for where no node offers any: by the names of HAMi."""
+
+
 @made_once
 def slot_resources(topology: Topology) -> tuple[SlotResources, ...]:
     """What the machine offers in slots, by resource."""
@@ -145,7 +151,7 @@ def check_amounts(where: str, limits: Quantities, offered: SlotResources) -> Non
         (
             slots.memory,
             offered.most,
-            "what the largest GPU has",
+            "what the largest GPU has" if offered.most < BEYOND_ALL_GPUS else "more than any GPU has",
             "write a number of MiB, 16384 and not 16Gi, and no more than a GPU has",
         ),
         (slots.priority, LOWEST_PRIORITY, "the lowest priority", "write 0 for high or 1 for low"),

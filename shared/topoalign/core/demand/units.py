@@ -15,7 +15,7 @@ time is that of whole GPUs, and their memory comes with them.
 What is written as 0 is refused (`core.sharing.pod_checks`), although a kubelet would give nothing and start the container.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from topoalign.core.demand.quantities import Quantities
@@ -127,6 +127,11 @@ def unit_resources(topology: Topology) -> UnitResources | None:
     gpus = {gpu for offer in topology.offered if offer.unit is not None for gpu in offer.devices}
     ways = tuple(sorted({*others, GPU} - in_units.keys()))
     return UnitResources(tuple(sorted(in_units.items())), most, len(gpus), ways)
+
+
+def names_of_units(offered: Iterable[UnitResources]) -> set[ResourceName]:
+    """By which names units are asked for: those under which they are `offered`, and the usual ones."""
+    return {*USUAL_NAMES, *(name for each in offered for name, _ in each.units)}
 
 
 def check_share(share: Share, fields: UnitFields) -> None:

@@ -15,6 +15,8 @@ divide evenly, and beside whole GPUs, slots, or no units at all. With slots: amo
 without a number of GPUs, units in the same container, annotations that cannot be meant, those that have no effect, those of
 Koordinator, and those that have one where no amount is named: nodes that offer whole GPUs under the same name look at none.
 Where HAMi's rules choose the GPUs (`compat`), lists of policies and a policy for nodes can be meant.
+
+Where nobody offers slots, a pod that names amounts as HAMi does is judged by what every GPU in slots would refuse.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
@@ -27,9 +29,9 @@ from topoalign.core.demand.field_paths import containers_of, in_manifest
 from topoalign.core.demand.gangs import gang_of, path
 from topoalign.core.demand.passed_over import check_not_passed_over
 from topoalign.core.demand.pod_demand import pod_demand
-from topoalign.core.demand.slots import SlotResources, check_amounts
+from topoalign.core.demand.slots import USUAL_SLOTS, SlotResources, check_amounts
 from topoalign.core.demand.spread import cards_said, check_cards
-from topoalign.core.demand.units import USUAL_NAMES, InvalidShare, Share, UnitResources, check_share
+from topoalign.core.demand.units import USUAL_NAMES, InvalidShare, Share, UnitResources, check_share, names_of_units
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.demand import check_keys, is_joint
 from topoalign.core.deviceshare.names import GPU_RESOURCES
@@ -78,9 +80,11 @@ def check_pod(
     if by_kubelet:
         check_not_passed_over(pod)
     units = sorted(offered, key=lambda each: (-each.most, each))
+    check_ways(pod, units, slots)
     check_one(partial(check_asked, pod, each) for each in units if asks_for(pod, each))
-    if offered or slots or otherwise:  # else it is not known by which names units are asked for
+    if offered or slots or otherwise:  # else it is not known by which names shares are asked for
         check_spread(pod, units)
+        check_unlisted_amounts(pod, {*otherwise, *(name for each in slots for name in each.slots.resources)})
     by_amounts = sorted(slots, key=lambda each: (not asks_for_slots(pod, each), -each.most, each.resource))
     check_one(
         partial(check_slots_asked, pod, each, compat) for each in by_amounts if is_for_slots(pod, each, otherwise)
@@ -121,13 +125,40 @@ def check_spread(pod: PodRequest, offered: Iterable[UnitResources]) -> None:
     """
     if CARDS not in pod.annotations:
         return
-    units = {*USUAL_NAMES, *(name for each in offered for name, _ in each.units)}
+    units = names_of_units(offered)
     if all(units.isdisjoint(container.limits) for _, container in containers_of(pod)):
         raise InvalidShare(
             f"{path(CARDS)}: spreads units of GPUs, and no container asks for any",
             f"leave it out, or ask for {' and '.join(USUAL_NAMES)}; how many GPUs a container has whole or has slots of, it "
             "says by their number",
         )
+
+
+def check_ways(pod: PodRequest, units: Iterable[UnitResources], slots: Collection[SlotResources]) -> None:
+    """
+    Raises InvalidShare for a container that asks for units of GPUs and for slots, or an amount of them, whichever nodes
+    offer the one and the other; what nobody offers, under the usual names.
+    """
+    in_units = names_of_units(units)
+    ways = sorted(slots, key=lambda each: each.resource)
+    names = (name for each in (USUAL_SLOTS, *ways) for name in (each.resource, *each.slots.resources))
+    others = [name for name in names if name not in in_units]
+    for where, container in containers_of(pod):
+        asked = sorted(name for name in in_units if container.limits.get(name))
+        check_one_way(where, container.limits, asked, others)
+
+
+def check_unlisted_amounts(pod: PodRequest, known: Collection[ResourceName]) -> None:
+    """
+    Raises InvalidShare for what no node with slots takes, where a pod names amounts as HAMi does and none of these names is
+    `known`. It may come without a number of GPUs: by which name it asks for slots is not known either. `pod`: valid.
+    """
+    if not names_amounts(pod, USUAL_SLOTS) or not {*USUAL_SLOTS.slots.resources}.isdisjoint(known):
+        return
+    for where, container in containers_of(pod):
+        check_amounts(where, {**container.limits, USUAL_SLOTS.resource: 1}, USUAL_SLOTS)
+    card_rules(said_of_cards(pod.annotations), as_hami=True)  # which takes all that topoalign's own reading takes
+    check_annotations(pod.annotations, "slots", "hami")
 
 
 def check_slots_asked(pod: PodRequest, offered: SlotResources, compat: Compat = "") -> None:
@@ -199,7 +230,8 @@ def check_container(
         if not limits[name]:
             raise InvalidShare(f"{where}.resources.limits[{name}]: 0 units", "leave it out, or ask for 1 or more")
         amounts[unit] += limits[name]
-    check_one_way(where, limits, units, (*offered.others, *map(ResourceName, GPU_RESOURCES)))
+    others = (*offered.others, *USUAL_SLOTS.slots.resources, *map(ResourceName, GPU_RESOURCES))
+    check_one_way(where, limits, units, [name for name in others if name not in units])
     share, fields = Share(amounts["cores"], amounts["memory"]), offered.fields(where)
     check_share(share, fields)
     if cards is not None:

@@ -24,6 +24,7 @@ from topoalign.core.demand.card_requests import ALL_MEMORY
 from topoalign.core.demand.field_paths import containers_of
 from topoalign.core.demand.quantities import Quantities
 from topoalign.core.demand.slots import SlotResources
+from topoalign.core.demand.units import USUAL_NAMES
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.offers import CORES
@@ -42,14 +43,19 @@ class FilledIn(NamedTuple):
 
 
 def slot_defaults(
-    pod: PodRequest, offered: Collection[SlotResources], otherwise: Collection[ResourceName] = ()
+    pod: PodRequest,
+    offered: Collection[SlotResources],
+    otherwise: Collection[ResourceName] = (),
+    units: Collection[ResourceName] = USUAL_NAMES,
 ) -> list[FilledIn]:
     """
-    What is added to the containers of a valid pod; nothing to one that names none of the resources of slots. `otherwise`:
-    what nodes offer in another way than in slots.
+    What is added to the containers of a valid pod; nothing to one that names none of the resources of slots, or asks for
+    `units` as well. `otherwise`: what nodes offer in another way than in slots.
     """
     found = []
     for where, container in containers_of(pod):
+        if any(container.limits.get(name) for name in units):
+            continue
         meant = offer_meant(container.limits, offered)
         if meant is not None and not may_be_otherwise(container.limits, meant, otherwise):
             filled = defaults_of(where, container.limits, meant)

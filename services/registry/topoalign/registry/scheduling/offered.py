@@ -10,7 +10,7 @@ from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from topoalign.core.demand.slots import SlotResources, amount_resources, resources_in_slots, slot_resources
-from topoalign.core.demand.units import UnitResources, unit_resources
+from topoalign.core.demand.units import UnitResources, names_of_units, unit_resources
 from topoalign.core.model.events import UsageObserved
 from topoalign.core.model.ids import DeviceID, NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest
@@ -95,7 +95,7 @@ class OfferedResources:
 
     def left_out(self, pod: PodRequest) -> list[FilledIn]:
         """What a pod leaves out that asks for slots (`slot_defaults`)."""
-        return slot_defaults(pod, self.slots, self.not_in_slots)
+        return slot_defaults(pod, self.slots, self.not_in_slots, names_of_units(self.units))
 
 
 def compat_of(usage: UsageObserved | None) -> str:

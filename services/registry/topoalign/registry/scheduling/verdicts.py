@@ -20,7 +20,7 @@ from topoalign.core.admission.kinds import Kind
 from topoalign.core.admission.share_alignment import parts_of
 from topoalign.core.demand.card_annotations import CHOOSING
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
-from topoalign.core.demand.slots import amount_resources
+from topoalign.core.demand.slots import USUAL_SLOTS, amount_resources
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.names import ANNOTATIONS
 from topoalign.core.hints.preconditions import UnknownResource
@@ -266,12 +266,13 @@ def empty(kind: Kind) -> NodeState:
 def unlisted(demand: PodDemand, kind: Kind, view: ClusterView) -> str:
     """
     Code of the refusal because of a resource that nothing lists on nodes of this kind; empty: there is none. A resource that
-    no node of the cluster offers and no plugin registered is not looked at, as the kubelet passes over it.
+    no node of the cluster offers and no plugin registered is not looked at, as the kubelet passes over it; but for amounts
+    of GPUs in slots, of which a pod would get all of a GPU, or none.
     """
     missing = demand.device_names - kind.topology.devices.keys() - amount_resources(kind.topology)
     if kind.registered is not None and missing & kind.registered:
         return DEVICES_UNKNOWN
-    return UnknownResource.code if missing & (view.offers.names | {GPU, NIC}) else ""
+    return UnknownResource.code if missing & (view.offers.names | {GPU, NIC, *USUAL_SLOTS.slots.resources}) else ""
 
 
 def nameless(pod: PodRequest) -> PodRequest:

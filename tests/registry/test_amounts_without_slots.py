@@ -1,0 +1,162 @@
+"""Amounts of GPUs in slots where no node offers slots, or other nodes than those that offer units."""
+
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+from bad_share_support import RULES, SECOND, Limits, cluster, filtered, pod, requested, review, said, units, what_if
+from decision_support import machine
+from diagnosis_support import cluster as record_of
+from diagnosis_support import node_with
+from scheduling_support import serving
+from slot_support import in_slots
+from unit_support import DGX, in_units
+from view_support import OneNode, Says, tell_all
+
+from topoalign.core.admission.prediction import predict
+from topoalign.core.demand.units import InvalidShare
+from topoalign.core.diagnosis.nodes import Nodes, Question
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.topology.model import Topology
+from topoalign.registry.scheduling.webhook.reviews import Webhook
+
+pytestmark = pytest.mark.anyio
+
+GPUS, MIB, PERCENT, COMPUTE, PRIORITY = (
+    f"nvidia.com/{name}" for name in ("gpu", "gpumem", "gpumem-percentage", "gpucores", "priority")
+)
+UNKNOWN = "a resource that the node does not offer; correct the name or label the nodes"
+WEIGHTS = "hami.io/device-scoring-weights"
+TIME, BYTES, HALF = (ResourceName(f"example.com/{name}") for name in ("time", "bytes", "half"))
+BAD = {
+    "16Gi": (
+        {MIB: "16Gi"},
+        {},
+        f"[{MIB}]: {16 << 30} is above {1 << 26}, which is more than any GPU has; write a number",
+    ),
+    "percentage 150": ({PERCENT: "150"}, {}, f"[{PERCENT}]: 150 is above 100, which is all of a GPU's memory; write a"),
+    "101 cores": (
+        {COMPUTE: "101"},
+        {},
+        f"[{COMPUTE}]: 101 is above 100, which is all of a GPU's computing time; write",
+    ),
+    "0 cores": ({COMPUTE: "0"}, {}, f"[{COMPUTE}]: 0 cores; leave it out beside an amount of memory ({MIB})"),
+    "priority 2": ({PRIORITY: "2"}, {}, f"[{PRIORITY}]: 2 is above 1, which is the lowest priority; write 0 for high"),
+    "1.5 MiB": ({MIB: "1.5"}, {}, f"[{MIB}]: '1.5' is no amount; write a whole number"),
+    "weights": (
+        {MIB: "9"},
+        {WEIGHTS: "slot=-1"},
+        "not weights of slots, cores and memory; write all three as integers",
+    ),
+    "no uuid": ({MIB: "9"}, {"nvidia.com/use-gpuuuid": "0"}, "'0': no uuid of a GPU; write uuids of GPUs as"),
+    "no effect": ({MIB: "9"}, {"nvidia.com/vgpu-mode": "mig"}, "has no effect on slots of GPUs; leave it out"),
+}
+
+
+def webhook_of(node: OneNode) -> Webhook:
+    offers = node.view.offers
+    return Webhook("", lambda resource: resource in offers.names, node.scheduler.checks.check, offers.left_out)
+
+
+@pytest.mark.parametrize("hardware", [in_units(DGX), in_units(DGX, 4), DGX], ids=["units", "mixed", "whole"])
+async def test_amounts_that_no_gpu_has_are_refused_without_slots_too(hardware: Topology, tmp_path: Path) -> None:
+    """By all three, in the same words, whether the pod says of how many GPUs they are or not."""
+    node = cluster(hardware)
+    async with (
+        serving(node.scheduler, more=webhook_of(node).routes()) as url,
+        httpx.AsyncClient(base_url=url, timeout=60) as http,
+    ):
+        for name, (limits, annotations, expected) in BAD.items():
+            place = SECOND if expected.startswith("[") else f"metadata.annotations[{next(iter(annotations))}]: "
+            given = pod({GPUS: "1", **limits}, annotations)
+            text = await said(http, given, "/webhook")
+            assert text.startswith(place + expected), name
+            for each in (given, pod(limits, annotations)):
+                assert {text} == await filtered(http, each), name
+                assert text == what_if(node, each, tmp_path), name
+        for more, field in (({GPUS: "1"}, GPUS), ({GPUS: "1", MIB: "9"}, GPUS), ({MIB: "9"}, MIB)):
+            given = pod({**units("20", "16"), **more}, {})
+            text = what_if(node, given, tmp_path)
+            assert text.startswith(f"{SECOND}[{field}]: GPUs in two ways, for tencent.com/vcuda-core and")
+            assert {text} == await filtered(http, given)
+            asks_for_ours = GPUS in more or node.view.offers.units  # else it may be for another's devices
+            assert (text if asks_for_ours else "") == await said(http, given, "/webhook")
+
+
+@pytest.mark.parametrize(
+    "limits", [{GPUS: "1", MIB: "4000"}, {PERCENT: "50", COMPUTE: "30"}, {GPUS: "1", COMPUTE: "1"}]
+)
+async def test_amounts_that_a_gpu_has_wait_for_a_node_with_slots(limits: Limits, tmp_path: Path) -> None:
+    """A node without slots would give a whole GPU, or none. An autoscaler may bring one with slots."""
+    node, given = cluster(), pod(limits, {})
+    async with serving(node.scheduler, more=webhook_of(node).routes()) as url, httpx.AsyncClient(base_url=url) as http:
+        assert (await review(http, given, "/webhook"))["allowed"]
+        assert {UNKNOWN} == await filtered(http, given)
+        tell_all(node.cluster, Says("slots", in_slots(DGX), RULES).all())
+        node.view.renew()
+        assert node.view.offers.slots
+        filled = pod({GPUS: "1", **limits}, {})
+        asked = {"Pod": filled, "NodeNames": ["slots", "node-1"]}
+        assert ["slots"] == (await http.post("/scheduler/filter", json=asked)).json()["NodeNames"]
+
+
+def test_what_if_of_a_node_without_slots_says_that_nobody_lists_amounts(tmp_path: Path) -> None:
+    node, asked = cluster(machine()), requested(pod({GPUS: "1", MIB: "4000"}, {}), tmp_path)
+
+    decision = predict(node.says.state, asked, 0.0)
+
+    assert isinstance(decision, Admission)
+    assert f"nobody lists {MIB} here: the kubelet passes over it, a scheduler would not" in decision.explanation.notes
+
+
+async def test_both_kinds_are_refused_whichever_nodes_offer_them(tmp_path: Path) -> None:
+    """Units under names of their own on one node, slots under one of their own on another, amounts as HAMi names them."""
+    node = cluster(in_units(DGX, 8, TIME, BYTES))
+    offers = tuple(msgspec.structs.replace(each, resource=HALF) for each in in_slots(DGX).offered)
+    slots = msgspec.structs.replace(DGX, offers=offers)
+    tell_all(node.cluster, Says("slots", slots, RULES).all())
+    node.view.renew()
+    share = {str(TIME): "20", str(BYTES): "16"}
+    two = (
+        f"GPUs in two ways, for {BYTES} and {TIME} are asked for as well; ask for a share of a GPU or for whole devices"
+    )
+    nodes = Nodes(record_of(node_with("units", topology=node.says.hardware), node_with("slots", topology=slots)))
+    async with serving(node.scheduler, more=webhook_of(node).routes()) as url, httpx.AsyncClient(base_url=url) as http:
+        for more, field in (({str(HALF): "1", MIB: "9"}, MIB), ({MIB: "9"}, MIB), ({str(HALF): "1"}, HALF)):
+            given = pod({**share, **more}, {})
+            text = await said(http, given, "/webhook")
+            assert text.startswith(f"{SECOND}[{field}]: {two}")
+            assert {text} == await filtered(http, given)
+            with pytest.raises(InvalidShare, match=r"GPUs in two ways"):
+                nodes.check_shares(requested(given, tmp_path))
+            if MIB in more:  # a node does not know that other nodes offer slots under this name
+                assert text == what_if(node, given, tmp_path)
+
+
+def test_a_cluster_without_slots_refuses_amounts_that_no_gpu_has(tmp_path: Path) -> None:
+    """`what-if --cluster` and `why`, as its scheduler does."""
+    nodes = Nodes(record_of(node_with("whole", topology=DGX)))
+
+    good = requested(pod({GPUS: "1", MIB: "4000"}, {}), tmp_path)
+    nodes.check_shares(good)
+    assert "UnknownResource" == Question(nodes, good).code(nodes.asked[0])
+    with pytest.raises(InvalidShare, match=r"more than any GPU has"):
+        nodes.check_shares(requested(pod({GPUS: "1", MIB: "16Gi"}, {}), tmp_path))
+
+
+async def test_units_under_the_names_of_amounts_are_units(tmp_path: Path) -> None:
+    """200 of computing time are two whole GPUs then, and no amount of one in slots."""
+    node = cluster(in_units(DGX, 8, ResourceName(COMPUTE), ResourceName(MIB)))
+    good, bad = pod({COMPUTE: "200"}, {}), pod({COMPUTE: "150"}, {})
+    nodes = Nodes(record_of(node_with("units", topology=node.says.hardware)))
+    async with serving(node.scheduler, more=webhook_of(node).routes()) as url, httpx.AsyncClient(base_url=url) as http:
+        assert "" == await said(http, good, "/webhook")
+        assert "" in await filtered(http, good)
+        assert "" == what_if(node, good, tmp_path)
+        nodes.check_shares(requested(good, tmp_path))
+        text = await said(http, bad, "/webhook")
+        assert text.startswith(f"{SECOND}[{COMPUTE}]: 150 units of computing time")
+        assert {text} == await filtered(http, bad)
+        assert text == what_if(node, bad, tmp_path)
