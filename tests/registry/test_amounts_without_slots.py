@@ -1,6 +1,7 @@
 """Amounts of GPUs in slots where no node offers slots, or other nodes than those that offer units."""
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -10,16 +11,20 @@ from decision_support import machine
 from diagnosis_support import cluster as record_of
 from diagnosis_support import node_with
 from scheduling_support import serving
-from slot_support import in_slots
-from unit_support import DGX, in_units
+from slot_support import PLAIN, in_slots
+from unit_support import BEST, DGX, in_units
 from view_support import OneNode, Says, tell_all
 
+from topoalign.cli.cluster import ClusterOptions, ask
+from topoalign.core.admission.admit import admit
 from topoalign.core.admission.prediction import predict
 from topoalign.core.demand.units import InvalidShare
-from topoalign.core.diagnosis.nodes import Nodes, Question
-from topoalign.core.model.decisions import Admission
+from topoalign.core.diagnosis.record_file import encode_lines
+from topoalign.core.diagnosis.records import NodeRecord
+from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import Slots
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 
 pytestmark = pytest.mark.anyio
@@ -34,8 +39,9 @@ BAD = {
     "16Gi": (
         {MIB: "16Gi"},
         {},
-        f"[{MIB}]: {16 << 30} is above {1 << 26}, which is more than any GPU has; write a number",
+        f"[{MIB}]: {16 << 30} is above {1 << 22}, which is more than any GPU has; write a number",
     ),
+    "64Mi": ({MIB: "64Mi"}, {}, f"[{MIB}]: {64 << 20} is above {1 << 22}, which is more than any GPU has"),
     "percentage 150": ({PERCENT: "150"}, {}, f"[{PERCENT}]: 150 is above 100, which is all of a GPU's memory; write a"),
     "101 cores": (
         {COMPUTE: "101"},
@@ -44,14 +50,14 @@ BAD = {
     ),
     "0 cores": ({COMPUTE: "0"}, {}, f"[{COMPUTE}]: 0 cores; leave it out beside an amount of memory ({MIB})"),
     "priority 2": ({PRIORITY: "2"}, {}, f"[{PRIORITY}]: 2 is above 1, which is the lowest priority; write 0 for high"),
-    "1.5 MiB": ({MIB: "1.5"}, {}, f"[{MIB}]: '1.5' is no amount; write a whole number"),
+    "0 GPUs": ({GPUS: "0", MIB: "9"}, {}, f"[{MIB}]: 9 of no GPU, as {GPUS} is missing; say of how many GPUs it is"),
+    "1.5 MiB": ({MIB: "1.5"}, {}, f"[{MIB}]: '1.5' is no amount; write a whole number, 0 or more"),
     "weights": (
         {MIB: "9"},
         {WEIGHTS: "slot=-1"},
         "not weights of slots, cores and memory; write all three as integers",
     ),
     "no uuid": ({MIB: "9"}, {"nvidia.com/use-gpuuuid": "0"}, "'0': no uuid of a GPU; write uuids of GPUs as"),
-    "no effect": ({MIB: "9"}, {"nvidia.com/vgpu-mode": "mig"}, "has no effect on slots of GPUs; leave it out"),
 }
 
 
@@ -114,49 +120,102 @@ def test_what_if_of_a_node_without_slots_says_that_nobody_lists_amounts(tmp_path
 async def test_both_kinds_are_refused_whichever_nodes_offer_them(tmp_path: Path) -> None:
     """Units under names of their own on one node, slots under one of their own on another, amounts as HAMi names them."""
     node = cluster(in_units(DGX, 8, TIME, BYTES))
-    offers = tuple(msgspec.structs.replace(each, resource=HALF) for each in in_slots(DGX).offered)
-    slots = msgspec.structs.replace(DGX, offers=offers)
-    tell_all(node.cluster, Says("slots", slots, RULES).all())
+    tell_all(node.cluster, Says("slots", renamed(HALF), RULES).all())
     node.view.renew()
     share = {str(TIME): "20", str(BYTES): "16"}
     two = (
         f"GPUs in two ways, for {BYTES} and {TIME} are asked for as well; ask for a share of a GPU or for whole devices"
     )
-    nodes = Nodes(record_of(node_with("units", topology=node.says.hardware), node_with("slots", topology=slots)))
+    known = (node_with("units", topology=node.says.hardware), node_with("slots", topology=renamed(HALF)))
     async with serving(node.scheduler, more=webhook_of(node).routes()) as url, httpx.AsyncClient(base_url=url) as http:
-        for more, field in (({str(HALF): "1", MIB: "9"}, MIB), ({MIB: "9"}, MIB), ({str(HALF): "1"}, HALF)):
+        for more, field in (
+            ({str(HALF): "1", MIB: "9"}, MIB),
+            ({str(HALF): "1"}, HALF),
+            ({MIB: "9"}, MIB),
+            ({MIB: "0"}, MIB),
+            ({GPUS: "1", MIB: "9"}, GPUS),
+        ):
             given = pod({**share, **more}, {})
             text = await said(http, given, "/webhook")
             assert text.startswith(f"{SECOND}[{field}]: {two}")
             assert {text} == await filtered(http, given)
-            with pytest.raises(InvalidShare, match=r"GPUs in two ways"):
-                nodes.check_shares(requested(given, tmp_path))
-            if MIB in more:  # a node does not know that other nodes offer slots under this name
+            assert text == of_cluster(given, tmp_path, *known)
+            if field != HALF:  # a node does not know that other nodes offer slots under this name
                 assert text == what_if(node, given, tmp_path)
 
 
-def test_a_cluster_without_slots_refuses_amounts_that_no_gpu_has(tmp_path: Path) -> None:
-    """`what-if --cluster` and `why`, as its scheduler does."""
-    nodes = Nodes(record_of(node_with("whole", topology=DGX)))
+def test_questions_to_a_cluster_refuse_what_its_scheduler_refuses(tmp_path: Path) -> None:
+    """`what-if --cluster` and `why`: by the hardware of all nodes, also of those that do not answer now."""
+    whole, units_away = node_with("whole", topology=DGX), in_units(DGX, 8, ResourceName(COMPUTE), ResourceName(MIB))
+    away = msgspec.structs.replace(node_with("away", topology=units_away), silent=True)
 
-    good = requested(pod({GPUS: "1", MIB: "4000"}, {}), tmp_path)
-    nodes.check_shares(good)
-    assert "UnknownResource" == Question(nodes, good).code(nodes.asked[0])
-    with pytest.raises(InvalidShare, match=r"more than any GPU has"):
-        nodes.check_shares(requested(pod({GPUS: "1", MIB: "16Gi"}, {}), tmp_path))
+    assert "UnknownResource" == of_cluster(pod({GPUS: "1", MIB: "4000"}, {}), tmp_path, whole)
+    assert "more than any GPU has" in of_cluster(pod({GPUS: "1", MIB: "16Gi"}, {}), tmp_path, whole)
+    assert "200 is above 100" in of_cluster(pod({COMPUTE: "200"}, {}), tmp_path, whole)
+    assert "NodeStale" == of_cluster(pod({COMPUTE: "200"}, {}), tmp_path, whole, away)
 
 
-async def test_units_under_the_names_of_amounts_are_units(tmp_path: Path) -> None:
-    """200 of computing time are two whole GPUs then, and no amount of one in slots."""
-    node = cluster(in_units(DGX, 8, ResourceName(COMPUTE), ResourceName(MIB)))
-    good, bad = pod({COMPUTE: "200"}, {}), pod({COMPUTE: "150"}, {})
-    nodes = Nodes(record_of(node_with("units", topology=node.says.hardware)))
+@pytest.mark.parametrize("memory", [MIB, "tencent.com/vcuda-memory"])
+async def test_units_under_the_names_of_amounts_are_units(tmp_path: Path, memory: str) -> None:
+    """200 of computing time are two whole GPUs then, and no amount of one in slots, whatever the other name is."""
+    node = cluster(in_units(DGX, 8, ResourceName(COMPUTE), ResourceName(memory)))
+    bad, known = pod({COMPUTE: "150"}, {}), node_with("units", topology=node.says.hardware)
     async with serving(node.scheduler, more=webhook_of(node).routes()) as url, httpx.AsyncClient(base_url=url) as http:
-        assert "" == await said(http, good, "/webhook")
-        assert "" in await filtered(http, good)
-        assert "" == what_if(node, good, tmp_path)
-        nodes.check_shares(requested(good, tmp_path))
+        for good in (pod({COMPUTE: "200"}, {}), pod({COMPUTE: "30", memory: "16"}, {})):
+            assert "" == await said(http, good, "/webhook")
+            assert "" in await filtered(http, good)
+            assert "" == what_if(node, good, tmp_path)
+            assert "" == of_cluster(good, tmp_path, known)
         text = await said(http, bad, "/webhook")
         assert text.startswith(f"{SECOND}[{COMPUTE}]: 150 units of computing time")
         assert {text} == await filtered(http, bad)
         assert text == what_if(node, bad, tmp_path)
+
+
+async def test_a_name_that_no_node_has_is_judged_beside_one_that_a_node_has(tmp_path: Path) -> None:
+    """Slots whose memory is asked for by a name of their own: HAMi's name for memory is nobody's there."""
+    node = cluster(renamed(HALF, Slots(memory=BYTES)))
+    bad, good = pod({str(HALF): "1", MIB: "16Gi"}, {}), pod({str(HALF): "1", str(BYTES): "9", COMPUTE: "100"}, {})
+    async with serving(node.scheduler, more=webhook_of(node).routes()) as url, httpx.AsyncClient(base_url=url) as http:
+        text = await said(http, bad, "/webhook")
+        assert text.startswith(f"{SECOND}[{MIB}]: {16 << 30} is above")
+        assert {text} == await filtered(http, bad)
+        assert text == what_if(node, bad, tmp_path)
+        assert "" == await said(http, good, "/webhook")
+        assert "" == what_if(node, good, tmp_path)
+
+
+async def test_pods_for_nodes_of_hami_are_let_through(tmp_path: Path) -> None:
+    """Its annotations have an effect there, and no node of topoalign has slots on which they would have none."""
+    node = cluster(DGX)
+    async with serving(node.scheduler, more=webhook_of(node).routes()) as url, httpx.AsyncClient(base_url=url) as http:
+        for key, text in (("nvidia.com/vgpu-mode", "mig"), ("hami.io/node-scheduler-policy", "spread")):
+            assert (await review(http, pod({GPUS: "1", MIB: "4000"}, {key: text}), "/webhook"))["allowed"]
+
+
+@pytest.mark.parametrize(("limits", "field"), [({COMPUTE: "0"}, COMPUTE), ({MIB: "16Gi"}, MIB)])
+def test_where_topoalign_decides_itself_amounts_are_judged_too(limits: Limits, field: str, tmp_path: Path) -> None:
+    asked = requested(pod({GPUS: "1", **limits}, {}), tmp_path)
+
+    decision = admit(cluster(DGX).says.state, asked, BEST)
+
+    assert isinstance(decision, Refusal)
+    assert "InvalidShare" == decision.code
+    assert f"{SECOND}[{field}]" in decision.finding
+
+
+def renamed(slots: ResourceName, amounts: Slots = PLAIN) -> Topology:
+    """The machine with its GPUs in slots under this name, and with these names of amounts."""
+    offers = tuple(msgspec.structs.replace(each, resource=slots, slots=amounts) for each in in_slots(DGX).offered)
+    return msgspec.structs.replace(DGX, offers=offers)
+
+
+def of_cluster(given: dict[str, Any], directory: Path, *nodes: NodeRecord) -> str:
+    """What `what-if --cluster` says of a pod, or the code of the main reason; empty: it fits."""
+    file = directory / "cluster"
+    file.write_bytes(b"".join(encode_lines(record_of(*nodes))))
+    try:
+        _, answer = ask(None, ClusterOptions(None, None, None, file), requested(given, directory), {})
+    except InvalidShare as error:
+        return f"{error.finding}; {error.remedy}"
+    return answer.reason.code if answer.reason is not None else ""

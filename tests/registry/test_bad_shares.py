@@ -68,10 +68,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         f"{SECOND}[{MEMORY}]: no memory of the GPU beside 20 units of its computing time; "
         "say how many blocks of memory are needed, or ask for the whole GPU",
     ),
-    "below 0": (pod(units("-1", "16"), {}), f"{SECOND}[{CORES}]: '-1' is no amount; write a whole number"),
+    "below 0": (pod(units("-1", "16"), {}), f"{SECOND}[{CORES}]: '-1' is no amount; write a whole number, 0 or more"),
     "with a unit": (
         pod(units("20", "1.5"), {}),
-        f"{SECOND}[{MEMORY}]: '1.5' is no amount; write a whole number",
+        f"{SECOND}[{MEMORY}]: '1.5' is no amount; write a whole number, 0 or more",
     ),
     **{
         f"{cores} cores": (

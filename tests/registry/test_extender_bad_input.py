@@ -31,11 +31,11 @@ NAMED = {
     **{
         name: f"spec.containers[0].resources.limits[nvidia.com/gpu]: {finding}"
         for name, finding in (
-            ("negative", "'-1' is no amount; write a whole number"),
-            ("half a GPU", "'1.5' is no amount; write a whole number"),
+            ("negative", "'-1' is no amount; write a whole number, 0 or more"),
+            ("half a GPU", "'1.5' is no amount; write a whole number, 0 or more"),
             ("too large for 64 bits", "'1e30' is too large; ask for less"),
-            ("no quantity", "'1e' is no amount; write a whole number"),
-            ("digits of another script", "'\u0661' is no amount; write a whole number"),
+            ("no quantity", "'1e' is no amount; write a whole number, 0 or more"),
+            ("digits of another script", "'\u0661' is no amount; write a whole number, 0 or more"),
         )
     },
     "300 kB of annotations": "metadata.annotations: 1 with 300001 characters; give at most 1000 with 262144 characters",

@@ -208,13 +208,16 @@ def reserved(name: str, held: dict[str, Amount]) -> Reservation:
     )
 
 
-def test_resources_of_amounts_are_known_where_some_node_offers_slots() -> None:
-    it, plain = world(shared()), world(machine())
+def test_a_node_without_slots_has_no_amounts_whatever_others_offer() -> None:
+    """Names of its own are known where some node has slots by them, and those of HAMi always."""
+    it, plain, own = world(shared()), world(machine()), ResourceName("example.com/mib")
 
-    assert "" == code(it, pod(asks(1, memory=100))) == code(plain, pod(asks(1, memory=100)))
+    assert "" == code(it, pod(asks(1, memory=100)))
     assert {MEMORY, PERCENTAGE, CORES} <= it.view.offers.names
-    plain.view.offers.names |= {MEMORY}
-    assert "UnknownResource" == code(plain, pod(asks(1, memory=101)))
+    assert "UnknownResource" == code(plain, pod(asks(1, memory=100)))
+    assert "" == code(plain, pod(container("main", gpus=1, others={own: 100})))
+    plain.view.offers.names |= {own}
+    assert "UnknownResource" == code(plain, pod(container("main", gpus=1, others={own: 101})))
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from topoalign.core.model.errors import NotFound, clean
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scoring, scorer_of
+from topoalign.core.sharing.pod_checks import check_shares_known
 from topoalign.runtime.clock import SystemClock
 
 MOST_ROWS = 20
@@ -88,10 +89,10 @@ def ask(nats: str | None, whole: ClusterOptions, pod: PodRequest, rules: Changes
     Raises InvalidField and InvalidShare for a pod or rules that cannot be meant, and what reading the facts raises.
     """
     record = facts(nats, whole.from_file)
-    nodes = Nodes(record)
-    nodes.check_shares(pod)
+    machines = [each.topology.topology.shape for each in record.nodes if each.topology is not None and not each.foreign]
+    check_shares_known(pod, machines)
     scorer = scorer_of(Scoring(whole.scoring or Scoring.QUALITY), Packing.BINPACK)
-    answer = diagnose(nodes, pod, scorer, rules, whole.pods or 1)
+    answer = diagnose(Nodes(record), pod, scorer, rules, whole.pods or 1)
     if whole.snapshot is not None:
         with whole.snapshot.open("wb") as file:
             file.writelines(encode_lines(record))

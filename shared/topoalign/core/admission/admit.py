@@ -20,7 +20,8 @@ from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.placement.preference import prefer
 from topoalign.core.profile import profile_of
 from topoalign.core.sharing.joint_checks import check_joint_memory
-from topoalign.core.sharing.pod_checks import check_asked, check_slots_asked, check_spread
+from topoalign.core.sharing.pod_checks import check_asked, check_shares_known, check_spread
+from topoalign.core.sharing.slot_checks import check_slots_asked
 from topoalign.core.state.fold import NodeState
 
 
@@ -71,6 +72,8 @@ def decided(run: AdmissionRun) -> Steps[Decision]:
     the NoFit at the HintRequest; the pod is refused.
     """
     try:
+        if run.profile.refuses_unknown_resources:
+            check_shares_known(run.demand.request, (run.state.hardware,))
         check_decidable(run.state, run.demand)
         units = unit_resources(run.state.hardware)
         if units is not None:

@@ -24,7 +24,7 @@ from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, ListedDevices
 from topoalign.core.model.topology.model import PluginDevice, Topology
-from topoalign.core.sharing.pod_checks import check_unlisted_amounts
+from topoalign.core.sharing.pod_checks import check_shares_known
 from topoalign.core.state.fold import NodeState
 
 Devices = Mapping[ResourceName, tuple[DeviceID, ...]]
@@ -195,11 +195,11 @@ def check_resources(
     `devices_unknown`: why it is not known which devices other plugins list, if it is not.
 
     Raises InvalidField for a resource that its kubelet has registered: which NUMA nodes its devices are on is not known.
-    Raises InvalidShare for amounts of GPUs in slots that no node takes: this one has no slots, and looks at none.
+    Raises InvalidShare for amounts that no GPU in slots has, and for units and slots in one container: a kubelet passes over
+    what is not offered here.
     """
-    listed = topology.devices.keys() | amount_resources(topology)
-    check_unlisted_amounts(demand.request, listed)
-    unknown = sorted(demand.device_names - listed)
+    check_shares_known(demand.request, (topology,))
+    unknown = sorted(demand.device_names - topology.devices.keys() - amount_resources(topology))
     for name in unknown:
         if registered is not None and name in registered:
             raise InvalidField(

@@ -90,7 +90,7 @@ def predict(
 
     Raises KubeletUnknown where the node has not said what its kubelet decides by, or knows neither what its kubelet holds
     nor what PodResources shows. Raises InvalidField for a pod or rules that cannot be meant, or a resource that the kubelet
-    knows and nothing else does.
+    knows and nothing else does, and InvalidShare for amounts that no GPU in slots has, where the node has no slots.
     """
     pod = validate_pod(pod)
     basis = prediction_basis(state, now)

@@ -116,8 +116,8 @@ class SlotResources(NamedTuple):
     """MiB that are offered of the largest of these GPUs."""
 
 
-BEYOND_ALL_GPUS = 1 << 26
-"""MiB: 64 TiB. No GPU has as much, however it is scaled; whoever writes `100Mi` asks for more."""
+BEYOND_ALL_GPUS = 1 << 22
+"""MiB: 4 TiB. No GPU has as much; whoever writes `16Gi` or `64Mi` asks for more."""
 USUAL_SLOTS = SlotResources(GPU, Slots(), BEYOND_ALL_GPUS)
 """How GPUs in slots are asked for where no node offers any: by the names of HAMi."""
 
@@ -151,7 +151,7 @@ def check_amounts(where: str, limits: Quantities, offered: SlotResources) -> Non
         (
             slots.memory,
             offered.most,
-            "what the largest GPU has" if offered.most < BEYOND_ALL_GPUS else "more than any GPU has",
+            "what the largest GPU has" if offered.most != BEYOND_ALL_GPUS else "more than any GPU has",
             "write a number of MiB, 16384 and not 16Gi, and no more than a GPU has",
         ),
         (slots.priority, LOWEST_PRIORITY, "the lowest priority", "write 0 for high or 1 for low"),

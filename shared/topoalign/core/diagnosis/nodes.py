@@ -22,8 +22,7 @@ from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.admission.prediction import KubeletUnknown, prediction_basis
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.rules import check_rules
-from topoalign.core.demand.slots import USUAL_SLOTS, amount_resources, slot_resources
-from topoalign.core.demand.units import unit_resources
+from topoalign.core.demand.slots import USUAL_SLOTS, amount_resources
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.diagnosis.foreign import REASONS, ForeignNode
 from topoalign.core.diagnosis.planned import GangFirst, leaves_room
@@ -38,7 +37,6 @@ from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.cpuset import LARGEST_ID
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.views import made_once
-from topoalign.core.sharing.pod_checks import check_unlisted_amounts, check_ways
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.memory import given_back
 from topoalign.core.state.reservations import allocations_of
@@ -139,25 +137,14 @@ class Nodes:
                 self.unasked[record.node] = error
             except ValueError as error:  # what no kubelet can have said, such as memory on NUMA node -1
                 self.unasked[record.node] = InvalidField("usage", clean(str(error), 200), REMEDY)
-        self._machines = [each.topology for each in self._kinds.values()]
-        self._listed = frozenset[ResourceName]().union(
-            *((*each.devices, *amount_resources(each)) for each in self._machines)
+        machines = [each.topology for each in self._kinds.values()]
+        self.resources = frozenset({GPU, NIC, *USUAL_SLOTS.slots.resources}).union(
+            *((*each.devices, *amount_resources(each)) for each in machines)
         )
-        self.resources = self._listed | {GPU, NIC, *USUAL_SLOTS.slots.resources}
         """All that some node lists, and by which amounts of GPUs in slots are asked for there, or usually are."""
 
     def __len__(self) -> int:
         return len(self.asked) + len(self.unasked)
-
-    def check_shares(self, pod: PodRequest) -> None:
-        """
-        Raises InvalidShare for units and slots in one container that no node has both, and for amounts of slots that no
-        node would take if one offered any. `pod`: valid.
-        """
-        units = (unit_resources(each) for each in self._machines)
-        slots = [each for machine in self._machines for each in slot_resources(machine)]
-        check_ways(pod, [each for each in units if each is not None], slots)
-        check_unlisted_amounts(pod, self._listed)
 
     def _node(self, record: NodeRecord, now: float) -> Node:
         """

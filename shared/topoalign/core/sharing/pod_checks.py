@@ -16,40 +16,45 @@ without a number of GPUs, units in the same container, annotations that cannot b
 Koordinator, and those that have one where no amount is named: nodes that offer whole GPUs under the same name look at none.
 Where HAMi's rules choose the GPUs (`compat`), lists of policies and a policy for nodes can be meant.
 
-Where nobody offers slots, a pod that names amounts as HAMi does is judged by what every GPU in slots would refuse.
+Amounts by names of HAMi that nobody offers are judged by what every GPU in slots would refuse.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import Literal
 
-from topoalign.core.demand import hami_names as names
-from topoalign.core.demand.card_annotations import card_rules, invalid, said_of_cards, uuid_selection, weights_meant
 from topoalign.core.demand.field_paths import containers_of, in_manifest
 from topoalign.core.demand.gangs import gang_of, path
 from topoalign.core.demand.passed_over import check_not_passed_over
 from topoalign.core.demand.pod_demand import pod_demand
-from topoalign.core.demand.slots import USUAL_SLOTS, SlotResources, check_amounts
+from topoalign.core.demand.slots import USUAL_SLOTS, SlotResources, amount_resources, slot_resources
 from topoalign.core.demand.spread import cards_said, check_cards
-from topoalign.core.demand.units import USUAL_NAMES, InvalidShare, Share, UnitResources, check_share, names_of_units
+from topoalign.core.demand.units import (
+    USUAL_NAMES,
+    InvalidShare,
+    Share,
+    UnitResources,
+    check_share,
+    names_of_units,
+    unit_resources,
+)
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.demand import check_keys, is_joint
 from topoalign.core.deviceshare.names import GPU_RESOURCES
-from topoalign.core.model.errors import InvalidField, NoFit, quoted
-from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.errors import InvalidField, NoFit
+from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import CARDS, AdmissionRules, Compat, Mode, PodRequest
-from topoalign.core.model.topology.offers import CORES
-from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
-from topoalign.core.sharing.joint_checks import check_not_joint, check_slots_not_joint, without_effect
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.sharing.joint_checks import check_not_joint
 from topoalign.core.sharing.refusals import MemoryAboveCard, NotEnoughShareCards, ShareFields
-
-CORE_LIMIT = "tencent.com/vcuda-core-limit"
-"""Gaia's: up to how much computing time the containers of a pod may use while nobody else does."""
-WITHOUT_EFFECT: Mapping[Literal["units", "slots"], tuple[str, ...]] = {
-    "units": (*names.OF_PODS, CORE_LIMIT),
-    "slots": (names.VGPU_MODE, names.NODE_POLICY, CORE_LIMIT),
-}
-"""Annotations that choose cards, nodes or limits elsewhere."""
+from topoalign.core.sharing.slot_checks import (
+    asks_for_slots,
+    check_annotations,
+    check_one_way,
+    check_slots_asked,
+    check_unlisted_amounts,
+    is_for_slots,
+    names_in_slots,
+)
 
 
 def check_pod(
@@ -80,15 +85,34 @@ def check_pod(
     if by_kubelet:
         check_not_passed_over(pod)
     units = sorted(offered, key=lambda each: (-each.most, each))
-    check_ways(pod, units, slots)
-    check_one(partial(check_asked, pod, each) for each in units if asks_for(pod, each))
-    if offered or slots or otherwise:  # else it is not known by which names shares are asked for
-        check_spread(pod, units)
+    is_known = offered or slots or otherwise  # by which names shares are asked for
+    if is_known:
+        check_ways(pod, units, slots)
         check_unlisted_amounts(pod, {*otherwise, *(name for each in slots for name in each.slots.resources)})
+    check_one(partial(check_asked, pod, each) for each in units if asks_for(pod, each))
+    if is_known:
+        check_spread(pod, units)
     by_amounts = sorted(slots, key=lambda each: (not asks_for_slots(pod, each), -each.most, each.resource))
     check_one(
         partial(check_slots_asked, pod, each, compat) for each in by_amounts if is_for_slots(pod, each, otherwise)
     )
+
+
+def check_shares_known(pod: PodRequest, machines: Iterable[Topology]) -> None:
+    """
+    Raises InvalidShare for what `check_pod` refuses of amounts that none of these machines offers, and of units and slots in
+    one container; a machine by itself looks at what it offers. `pod`: valid.
+    """
+    units: set[UnitResources] = set()
+    slots: set[SlotResources] = set()
+    known: set[ResourceName] = set()
+    for machine in machines:
+        found = unit_resources(machine)
+        units.update(() if found is None else (found,))
+        slots.update(slot_resources(machine))
+        known.update(machine.offers_of, (each.resource for each in machine.others), amount_resources(machine))
+    check_ways(pod, units, slots)
+    check_unlisted_amounts(pod, known)
 
 
 def check_one(checks: Iterable[Callable[[], None]]) -> None:
@@ -140,76 +164,11 @@ def check_ways(pod: PodRequest, units: Iterable[UnitResources], slots: Collectio
     offer the one and the other; what nobody offers, under the usual names.
     """
     in_units = names_of_units(units)
-    ways = sorted(slots, key=lambda each: each.resource)
-    names = (name for each in (USUAL_SLOTS, *ways) for name in (each.resource, *each.slots.resources))
-    others = [name for name in names if name not in in_units]
+    ways = [USUAL_SLOTS, *sorted(slots, key=lambda each: each.resource)]
     for where, container in containers_of(pod):
-        asked = sorted(name for name in in_units if container.limits.get(name))
-        check_one_way(where, container.limits, asked, others)
-
-
-def check_unlisted_amounts(pod: PodRequest, known: Collection[ResourceName]) -> None:
-    """
-    Raises InvalidShare for what no node with slots takes, where a pod names amounts as HAMi does and none of these names is
-    `known`. It may come without a number of GPUs: by which name it asks for slots is not known either. `pod`: valid.
-    """
-    if not names_amounts(pod, USUAL_SLOTS) or not {*USUAL_SLOTS.slots.resources}.isdisjoint(known):
-        return
-    for where, container in containers_of(pod):
-        check_amounts(where, {**container.limits, USUAL_SLOTS.resource: 1}, USUAL_SLOTS)
-    card_rules(said_of_cards(pod.annotations), as_hami=True)  # which takes all that topoalign's own reading takes
-    check_annotations(pod.annotations, "slots", "hami")
-
-
-def check_slots_asked(pod: PodRequest, offered: SlotResources, compat: Compat = "") -> None:
-    """Raises InvalidShare for what is asked for of GPUs that are offered in slots so. `pod`: valid."""
-    for where, container in containers_of(pod):
-        units = [name for name in USUAL_NAMES if container.limits.get(name)]
-        check_one_way(where, container.limits, units, (offered.resource,))
-    if names_amounts(pod, offered):
-        for where, container in containers_of(pod):
-            check_amounts(where, container.limits, offered)
-        card_rules(said_of_cards(pod.annotations), as_hami=compat == "hami")
-    elif asks_for_slots(pod, offered):
-        check_says_nothing(pod.annotations, offered)
-    else:
-        return
-    check_annotations(pod.annotations, "slots", compat)
-    check_slots_not_joint(pod, offered)
-    check_counts(pod.annotations, offered)
-
-
-def check_counts(annotations: Mapping[str, str], offered: SlotResources) -> None:
-    """Raises InvalidShare for a number of GPUs of a pod with slots, of which it has as many as it asks for slots."""
-    if CARDS in annotations:
-        raise InvalidShare(
-            f"{path(CARDS)}: has no effect on slots of GPUs, which the pod asks for",
-            f"leave it out; {offered.resource} says of how many GPUs a container has slots",
-        )
-
-
-def check_says_nothing(annotations: Mapping[str, str], offered: SlotResources) -> None:
-    """Raises InvalidShare for annotations that choose among the GPUs, of a pod that asks for slots and for no amount."""
-    for key, _ in said_of_cards(annotations):
-        raise InvalidShare(
-            f"{path(key)}: chooses among GPUs in slots, of which no amount is asked for",
-            f"name one, {offered.slots.cores}: {CORES} for whole GPUs, or leave it out",
-        )
-
-
-def is_for_slots(pod: PodRequest, offered: SlotResources, otherwise: Collection[ResourceName]) -> bool:
-    """Whether a pod can be for no nodes but those with such slots. `otherwise`: as of `check_pod`."""
-    return names_amounts(pod, offered) or (asks_for_slots(pod, offered) and offered.resource not in otherwise)
-
-
-def asks_for_slots(pod: PodRequest, offered: SlotResources) -> bool:
-    """Whether a container asks for slots of this resource."""
-    return any(each.limits.get(offered.resource) for _, each in containers_of(pod))
-
-
-def names_amounts(pod: PodRequest, offered: SlotResources) -> bool:
-    """Whether a container names one of the resources of amounts, if only with 0."""
-    return any(not each.limits.keys().isdisjoint(offered.slots.resources) for _, each in containers_of(pod))
+        limits = {name: amount for name, amount in container.limits.items() if name not in in_units}
+        others = [name for each in ways for name in names_in_slots(limits, each)]
+        check_one_way(where, sorted(name for name in in_units if container.limits.get(name)), others)
 
 
 def asks_for(pod: PodRequest, offered: UnitResources) -> bool:
@@ -230,8 +189,9 @@ def check_container(
         if not limits[name]:
             raise InvalidShare(f"{where}.resources.limits[{name}]: 0 units", "leave it out, or ask for 1 or more")
         amounts[unit] += limits[name]
-    others = (*offered.others, *USUAL_SLOTS.slots.resources, *map(ResourceName, GPU_RESOURCES))
-    check_one_way(where, limits, units, [name for name in others if name not in units])
+    beside = {name: amount for name, amount in limits.items() if name not in units}
+    whole = [name for name in (*offered.others, *map(ResourceName, GPU_RESOURCES)) if beside.get(name)]
+    check_one_way(where, units, [*whole, *names_in_slots(beside, USUAL_SLOTS)])
     share, fields = Share(amounts["cores"], amounts["memory"]), offered.fields(where)
     check_share(share, fields)
     if cards is not None:
@@ -242,58 +202,3 @@ def check_container(
     of_each = -(-share.blocks // share.gpus)
     if of_each > offered.most:
         raise MemoryAboveCard(ShareFields(memory=fields.memory), of_each, offered.most, "blocks of memory")
-
-
-def check_one_way(
-    where: str,
-    limits: Mapping[ResourceName, int],
-    units: Collection[ResourceName],
-    others: Iterable[ResourceName],
-) -> None:
-    """Raises InvalidShare for a container that asks for these units and for GPUs in one of the other ways."""
-    for name in others if units else ():
-        if limits.get(name):
-            raise InvalidShare(
-                f"{where}.resources.limits[{name}]: GPUs in two ways, for {' and '.join(units)} are asked for as well",
-                "ask for a share of a GPU or for whole devices, each in a container of its own",
-            )
-
-
-def check_annotations(annotations: Mapping[str, str], what: Literal["units", "slots"], compat: Compat = "") -> None:
-    """Raises InvalidShare for annotations that have no effect on these, and first for weights that are none."""
-    if (weights := annotations.get(names.SCORING_WEIGHTS)) is not None:
-        weights_meant(weights)
-    for key in WITHOUT_EFFECT[what]:
-        if key == names.NODE_POLICY and what == "slots" and compat == "hami":
-            check_node_policy(annotations)
-        elif key in annotations:
-            raise InvalidShare(
-                f"{path(key)}: {without_effect(what)}",
-                "leave it out; nodeSelector and affinity choose the nodes",
-            )
-
-
-def check_node_policy(annotations: Mapping[str, str]) -> None:
-    """Raises InvalidShare for a word by which HAMi ranks no nodes: it reads each other one as `binpack`."""
-    policy = annotations.get(names.NODE_POLICY, BINPACK)
-    if policy not in (BINPACK, SPREAD):
-        raise InvalidShare(
-            f"{path(names.NODE_POLICY)}: {quoted([policy])} is no policy",
-            f"write {BINPACK} or {SPREAD}, or leave it out",
-        )
-
-
-def check_no_node_policy(pod: PodRequest, slots: Iterable[SlotResources], otherwise: Collection[ResourceName]) -> None:
-    """Raises InvalidShare for a policy for nodes of a pod with slots, if it ranks none. `otherwise`: as of `check_pod`."""
-    if any(is_for_slots(pod, each, otherwise) for each in slots):
-        check_annotations({key: pod.annotations[key] for key in pod.annotations if key == names.NODE_POLICY}, "slots")
-
-
-def check_gpus_known(
-    pod: PodRequest, known: Set[DeviceID], slots: Iterable[SlotResources], otherwise: Collection[ResourceName]
-) -> None:
-    """Raises InvalidShare for a pod with slots that accepts only GPUs that no node has. `otherwise`: as of `check_pod`."""
-    wanted = uuid_selection(pod.annotations).wanted
-    if wanted and known.isdisjoint(wanted) and any(is_for_slots(pod, each, otherwise) for each in slots):
-        finding, remedy = "no node has such a GPU", "write uuids of GPUs as `topoalign gpu list` shows them"
-        raise invalid(names.USE_UUID, f"{quoted(wanted[:3])}: {finding}", f"{remedy}, or wait until the node is there")

@@ -133,10 +133,10 @@ KEY = "`key` in "
 
 ANY_KEY = "[...]"
 """A value in a mapping of any keys, as msgspec says it."""
-STEP = re.compile(r"\w+")
-"""A field, or a place in a list, in a path without such values."""
+STEP = re.compile(r"[^.\[\]]+")
+"""A field, or a place in a list."""
 GOT = re.compile(r"got `(\w+)`")
-TYPES = {"array": "list", "object": "dict"}
+TYPES = {"array": "list", "object": "dict", "null": "NoneType"}
 """What msgspec calls a type -> what Python does; other types have one name."""
 
 
@@ -166,7 +166,7 @@ def with_key(field: str, finding: str, content: object) -> str:
     the type that it has found.
     """
     found = GOT.search(finding)
-    if not field.endswith(ANY_KEY) or found is None:
+    if not field.endswith(ANY_KEY) or field.count(ANY_KEY) > 1 or found is None:
         return field
     mapping: Any = content
     for part in STEP.findall(field.removesuffix(ANY_KEY)):

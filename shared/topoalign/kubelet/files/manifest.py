@@ -165,7 +165,7 @@ def amount(field: str, value: str | float, unit: Literal["cpu", "bytes", "device
     found = read(str(value))
     if found is None or (unit == "devices" and quantities.exact(str(value)) != found):
         why = quantities.wrong(str(value)) if found is None else "is no amount"
-        examples = {"cpu": "500m or 2", "bytes": "64Gi or a number of bytes", "devices": "a whole number"}
+        examples = {"cpu": "500m or 2", "bytes": "64Gi or a number of bytes", "devices": "a whole number, 0 or more"}
         remedy = "ask for less" if why == quantities.TOO_LARGE else f"write {examples[unit]}"
         raise InvalidField(field, f"{quoted([str(value)])} {why}", remedy)
     return found

@@ -15,6 +15,8 @@ from topoalign.core.model.requests import LARGEST_QUANTITY
 _QUANTITY = re.compile(
     r"([0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:(Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E)|[eE]([+-]?[0-9]{1,2}))?"
 )
+_LONG = re.compile(r"[0-9]{41,}")
+"""More digits than are read at all."""
 TOO_LARGE = "is too large"
 FACTORS = {
     **{f"{prefix}i": Fraction(1024**power) for power, prefix in enumerate("KMGTPE", 1)},
@@ -41,7 +43,7 @@ def value_of(number: str, suffix: str | None, exponent: str | None) -> Fraction 
 
 def wrong(quantity: str) -> str:
     """What is wrong with one that could not be read."""
-    return TOO_LARGE if _QUANTITY.fullmatch(quantity) else "is no amount"
+    return TOO_LARGE if _QUANTITY.fullmatch(quantity) or _LONG.fullmatch(quantity) else "is no amount"
 
 
 def whole(quantity: str) -> int | None:

@@ -14,7 +14,7 @@ from topoalign.core.deviceshare.demand import OWN_DOMAIN
 from topoalign.core.deviceshare.names import ANNOTATIONS, DEVICE_PREFIX
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.sharing.pod_checks import WITHOUT_EFFECT
+from topoalign.core.sharing.slot_checks import WITHOUT_EFFECT
 from topoalign.kubelet.files import manifest
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.node_filters import Pod, constraints_of

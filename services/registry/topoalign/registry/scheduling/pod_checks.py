@@ -5,7 +5,8 @@ from collections import OrderedDict
 from topoalign.core.demand.card_annotations import uuid_selection
 from topoalign.core.model.errors import InvalidField, NoFit
 from topoalign.core.model.requests import Compat, PodRequest
-from topoalign.core.sharing.pod_checks import check_gpus_known, check_no_node_policy, check_pod
+from topoalign.core.sharing.pod_checks import check_pod
+from topoalign.core.sharing.slot_checks import check_gpus_known, check_no_node_policy
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.offered import OfferedResources
 

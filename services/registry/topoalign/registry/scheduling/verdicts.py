@@ -31,7 +31,7 @@ from topoalign.core.model.requests import CARDS, ContainerRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import without_uuids
 from topoalign.core.scoring.scorers import Scorer
-from topoalign.core.sharing.pod_checks import WITHOUT_EFFECT
+from topoalign.core.sharing.slot_checks import WITHOUT_EFFECT
 from topoalign.core.state.fold import NodeState, announced
 from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSchedule
 from topoalign.registry.scheduling.nodes import NodeView
