@@ -211,7 +211,7 @@ async def test_a_pod_of_hami_keeps_the_node_although_hami_is_gone(world: World) 
     """Its container has a part of a card, which the agent does not know: the card would be given out whole."""
     await world.say(*world.says.all())
     world.kubernetes.add_pod(hami_pod("old", "GPU-h0,NVIDIA,1024,10:;", NODE))
-    world.kubernetes.add_pod(hami_pod("next", "GPU-h1,NVIDIA,0,10:;", NODE))
+    world.kubernetes.add_pod(hami_pod("odd", "GPU-h0,NVIDIA,x,10:;", NODE))
     world.kubernetes.add_pod(hami_pod("none", ";;", NODE))
     async with world.allocator(world.says), world.registry() as (scheduling, _):
         await world.rounds()
@@ -220,7 +220,7 @@ async def test_a_pod_of_hami_keeps_the_node_although_hami_is_gone(world: World) 
         world.kubernetes.set_status("ml", "old", phase="Succeeded")
         await all_tasks_blocked()
         codes.append(verdict(scheduling))
-        world.kubernetes.delete_pod("ml", "next", grace=0)
+        world.kubernetes.delete_pod("ml", "odd", grace=0)
         await all_tasks_blocked()
 
         assert (["ContestedNode", "ContestedNode"], "") == (codes, verdict(scheduling))

@@ -116,10 +116,11 @@ def test_an_older_text_has_no_init_containers() -> None:
     assert (share("", 7),) == read_shares(encode_pod([[card], [], []]), ["setup"], ["a"])
 
 
-def test_an_instance_of_an_older_mig_node_counts_for_its_card() -> None:
-    """Its id has the number of the template and of the instance behind the card's."""
-    text = "GPU-0[1-0],NVIDIA,9856,14:GPU-0[1-3],NVIDIA,9856,14:;"
-    pod = ForeignPod(namespace="ml", name="p", uid="u", shares=read_shares(text, [], ["a"]))
+@pytest.mark.parametrize("init", [[], ["i"]], ids=["app", "init"])
+def test_an_instance_of_an_older_mig_node_counts_for_its_card(init: list[str]) -> None:
+    """Its id has the number of the template and of the instance behind the card's. An init container has two as well."""
+    text = "GPU-0[1-0],NVIDIA,9856,14:GPU-0[1-3],NVIDIA,9856,14:;" + ";" * len(init)
+    pod = ForeignPod(namespace="ml", name="p", uid="u", shares=read_shares(text, init, ["a"]))
 
     (card, other) = cards_of([FIRST, H100], None, [pod])
 
@@ -163,16 +164,16 @@ def test_a_pod_holds_the_greater_of_init_and_sum() -> None:
 
 @given(pods)
 def test_use_equals_a_count_over_all_shares(held: list[ForeignPod]) -> None:
-    """Written anew from the rule: for each pod and card max(init) or sum(others), slots of others and at least one."""
+    """Written anew from the rule: for each pod and card the sum over one init container, or over all others."""
     slots, memory, cores = Counter[str](), Counter[str](), Counter[str]()
     for pod in held:
         for uuid in ("GPU-0", "GPU-1"):
             own = [each for each in pod.shares if each.card == uuid]
-            others = [each for each in own if not each.is_init]
-            if own:
-                slots[uuid] += len(others) or 1
-                memory[uuid] += max([each.memory for each in own if each.is_init] + [sum(e.memory for e in others)])
-                cores[uuid] += max([each.cores for each in own if each.is_init] + [sum(e.cores for e in others)])
+            runs = [[each for each in own if not each.is_init]]
+            runs += [[e for e in own if e.is_init and e.container == name] for name in {e.container for e in own}]
+            slots[uuid] += max(len(run) for run in runs)
+            memory[uuid] += max(sum(each.memory for each in run) for run in runs)
+            cores[uuid] += max(sum(each.cores for each in run) for run in runs)
 
     for card in cards_of([FIRST, H100], None, reversed(held)):
         assert (slots[card.uuid], memory[card.uuid], cores[card.uuid]) == (

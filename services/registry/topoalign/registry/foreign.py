@@ -2,17 +2,18 @@
 Nodes whose GPUs HAMi gives out, as the API server shows them: what they have, who holds it, and whether they are offered.
 
 A node is HAMi's while its Node has HAMi's register annotation, and either the handshake is live or a pod that is bound
-there and has not ended holds a share that HAMi gave (`holds_of`). Then it is offered to no pod: topoalign would give out
-cards of which HAMi's containers have parts. Where an allocator of topoalign answers for such a node, two would give out
-the same cards (`ContestedNode`), which is said and counted; where none does, the node is a `ForeignNode`. When HAMi has
-given up the node, or the annotation is deleted, the node is topoalign's.
+there and has not ended holds a share that HAMi gave. Then it is offered to no pod: topoalign would give out cards of
+which HAMi's containers have parts. Where an allocator of topoalign answers for such a node, two would give out the same
+cards (`ContestedNode`), which is said and counted; where none does, the node is a `ForeignNode`. When HAMi has given up the
+node, or the annotation is deleted, the node is topoalign's.
 
-Whoever may create a pod may annotate it so, and would keep a node that HAMi has given up from all others. So a pod counts
-only if a container of it asks for devices, and if it has something of a card that is registered there. Who asks for a
-device and names such a card cannot be told from a pod of HAMi's.
+A pod holds a share if a container of it asks for devices and its annotation names a card. Which card does not matter: a
+plugin that cannot reach the driver registers none, and one that leaves a card out registers it no more, while containers
+have them. Nor does the amount: 0 of both is no limit. Whoever may create a pod may annotate it so, and who asks for a device
+as well cannot be told from a pod of HAMi's.
 
 An annotation that cannot be read tells nothing about cards; it is said once. One of a node tells that HAMi runs it all the
-same: then a pod counts that has something of any card. One of a pod does not count.
+same, and one of a pod that asks for devices that it has a share.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +31,6 @@ from topoalign.core.sharing.hami.foreign import (
     ForeignCard,
     ForeignPod,
     Liveness,
-    cards_held,
     cards_of,
     liveness_of,
     read_cards,
@@ -47,6 +47,7 @@ LOOK_SECONDS = 15.0
 """Between two looks at the handshakes, which time out by themselves; as long as HAMi's scheduler takes."""
 LONGEST_HANDSHAKE = 100
 """Characters of a handshake that are kept."""
+NOTHING: Mapping[str, ForeignPod] = {}
 
 log = structlog.get_logger("topoalign.registry.foreign")
 
@@ -60,17 +61,6 @@ class HamiNode(msgspec.Struct, frozen=True, kw_only=True):
     handshake: str | None
     cordon: str | None
     allocatable: int
-
-
-class HamiPod(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod that is annotated as if it had shares of HAMi's."""
-
-    shown: ForeignPod
-    cards: frozenset[str]
-    """Those of which it has something."""
-
-
-NOTHING: Mapping[str, HamiPod] = {}
 
 
 class HamiView(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,8 +86,8 @@ class ForeignNodes:
         """Why not all that the API server has is known here."""
         self._clock, self._answering = clock, answering
         self._nodes: dict[NodeName, HamiNode] = {}
-        self._pods: dict[NodeName, dict[str, HamiPod]] = {}
-        """Node -> UID -> pod that is bound to it, has not ended and asks for devices, with what its annotation says."""
+        self._pods: dict[NodeName, dict[str, ForeignPod]] = {}
+        """Node -> UID -> pod that is bound to it, has not ended and holds shares that HAMi gave."""
         self._node_of: dict[str, NodeName] = {}
         self._refusals: dict[NodeName, str] = {}
 
@@ -125,8 +115,7 @@ class ForeignNodes:
 
     def pods(self, node: NodeName) -> int:
         """How many pods on a node hold shares that HAMi gave."""
-        known = self._nodes.get(node)
-        return 0 if known is None else sum(holds_of(pod, known) for pod in self._pods.get(node, NOTHING).values())
+        return len(self._pods.get(node, NOTHING))
 
     def liveness(self, node: NodeName) -> Liveness:
         """Of HAMi's device plugin on a node that is in `names`."""
@@ -146,7 +135,7 @@ class ForeignNodes:
             liveness=self.liveness(node),
             handshake=known.handshake and clean(known.handshake, LONGEST_HANDSHAKE),
             finding=known.finding,
-            cards=cards_of(known.cards, known.cordon, (pod.shown for pod in self._pods.get(node, NOTHING).values())),
+            cards=cards_of(known.cards, known.cordon, self._pods.get(node, NOTHING).values()),
         )
 
     def see(self, node: SeenNode) -> None:
@@ -192,12 +181,12 @@ class ForeignNodes:
                 log.warning("HAMi's shares of a pod cannot be read", pod=clean(pod.name), finding=error.finding)
             shares = ()
         else:
-            if not shares:
+            if not any(share.card for share in shares):
                 self.lose_pod(pod.uid)
                 return
         self._node_of[pod.uid] = pod.node
-        shown = ForeignPod(namespace=pod.namespace, name=pod.name, uid=pod.uid, shares=shares)
-        self._pods.setdefault(pod.node, {})[pod.uid] = HamiPod(shown=shown, cards=cards_held(shares))
+        held = ForeignPod(namespace=pod.namespace, name=pod.name, uid=pod.uid, shares=shares)
+        self._pods.setdefault(pod.node, {})[pod.uid] = held
         self.observe(pod.node)
 
     def lose_pod(self, uid: str) -> None:
@@ -239,11 +228,6 @@ class ForeignNodes:
         elif before == CONTESTED_NODE:
             log.info("one alone gives out the GPUs of a node", node=clean(node))
         self.changed(node)
-
-
-def holds_of(pod: HamiPod, node: HamiNode) -> bool:
-    """Whether a pod holds something of a card of the node; where its cards are not known, of any card."""
-    return bool(pod.cards) if node.finding else not pod.cards.isdisjoint(card.id for card in node.cards)
 
 
 def asks_for_devices(pod: Pod) -> bool:

@@ -5,9 +5,8 @@ HAMi writes the cards of a node into an annotation of the Node, and what a pod h
 scheduler's handshake tells whether its device plugin is alive. From these three follows what each card has, who holds
 how much of it, and whether HAMi still gives out the cards (`Liveness`).
 
-The amounts are HAMi's: slots, MiB and hundredths of the multiprocessors. Of a pod each card counts as HAMi counts it: of
-memory and cores the greatest share of an init container, or the sum over its other containers if that is more; of
-slots one for each of the others, and at least one.
+The amounts are HAMi's: slots, MiB and hundredths of the multiprocessors. Of a pod each card counts as HAMi counts it: the
+most that an init container has, or the sum over its other containers if that is more; a slot is one share of a card.
 
 Anybody who may write annotations wrote them, so nothing is taken that no machine has: a text above `LONGEST`
 characters, more than `MOST_CARDS` cards, numbers out of bounds, or a name that cannot be printed is an
@@ -182,11 +181,6 @@ def card_of(device: str) -> str:
     return device.partition("[")[0]
 
 
-def cards_held(shares: Iterable[CardShare]) -> frozenset[str]:
-    """The cards of which these shares have memory or cores."""
-    return frozenset(share.card for share in shares if share.card and (share.memory or share.cores))
-
-
 def cards_of(
     cards: Iterable[RegisteredCard], cordon: str | None, pods: Iterable[ForeignPod]
 ) -> tuple[ForeignCard, ...]:
@@ -213,7 +207,10 @@ def shares_by_card(shares: Iterable[CardShare], cards: Container[str]) -> dict[s
 
 def holder_of(pod: ForeignPod, shares: Sequence[CardShare]) -> CardHolder:
     """What a pod has of a card. `shares`: all that it has of this card."""
-    init = [share for share in shares if share.is_init]
+    init: dict[str, list[CardShare]] = {}
+    for share in shares:
+        if share.is_init:
+            init.setdefault(share.container, []).append(share)
     others = [share for share in shares if not share.is_init]
     named = dict.fromkeys(share.container for share in shares if share.container)
     return CardHolder(
@@ -221,9 +218,9 @@ def holder_of(pod: ForeignPod, shares: Sequence[CardShare]) -> CardHolder:
         pod=pod.name,
         uid=pod.uid,
         containers=tuple(islice(named, MOST_CONTAINERS)),
-        slots=max(1, len(others)),
-        memory=max(sum(share.memory for share in others), *(share.memory for share in init), 0),
-        cores=max(sum(share.cores for share in others), *(share.cores for share in init), 0),
+        slots=max(len(some) for some in (others, *init.values())),
+        memory=max(sum(share.memory for share in some) for some in (others, *init.values())),
+        cores=max(sum(share.cores for share in some) for some in (others, *init.values())),
     )
 
 
