@@ -14,7 +14,6 @@ from structlog.testing import capture_logs
 
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.mps.daemon import END_SECONDS, HEALTH_SECONDS, START_SECONDS, STEADY_SECONDS
-from topoalign.mps.daemons import make_shm
 from topoalign.mps.nvml import CALL_SECONDS
 from topoalign.plugin_config.mps_files import Serves, take_lock
 from topoalign.plugin_config.watching import POLL_SECONDS
@@ -32,13 +31,6 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def test_shared_memory_is_for_every_user_also_where_it_is_there(tmp_path: Path) -> None:
-    """A process may have ended between the making of the directory and its mode, or somebody else have made it."""
-    (tmp_path / "shm").mkdir(mode=0o755)
-    make_shm(tmp_path)
-    assert 0o1777 == (tmp_path / "shm").stat().st_mode & 0o7777
 
 
 async def test_a_daemon_serves_after_modes_and_limits_are_set(node: MpsNode) -> None:

@@ -119,12 +119,21 @@ class Daemons:
 
 
 SHM_MODE = 0o1777
-"""As /dev/shm has it."""
+"""As /dev/shm has it: for all, and only the owner of a file may remove it."""
+FOR_ALL = 0o777
 
 
 def make_shm(root: Path) -> None:
-    """Makes the directory that containers get as /dev/shm, writable for every user as that is. Raises OSError."""
+    """
+    Makes the directory that containers get as /dev/shm, writable for every user as that is. One of another user, whose mode
+    this process may not change, is all right if every user may write there. Raises OSError.
+    """
     shm = root / SHM
     shm.mkdir(parents=True, exist_ok=True)
-    if shm.stat().st_mode & 0o7777 != SHM_MODE:  # also where this ended before it could set it
-        shm.chmod(SHM_MODE)
+    mode = shm.stat().st_mode
+    if mode & SHM_MODE != SHM_MODE:  # also where this ended before it could set it
+        try:
+            shm.chmod(SHM_MODE)
+        except PermissionError:
+            if mode & FOR_ALL != FOR_ALL:
+                raise
