@@ -39,12 +39,13 @@ def way_text(division: Division) -> str:
 def holder_text(held: HeldParts) -> str:
     """
     `ml/train/main: 20 cores, 4096 MiB`; of one whose MIG instance is gone that, too, and of an init container how much of it
-    later containers do not have as well: only that counts beside theirs.
+    later containers do not have as well, because only that counts beside theirs: `ml/train/prepare: 1 slot, 60 cores (30
+    cores of it alone)`.
     """
     owner = held.owner
     name = "?" if owner is None else f"{owner.namespace}/{owner.pod}/{owner.container}"
     lost = ", its MIG instance is gone" if held.lost else ""
-    alone = f", {parts_text(held.alone) or 'nothing'} of it alone" if held.is_left else ""
+    alone = f" ({parts_text(held.alone) or 'nothing'} of it alone)" if held.is_left else ""
     return f"{clean(name, OWNER_CHARACTERS)}: {parts_text(held.parts)}{lost}{alone}"
 
 

@@ -39,7 +39,10 @@ class Device:
     holders: tuple[int, ...]
     """Who holds it or a part of it, by position in the legend."""
     parts: tuple[tuple[int, str], ...]
-    """Of a GPU that is divided: who has a part of it, by position in the legend, and what: `20% 4 GiB`."""
+    """
+    Of a GPU that is divided: who has a part of it, by position in the legend, and what: `20% 4 GiB`; of an init container
+    what no later one has as well, so that all of them and what is left are the GPU.
+    """
     divided: tuple[str, ...]
     """How a GPU is divided, and what is left of it: the last two of its lines; () for others."""
     broken: bool
@@ -114,7 +117,7 @@ def device_of(
         holders=tuple(map(legend.index, holders)),
         divided=divided_lines(division),
         parts=tuple(
-            (legend.index(holder_name(each.owner, each.allocation)), short_parts(each.parts))
+            (legend.index(holder_name(each.owner, each.allocation)), short_parts(each.alone) or "nothing")
             for each in (() if division is None else division.held)
         ),
         broken=health is not None and health.state is not HealthState.HEALTHY,

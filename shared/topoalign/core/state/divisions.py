@@ -52,11 +52,13 @@ class HeldParts(NamedTuple):
     allocation: AllocationID
     """The first that it has some of it by."""
     parts: Parts
+    """What two of its records name counts once, a slot with the larger amount."""
     alone: Parts
     """
-    The same without what containers that came later have as well, as of an init container. A slot counts with the larger
-    amount, as in `slots_left`. So these add up to what is not left, but for units that two pods have, where a kubelet gave
-    them again: here they count for the pod that came later, and in what is left for both.
+    The same without what containers that came later have as well, as of an init container. A slot is the newest one's; an
+    earlier one has alone what its amount is larger by: of first 60 and then 30 cores 30, without a slot. So these add up to
+    what is not left, but for units that two pods have, where a kubelet gave them again: here they count for the pod that
+    came later, and in what is left for both.
     """
     lost: tuple[DeviceID, ...] = ()
     """Uuids of MIG instances that were made for its slots and are gone: it has to be made anew."""
@@ -64,7 +66,7 @@ class HeldParts(NamedTuple):
     @property
     def is_left(self) -> bool:
         """Whether a later container has some of it as well, as of an init container."""
-        return self.alone.slots < self.parts.slots if self.parts.slots else self.alone != self.parts
+        return self.alone != self.parts
 
 
 class Division(NamedTuple):
@@ -90,22 +92,16 @@ class Division(NamedTuple):
 def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
     """GPU -> how it is divided, for all GPUs of a node in the hardware's order."""
     hardware = state.hardware
-    held: dict[DeviceID, dict[object, tuple[Allocation, list[Part]]]] = {}
-    newest: dict[tuple[DeviceID, DeviceID], tuple[object, Part]] = {}
+    held: dict[DeviceID, dict[object, tuple[Allocation, dict[DeviceID, Part]]]] = {}
     lost = defaultdict[tuple[DeviceID, object], list[DeviceID]](list)
     for allocation in state.allocations.values():
         for slot, uuid in lost_instances(allocation, hardware).items() if allocation.instances else ():
             lost[base_of(slot), allocation.owner or allocation.id].append(uuid)
         for device, card, part in parts_of(allocation, hardware):
             holder = allocation.owner or allocation.id
-            held.setdefault(card, {}).setdefault(holder, (allocation, []))[1].append(part)
-            had = newest[card, device][1] if (card, device) in newest else None
-            if isinstance(part, Amount) and isinstance(had, Amount):
-                part = larger(part, had)
-            newest[card, device] = holder, part
-    alone = defaultdict[tuple[DeviceID, object], list[Part]](list)
-    for (card, _), (last, part) in newest.items():
-        alone[card, last].append(part)
+            parts = held.setdefault(card, {}).setdefault(holder, (allocation, {}))[1]
+            parts[device] = larger_part(part, parts.get(device))
+    newest, surplus = counted_once(state)
     by_card: dict[DeviceID, list[tuple[Offer, DeviceID]]] = {}
     for offer in hardware.offered:
         for base in offer.devices:
@@ -119,8 +115,13 @@ def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
                 HeldParts(
                     first.owner,
                     first.id,
-                    counted(parts, profiles),
-                    counted(alone[gpu, holder], profiles),
+                    counted(parts.values(), profiles),
+                    together(
+                        (
+                            counted((newest[each][1] for each in parts if newest[each][0] == holder), profiles),
+                            surplus.get((gpu, holder), Parts()),
+                        )
+                    ),
                     tuple(lost.get((gpu, holder), ())),
                 )
                 for holder, (first, parts) in held.get(gpu, {}).items()
@@ -130,6 +131,34 @@ def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
         )
         for gpu in hardware.gpu_by_id
     }
+
+
+def counted_once(
+    state: NodeState,
+) -> tuple[Mapping[DeviceID, tuple[object, Part]], Mapping[tuple[DeviceID, object], Parts]]:
+    """
+    Device -> the newest container that has it, and what it has; GPU and container -> cores and bytes that it has by slots
+    beyond those that came later. Of a slot with first 60 and then 30 cores, 30 count for each.
+    """
+    newest: dict[DeviceID, tuple[object, Part]] = {}
+    surplus: dict[tuple[DeviceID, object], Parts] = {}
+    covered: dict[DeviceID, Part] = {}
+    for allocation in reversed([*state.allocations.values()]):
+        holder = allocation.owner or allocation.id
+        for device, card, part in parts_of(allocation, state.hardware):
+            later = covered.get(device)
+            if later is None:
+                newest[device] = holder, part
+            elif isinstance(part, Amount) and isinstance(later, Amount):
+                more = Parts(cores=max(0, part.cores - later.cores), memory=max(0, part.memory - later.memory))
+                surplus[card, holder] = together((surplus.get((card, holder), Parts()), more))
+            covered[device] = larger_part(part, later)
+    return newest, surplus
+
+
+def larger_part(part: Part, other: Part | None) -> Part:
+    """A part of a GPU that two records have: by a slot the larger amount of both, else `part`."""
+    return larger(part, other) if isinstance(part, Amount) and isinstance(other, Amount) else part
 
 
 def parts_of(allocation: Allocation, hardware: Topology) -> Iterable[tuple[DeviceID, DeviceID, Part]]:
