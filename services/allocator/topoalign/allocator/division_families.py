@@ -47,12 +47,29 @@ def rows_of(divided: Mapping[DeviceID, Division], hardware: Topology) -> list[Ro
             gpu=gpu,
             containers=len(division.held),
             offered=amounts(gpu, division, [division.offered]),
-            asked=amounts(gpu, division, [each.alone for each in division.held]),
+            asked=asked_of(gpu, division),
             left=amounts(gpu, division, [division.left]),
         )
         for gpu in hardware.gpus
         if (division := divided.get(gpu.id)) is not None
     ]
+
+
+def asked_of(gpu: Gpu, division: Division) -> Amounts:
+    """
+    What containers were given. Whoever was given all units of computing time was given all memory, and nobody else gets any
+    until its record ends: also an init container of which a later one has taken over some. Two containers with half of the
+    time each were given their blocks.
+    """
+    found = amounts(gpu, division, [each.alone for each in division.held])
+    if found.memory is None or not any(has_all_time(each.parts) for each in division.held):
+        return found
+    return found._replace(memory=None if gpu.memory is None else max(found.memory, gpu.memory))
+
+
+def has_all_time(parts: Parts) -> bool:
+    """Whether these are all units of computing time of a GPU. By slots that says nothing of memory."""
+    return parts.cores >= WHOLE_DEVICE and not parts.slots
 
 
 def amounts(gpu: Gpu, division: Division, parts: Iterable[Parts]) -> Amounts:
@@ -64,7 +81,7 @@ def amounts(gpu: Gpu, division: Division, parts: Iterable[Parts]) -> Amounts:
     slots = sum(each.slots + each.slices for each in found) if slotted else None
     if sliced:
         return Amounts(None, None, slots)
-    sizes = [memory_of(gpu, each) for each in found]
+    sizes = [gpu.memory if has_all_time(each) and not slotted else memory_of(gpu, each) for each in found]
     known = [size for size in sizes if size is not None]
     memory = None if len(known) < len(sizes) else sum(known)
     if not slotted and memory is not None and gpu.memory is not None:
@@ -74,8 +91,8 @@ def amounts(gpu: Gpu, division: Division, parts: Iterable[Parts]) -> Amounts:
 
 
 def memory_of(gpu: Gpu, parts: Parts) -> int | None:
-    """Bytes of one GPU: all of them with all units of computing time. None: not known."""
-    if parts.whole or (parts.cores >= WHOLE_DEVICE and not parts.slots):
+    """Bytes of one GPU. None: not known."""
+    if parts.whole:
         return gpu.memory
     sizes = {each.profile: each.memory for each in gpu.mig or ()}
     instances = [sizes.get(profile) for profile in parts.instances]
