@@ -1,5 +1,7 @@
 """/metrics of a node tells what is given of a GPU where an init container left some of it to later containers."""
 
+import msgspec
+import pytest
 from decision_support import NODE, node
 from slot_support import MIB, in_slots
 from unit_support import CORES, DGX, MEMORY, holds, in_units
@@ -79,3 +81,21 @@ def test_a_slot_with_all_time_has_its_memory_alone() -> None:
         state = given(state, name, {GPU: (slot,)}, role, amount)  # type: ignore[arg-type]  # literals
 
     assert Amounts(100, 4096 * MIB, 1) == first(state).asked
+
+
+@pytest.mark.parametrize(("taken", "expected"), [(60, 1), (30, 2)], ids=["all", "some"])
+def test_an_init_container_without_anything_alone_holds_nothing(taken: int, expected: int) -> None:
+    state = given(node(in_units(DGX)), "prepare", units(range(60), 8))
+
+    assert 1 == first(state).containers
+    assert expected == first(given(state, "main", units(range(taken), 8), "app")).containers
+
+
+def test_containers_of_two_pods_with_the_same_units_are_two() -> None:
+    """As where a kubelet has lost its checkpoint: both may be running. Those whose pods are not known count as well."""
+    one = holds(node(in_units(DGX)), "a", units(range(20), 4))
+    both = holds(one, "b", units(range(20), 4))
+    nobody = {name: msgspec.structs.replace(each, owner=None) for name, each in both.allocations.items()}
+
+    assert 2 == first(both).containers
+    assert 2 == first(msgspec.structs.replace(both, allocations=nobody)).containers

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from topoalign.allocator.use_families import Family, Sample, part
-from topoalign.core.model.ids import DeviceID, NodeName
+from topoalign.core.model.ids import DeviceID, Namespace, NodeName, PodName
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.state.divisions import Division, Parts
+from topoalign.core.state.divisions import Division, HeldParts, Parts
 from topoalign.core.usage.given import WHOLE_DEVICE
 
 
@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
     gpu: Gpu
     containers: int
-    """That hold a part of it, or all."""
+    """That hold a part of it, or all; not those from which later ones of their pod have taken over all."""
     offered: Amounts
     asked: Amounts
     """What containers were given; what an init container left to later ones counts once."""
@@ -45,7 +45,7 @@ def rows_of(divided: Mapping[DeviceID, Division], hardware: Topology) -> list[Ro
     return [
         Row(
             gpu=gpu,
-            containers=len(division.held),
+            containers=holders_of(division),
             offered=amounts(gpu, division, [division.offered]),
             asked=asked_of(gpu, division),
             left=amounts(gpu, division, [division.left]),
@@ -53,6 +53,20 @@ def rows_of(divided: Mapping[DeviceID, Division], hardware: Topology) -> list[Ro
         for gpu in hardware.gpus
         if (division := divided.get(gpu.id)) is not None
     ]
+
+
+def holders_of(division: Division) -> int:
+    """
+    How many containers hold some of a GPU. An init container from which later ones have taken over all holds nothing. One
+    whose units a kubelet gave to another pod counts: both may be running.
+    """
+    holding = {pod_of(each) for each in division.held if any(each.alone)} - {None}
+    return sum(any(each.alone) or pod_of(each) not in holding for each in division.held)
+
+
+def pod_of(held: HeldParts) -> tuple[Namespace, PodName] | None:
+    """Namespace and name of a container's pod; None: not known."""
+    return None if held.owner is None else (held.owner.namespace, held.owner.pod)
 
 
 def asked_of(gpu: Gpu, division: Division) -> Amounts:
