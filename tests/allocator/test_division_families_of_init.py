@@ -99,3 +99,12 @@ def test_containers_of_two_pods_with_the_same_units_are_two() -> None:
 
     assert 2 == first(both).containers
     assert 2 == first(msgspec.structs.replace(both, allocations=nobody)).containers
+
+
+def test_a_container_whose_units_another_pod_got_again_counts() -> None:
+    """Also beside another container of its pod; and an init container that left all to a later one counts no more for it."""
+    two_apps = given(given(node(in_units(DGX)), "main", units(range(20)), "app"), "side", units(range(20, 40)), "app")
+    init_and_app = given(given(node(in_units(DGX)), "prepare", units(range(20))), "main", units(range(20)), "app")
+
+    assert 3 == first(holds(two_apps, "again", units(range(20)))).containers
+    assert 2 == first(holds(init_and_app, "again", units(range(20)))).containers

@@ -29,7 +29,8 @@ from topoalign.core.model.errors import NotFound, clean
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scoring, scorer_of
-from topoalign.core.sharing.pod_checks import check_shares_known
+from topoalign.core.sharing.pod_checks import check_pod, offers_of
+from topoalign.core.sharing.slot_checks import check_gpus_known
 from topoalign.runtime.clock import SystemClock
 
 MOST_ROWS = 20
@@ -89,8 +90,7 @@ def ask(nats: str | None, whole: ClusterOptions, pod: PodRequest, rules: Changes
     Raises InvalidField and InvalidShare for a pod or rules that cannot be meant, and what reading the facts raises.
     """
     record = facts(nats, whole.from_file)
-    machines = [each.topology.topology.shape for each in record.nodes if each.topology is not None and not each.foreign]
-    check_shares_known(pod, machines)
+    check_in_cluster(pod, record, rules)
     scorer = scorer_of(Scoring(whole.scoring or Scoring.QUALITY), Packing.BINPACK)
     answer = diagnose(Nodes(record), pod, scorer, rules, whole.pods or 1)
     if whole.snapshot is not None:
@@ -98,6 +98,20 @@ def ask(nats: str | None, whole: ClusterOptions, pod: PodRequest, rules: Changes
             file.writelines(encode_lines(record))
         output.note(f"{clean(str(whole.snapshot), 200)}: what is known of {counted(len(record.nodes), 'node')}")
     return record, answer
+
+
+def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: Changes) -> None:
+    """
+    Raises InvalidField and NoFit as the filter does for a pod that no node would take, by the hardware of all nodes, also of
+    those that do not answer.
+    """
+    nodes = [each for each in record.nodes if not each.foreign]
+    machines = [each.topology.topology for each in nodes if each.topology is not None]
+    offers = offers_of(machine.shape for machine in machines)
+    kubelets = [each.usage.kubelet for each in nodes if each.usage is not None]
+    compats = {rules.get("compat"), *(each.rules.compat for each in kubelets if each is not None)}
+    check_pod(pod, offers.units, offers.slots, "hami" if "hami" in compats else "", offers.otherwise)
+    check_gpus_known(pod, {gpu.id for machine in machines for gpu in machine.gpus}, offers.slots, offers.otherwise)
 
 
 def facts(nats: str | None, file: Path | None) -> ClusterRecord:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from topoalign.allocator.use_families import Family, Sample, part
-from topoalign.core.model.ids import DeviceID, Namespace, NodeName, PodName
+from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.state.divisions import Division, HeldParts, Parts
+from topoalign.core.state.divisions import Division, Parts
 from topoalign.core.usage.given import WHOLE_DEVICE
 
 
@@ -60,13 +60,7 @@ def holders_of(division: Division) -> int:
     How many containers hold some of a GPU. An init container from which later ones have taken over all holds nothing. One
     whose units a kubelet gave to another pod counts: both may be running.
     """
-    holding = {pod_of(each) for each in division.held if any(each.alone)} - {None}
-    return sum(any(each.alone) or pod_of(each) not in holding for each in division.held)
-
-
-def pod_of(held: HeldParts) -> tuple[Namespace, PodName] | None:
-    """Namespace and name of a container's pod; None: not known."""
-    return None if held.owner is None else (held.owner.namespace, held.owner.pod)
+    return sum(any(each.alone) or not each.taken_over for each in division.held)
 
 
 def asked_of(gpu: Gpu, division: Division) -> Amounts:

@@ -73,7 +73,7 @@ def decided(run: AdmissionRun) -> Steps[Decision]:
     """
     try:
         if run.profile.refuses_unknown_resources:
-            check_shares_known(run.demand.request, (run.state.hardware,))
+            check_shares_known(run.demand.request, run.state.hardware)
         check_decidable(run.state, run.demand)
         units = unit_resources(run.state.hardware)
         if units is not None:

@@ -198,7 +198,7 @@ def check_resources(
     Raises InvalidShare for amounts that no GPU in slots has, and for units and slots in one container: a kubelet passes over
     what is not offered here.
     """
-    check_shares_known(demand.request, (topology,))
+    check_shares_known(demand.request, topology)
     unknown = sorted(demand.device_names - topology.devices.keys() - amount_resources(topology))
     for name in unknown:
         if registered is not None and name in registered:

@@ -21,12 +21,13 @@ Amounts by names of HAMi that nobody offers are judged by what every GPU in slot
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
+from typing import NamedTuple
 
 from topoalign.core.demand.field_paths import containers_of, in_manifest
 from topoalign.core.demand.gangs import gang_of, path
 from topoalign.core.demand.passed_over import check_not_passed_over
 from topoalign.core.demand.pod_demand import pod_demand
-from topoalign.core.demand.slots import USUAL_SLOTS, SlotResources, amount_resources, slot_resources
+from topoalign.core.demand.slots import USUAL_SLOTS, SlotResources, slot_resources
 from topoalign.core.demand.spread import cards_said, check_cards
 from topoalign.core.demand.units import (
     USUAL_NAMES,
@@ -98,21 +99,41 @@ def check_pod(
     )
 
 
-def check_shares_known(pod: PodRequest, machines: Iterable[Topology]) -> None:
-    """
-    Raises InvalidShare for what `check_pod` refuses of amounts that none of these machines offers, and of units and slots in
-    one container; a machine by itself looks at what it offers. `pod`: valid.
-    """
-    units: set[UnitResources] = set()
-    slots: set[SlotResources] = set()
-    known: set[ResourceName] = set()
+class Offers(NamedTuple):
+    """By which names some machines offer GPUs, and other devices: as of `check_pod`."""
+
+    units: tuple[UnitResources, ...]
+    slots: tuple[SlotResources, ...]
+    otherwise: frozenset[ResourceName]
+
+    @property
+    def names(self) -> frozenset[ResourceName]:
+        """All of them, those of amounts included."""
+        return self.otherwise.union(*((each.resource, *each.slots.resources) for each in self.slots))
+
+
+def offers_of(machines: Iterable[Topology]) -> Offers:
+    """What these machines offer, all together."""
+    units: dict[UnitResources, None] = {}
+    slots: dict[SlotResources, None] = {}
+    otherwise: set[ResourceName] = set()
     for machine in machines:
-        found = unit_resources(machine)
-        units.update(() if found is None else (found,))
-        slots.update(slot_resources(machine))
-        known.update(machine.offers_of, (each.resource for each in machine.others), amount_resources(machine))
-    check_ways(pod, units, slots)
-    check_unlisted_amounts(pod, known)
+        found, in_slots = unit_resources(machine), slot_resources(machine)
+        units.update({} if found is None else {found: None})
+        slots.update(dict.fromkeys(in_slots))
+        listed = (*machine.offers_of, *(each.resource for each in machine.others))
+        otherwise.update({*listed}.difference(each.resource for each in in_slots))
+    return Offers(tuple(units), tuple(slots), frozenset(otherwise))
+
+
+def check_shares_known(pod: PodRequest, machine: Topology) -> None:
+    """
+    Raises InvalidShare for what `check_pod` refuses of amounts that this machine does not offer, and of units and slots in
+    one container; a decision looks at what the machine offers. `pod`: valid.
+    """
+    offers = offers_of((machine,))
+    check_ways(pod, offers.units, offers.slots)
+    check_unlisted_amounts(pod, offers.names)
 
 
 def check_one(checks: Iterable[Callable[[], None]]) -> None:

@@ -11,7 +11,7 @@ and 30 hundredths of computing time with 8 GiB each:
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Literal, NamedTuple
 
 from topoalign.core.model.allocations import Allocation, Owner
@@ -60,6 +60,8 @@ class HeldParts(NamedTuple):
     what is not left, but for units that two pods have, where a kubelet gave them again: here they count for the pod that
     came later, and in what is left for both.
     """
+    taken_over: bool = False
+    """Whether later containers of its pod have all of it as well, if not as much of a slot; as of an init container."""
     lost: tuple[DeviceID, ...] = ()
     """Uuids of MIG instances that were made for its slots and are gone: it has to be made anew."""
 
@@ -102,6 +104,7 @@ def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
             parts = held.setdefault(card, {}).setdefault(holder, (allocation, {}))[1]
             parts[device] = larger_part(part, parts.get(device))
     newest, surplus = counted_once(state)
+    last = not_taken_over(state)
     by_card: dict[DeviceID, list[tuple[Offer, DeviceID]]] = {}
     for offer in hardware.offered:
         for base in offer.devices:
@@ -122,6 +125,7 @@ def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
                             surplus.get((gpu, holder), Parts()),
                         )
                     ),
+                    (gpu, holder) not in last,
                     tuple(lost.get((gpu, holder), ())),
                 )
                 for holder, (first, parts) in held.get(gpu, {}).items()
@@ -154,6 +158,20 @@ def counted_once(
                 surplus[card, holder] = together((surplus.get((card, holder), Parts()), more))
             covered[device] = larger_part(part, later)
     return newest, surplus
+
+
+def not_taken_over(state: NodeState) -> Set[tuple[DeviceID, object]]:
+    """GPU and container, for each that has something of the GPU that no later container of its pod has as well."""
+    found: set[tuple[DeviceID, object]] = set()
+    later: set[tuple[object, DeviceID]] = set()
+    for allocation in reversed([*state.allocations.values()]):
+        owner = allocation.owner
+        holder, pod = (allocation.id, allocation.id) if owner is None else (owner, (owner.namespace, owner.pod))
+        for device, card, _ in parts_of(allocation, state.hardware):
+            if (pod, device) not in later:
+                found.add((card, holder))
+            later.add((pod, device))
+    return found
 
 
 def larger_part(part: Part, other: Part | None) -> Part:
