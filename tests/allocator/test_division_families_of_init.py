@@ -76,9 +76,9 @@ def test_a_slot_with_all_time_has_its_memory_alone() -> None:
     """Also where what an init container has of it alone are 100 cores without a slot."""
     slot = DeviceID(f"{GPU0}::3")
     state = node(in_slots(DGX))
-    for name, role, cores, memory in (("prepare", "init", 100, 4096), ("main", "app", 0, 2048)):
-        amount = {slot: Amount(cores=cores, memory=memory * MIB)}
-        state = given(state, name, {GPU: (slot,)}, role, amount)  # type: ignore[arg-type]  # literals
+    cases: tuple[tuple[str, Role, int, int], ...] = (("prepare", "init", 100, 4096), ("main", "app", 0, 2048))
+    for name, role, cores, memory in cases:
+        state = given(state, name, {GPU: (slot,)}, role, {slot: Amount(cores=cores, memory=memory * MIB)})
 
     assert Amounts(100, 4096 * MIB, 1) == first(state).asked
 

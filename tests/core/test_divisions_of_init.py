@@ -52,6 +52,17 @@ def test_a_slot_that_a_container_has_by_two_records_is_one() -> None:
     assert not found.is_left
 
 
+def test_who_has_a_slot_that_no_later_container_has_is_not_taken_over() -> None:
+    """`prepare` has slots 3 and 4, `check` both again, and `main` only slot 3."""
+    state = node(in_slots(DGX))
+    for container, number in (("prepare", 3), ("prepare", 4), ("check", 3), ("check", 4), ("main", 3)):
+        state = given(state, container, number, 10, 1024)
+
+    found = {str(each.owner and each.owner.container): each.taken_over for each in of_first(state).held}
+
+    assert {"prepare": True, "check": False, "main": False} == found
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_slots_that_containers_have_alone_and_what_is_left_are_the_gpu(seed: int) -> None:
     """Whatever amounts they have by three slots, one after the other; nobody has more of it alone than in all."""

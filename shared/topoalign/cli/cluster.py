@@ -78,6 +78,7 @@ def of_cluster(command: Callable[..., Any]) -> Callable[..., Any]:
     def asking(
         pods: int | None, scoring: str | None, snapshot: Path | None, from_file: Path | None, **rest: Any
     ) -> Any:
+        """The command, with these options in one."""
         return command(whole=ClusterOptions(pods, scoring, snapshot, from_file), **rest)
 
     return asking
@@ -136,6 +137,7 @@ def from_streams(nats: str | None) -> ClusterRecord:
     url, _ = link.located(nats, None, os.environ)
 
     async def read() -> ClusterRecord:
+        """What the streams keep, with who answers."""
         async with link.connected(url, log_level="critical") as bus:
             return await read_cluster(bus, SystemClock())
 

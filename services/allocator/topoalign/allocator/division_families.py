@@ -113,6 +113,7 @@ def own(rows: Iterable[Row]) -> Iterator[Family]:
     found = list(rows)
 
     def each(value: Callable[[Row], float | None]) -> list[Sample]:
+        """The value of each GPU."""
         return [({"gpu_uuid": row.gpu.id, "mig_uuid": ""}, value(row)) for row in found]
 
     name = "topoalign_gpu_"

@@ -100,7 +100,7 @@ def check_pod(
 
 
 class Offers(NamedTuple):
-    """By which names some machines offer GPUs, and other devices: as of `check_pod`."""
+    """By which names some machines offer devices: as of `check_pod`."""
 
     units: tuple[UnitResources, ...]
     slots: tuple[SlotResources, ...]
@@ -121,8 +121,7 @@ def offers_of(machines: Iterable[Topology]) -> Offers:
         found, in_slots = unit_resources(machine), slot_resources(machine)
         units.update({} if found is None else {found: None})
         slots.update(dict.fromkeys(in_slots))
-        listed = (*machine.offers_of, *(each.resource for each in machine.others))
-        otherwise.update({*listed}.difference(each.resource for each in in_slots))
+        otherwise.update(machine.offers_of.keys() - {each.resource for each in in_slots})
     return Offers(tuple(units), tuple(slots), frozenset(otherwise))
 
 
@@ -133,7 +132,7 @@ def check_shares_known(pod: PodRequest, machine: Topology) -> None:
     """
     offers = offers_of((machine,))
     check_ways(pod, offers.units, offers.slots)
-    check_unlisted_amounts(pod, offers.names)
+    check_unlisted_amounts(pod, offers.names.union(each.resource for each in machine.others))
 
 
 def check_one(checks: Iterable[Callable[[], None]]) -> None:

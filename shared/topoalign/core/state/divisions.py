@@ -10,8 +10,8 @@ and 30 hundredths of computing time with 8 GiB each:
     ways ("units",)   held 20, 8 GiB; 30, 8 GiB   left 50, 64 GiB
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Literal, NamedTuple
 
 from topoalign.core.model.allocations import Allocation, Owner
@@ -94,17 +94,16 @@ class Division(NamedTuple):
 def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
     """GPU -> how it is divided, for all GPUs of a node in the hardware's order."""
     hardware = state.hardware
+    records = [record_of(each, hardware) for each in state.allocations.values()]
     held: dict[DeviceID, dict[object, tuple[Allocation, dict[DeviceID, Part]]]] = {}
     lost = defaultdict[tuple[DeviceID, object], list[DeviceID]](list)
-    for allocation in state.allocations.values():
+    for allocation, holder, _, its in records:
         for slot, uuid in lost_instances(allocation, hardware).items() if allocation.instances else ():
-            lost[base_of(slot), allocation.owner or allocation.id].append(uuid)
-        for device, card, part in parts_of(allocation, hardware):
-            holder = allocation.owner or allocation.id
+            lost[base_of(slot), holder].append(uuid)
+        for device, card, part in its:
             parts = held.setdefault(card, {}).setdefault(holder, (allocation, {}))[1]
-            parts[device] = larger_part(part, parts.get(device))
-    newest, surplus = counted_once(state)
-    last = not_taken_over(state)
+            parts[device] = larger_part(part, parts[device]) if device in parts else part
+    once = counted_once(records)
     by_card: dict[DeviceID, list[tuple[Offer, DeviceID]]] = {}
     for offer in hardware.offered:
         for base in offer.devices:
@@ -118,14 +117,9 @@ def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
                 HeldParts(
                     first.owner,
                     first.id,
-                    counted(parts.values(), profiles),
-                    together(
-                        (
-                            counted((newest[each][1] for each in parts if newest[each][0] == holder), profiles),
-                            surplus.get((gpu, holder), Parts()),
-                        )
-                    ),
-                    (gpu, holder) not in last,
+                    every := counted(parts.values(), profiles),
+                    every if (gpu, holder) not in once.shared else once.alone(gpu, holder, parts, profiles),
+                    (gpu, holder) in once.shared and once.is_taken_over(gpu, holder, parts),
                     tuple(lost.get((gpu, holder), ())),
                 )
                 for holder, (first, parts) in held.get(gpu, {}).items()
@@ -137,44 +131,74 @@ def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
     }
 
 
-def counted_once(
-    state: NodeState,
-) -> tuple[Mapping[DeviceID, tuple[object, Part]], Mapping[tuple[DeviceID, object], Parts]]:
-    """
-    Device -> the newest container that has it, and what it has; GPU and container -> cores and bytes that it has by slots
-    beyond those that came later. Of a slot with first 60 and then 30 cores, 30 count for each.
-    """
-    newest: dict[DeviceID, tuple[object, Part]] = {}
+class Record(NamedTuple):
+    """An allocation with what it has of GPUs and NICs, as of `parts_of`."""
+
+    allocation: Allocation
+    holder: object
+    pod: object
+    """Its container and its pod; the allocation's id where they are not known."""
+    parts: tuple[tuple[DeviceID, DeviceID, Part], ...]
+
+
+def record_of(allocation: Allocation, hardware: Topology) -> Record:
+    """The allocation with its parts."""
+    owner, parts = allocation.owner, tuple(parts_of(allocation, hardware))
+    pod = allocation.id if owner is None else (owner.namespace, owner.pod)
+    return Record(allocation, owner or allocation.id, pod, parts)
+
+
+class CountedOnce(NamedTuple):
+    """What is in several records, as where an init container left it to later ones, and whose it is."""
+
+    newest: Mapping[DeviceID, tuple[Record, Part]]
+    """Device that is in several -> the newest of them, and what that has."""
+    shared: Set[tuple[DeviceID, object]]
+    """GPU and container, for each of which a later record has something as well."""
+    surplus: Mapping[tuple[DeviceID, object], Parts]
+    """Cores and bytes that one has by slots beyond the later ones. Of a slot with first 60 and then 30 cores 30."""
+    not_of_pod: Set[tuple[DeviceID, object]]
+    """Those that have something that containers of other pods alone have later, as of units that are given again."""
+
+    def alone(
+        self, gpu: DeviceID, holder: object, devices: Mapping[DeviceID, Part], names: Mapping[DeviceID, str]
+    ) -> Parts:
+        """What a container has of a GPU without what later ones have, of all that it has there. `names`: of profiles."""
+        newest = ((device, self.newest.get(device)) for device in devices)
+        own = (devices[at] if of is None else of[1] for at, of in newest if of is None or of[0].holder == holder)
+        return together((counted(own, names), self.surplus.get((gpu, holder), Parts())))
+
+    def is_taken_over(self, gpu: DeviceID, holder: object, devices: Iterable[DeviceID]) -> bool:
+        """Whether later containers of its pod have all of these devices as well."""
+        has_some = any(each not in self.newest or self.newest[each][0].holder == holder for each in devices)
+        return not has_some and (gpu, holder) not in self.not_of_pod
+
+
+def counted_once(records: Sequence[Record]) -> CountedOnce:
+    """Looks at what later records have as well. `records`: the oldest first. Most devices are in one alone."""
+    times = Counter(device for record in records for device, _, _ in record.parts)
+    several = {device for device, found in times.items() if found > 1}
+    newest: dict[DeviceID, tuple[Record, Part]] = {}
+    largest, pods = dict[DeviceID, Part](), dict[DeviceID, set[object]]()
     surplus: dict[tuple[DeviceID, object], Parts] = {}
-    covered: dict[DeviceID, Part] = {}
-    for allocation in reversed([*state.allocations.values()]):
-        holder = allocation.owner or allocation.id
-        for device, card, part in parts_of(allocation, state.hardware):
-            later = covered.get(device)
-            if later is None:
-                newest[device] = holder, part
-            elif isinstance(part, Amount) and isinstance(later, Amount):
-                more = Parts(cores=max(0, part.cores - later.cores), memory=max(0, part.memory - later.memory))
-                surplus[card, holder] = together((surplus.get((card, holder), Parts()), more))
-            covered[device] = larger_part(part, later)
-    return newest, surplus
+    shared, not_of_pod = set[tuple[DeviceID, object]](), set[tuple[DeviceID, object]]()
+    for record in reversed(records) if several else ():
+        for device, card, part in record.parts:
+            if device not in several or newest.setdefault(device, (record, part))[0] is record:
+                continue
+            at, size = (card, record.holder), largest.get(device, newest[device][1])
+            shared.add(at)
+            if isinstance(part, Amount) and isinstance(size, Amount):
+                more = Parts(cores=max(0, part.cores - size.cores), memory=max(0, part.memory - size.memory))
+                surplus[at] = together((surplus.get(at, Parts()), more))
+            largest[device] = larger_part(part, size)
+            if record.pod not in (having := pods.setdefault(device, {newest[device][0].pod})):
+                not_of_pod.add(at)
+                having.add(record.pod)
+    return CountedOnce(newest, shared, surplus, not_of_pod)
 
 
-def not_taken_over(state: NodeState) -> Set[tuple[DeviceID, object]]:
-    """GPU and container, for each that has something of the GPU that no later container of its pod has as well."""
-    found: set[tuple[DeviceID, object]] = set()
-    later: set[tuple[object, DeviceID]] = set()
-    for allocation in reversed([*state.allocations.values()]):
-        owner = allocation.owner
-        holder, pod = (allocation.id, allocation.id) if owner is None else (owner, (owner.namespace, owner.pod))
-        for device, card, _ in parts_of(allocation, state.hardware):
-            if (pod, device) not in later:
-                found.add((card, holder))
-            later.add((pod, device))
-    return found
-
-
-def larger_part(part: Part, other: Part | None) -> Part:
+def larger_part(part: Part, other: Part) -> Part:
     """A part of a GPU that two records have: by a slot the larger amount of both, else `part`."""
     return larger(part, other) if isinstance(part, Amount) and isinstance(other, Amount) else part
 

@@ -129,8 +129,6 @@ def no_number(name: str) -> object:
 
 KEY = "`key` in "
 """How msgspec says that it means a key and no value."""
-
-
 ANY_KEY = "[...]"
 """A value in a mapping of any keys, as msgspec says it."""
 STEP = re.compile(r"[^.\[\]]+")

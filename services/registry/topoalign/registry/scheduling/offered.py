@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from typing import NamedTuple
 
-from topoalign.core.demand.slots import SlotResources, amount_resources, resources_in_slots, slot_resources
-from topoalign.core.demand.units import UnitResources, names_of_units, unit_resources
+from topoalign.core.demand.slots import SlotResources
+from topoalign.core.demand.units import UnitResources, names_of_units
 from topoalign.core.model.events import UsageObserved
 from topoalign.core.model.ids import DeviceID, NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.model import Gpu, Topology
+from topoalign.core.sharing.pod_checks import offers_of
 from topoalign.core.sharing.slot_defaults import FilledIn, slot_defaults
 
 
@@ -105,13 +106,11 @@ def compat_of(usage: UsageObserved | None) -> str:
 
 def offered_by(hardware: Topology, compat: str = "") -> Offered:
     """What a node with this hardware offers. Nothing that is computed on the way is kept with the hardware."""
-    hardware = hardware.without_tables()
-    units, names = unit_resources(hardware), hardware.offers_of.keys()
-    slots = frozenset(slot_resources(hardware))
+    offers = offers_of((hardware.without_tables(),))
     return Offered(
-        names=frozenset(names | amount_resources(hardware)),
-        units=frozenset() if units is None else frozenset({units}),
-        slots=slots,
-        not_in_slots=frozenset(names - resources_in_slots(hardware).keys()),
-        compats=frozenset({compat} if slots else ()),
+        names=offers.names,
+        units=frozenset(offers.units),
+        slots=frozenset(offers.slots),
+        not_in_slots=offers.otherwise,
+        compats=frozenset({compat} if offers.slots else ()),
     )
