@@ -51,7 +51,9 @@ EXPLANATION = Explanation(
             admitted=True,
         ),
     ),
-    considered=(Considered(resource=GPU, devices=GPUS[1:3], score=240, chosen=True, why="best connected"),),
+    considered=(
+        Considered(resource=GPU, devices=GPUS[1:3], seam="2 NVLinks", score=240, chosen=True, why="best connected"),
+    ),
 )
 
 
@@ -191,7 +193,7 @@ def test_allocate_shows_each_device_with_index_uuid_pci_and_numa_node(
 
     assert 0 == ran.status
     assert ["nvidia.com/gpu", "2", "GPU-c", "0000:02:00.0", "0"] == ran.out.splitlines()[3].split()
-    assert "link score  20" in ran.out
+    assert "seam        PCIe within a NUMA node" in ran.out
     assert "topoalign release default/cli-" in ran.err
 
 
@@ -240,7 +242,7 @@ def test_explain_shows_hints_merge_and_every_set_considered(node: Node, capsys: 
     ran = Ran(capsys, "explain ml/train")
 
     assert 0 == ran.status
-    for words in ("{0}*", "merged: {0}*, admitted", "GPU1 GPU2  240    best connected"):
+    for words in ("{0}*", "merged: {0}*, admitted", "GPU1 GPU2  2 NVLinks  240    best connected"):
         assert words in ran.out
 
 

@@ -86,7 +86,7 @@ def test_devices_are_shown_with_index_uuid_pci_and_numa_node(
     out = capsys.readouterr().out
     assert {"\n"} == unprintable(out)
     assert ["nvidia.com/gpu", "1", "GPU-b", "0000:01:00.0", "1"] == out.splitlines()[3].split()
-    assert "link score  1210" in out
+    assert "seam        12 NVLinks" in out
     assert "CPUs        0-3" in out
     assert "memory      3 GiB on NUMA 0-1" in out
     assert "aligned to  NUMA 0-1" in out

@@ -9,6 +9,8 @@ from topoalign.tools.conformance import suites
 FILES = {
     "gpuallocator": "gpuallocator/cases.jsonl",
     "kubelet/files": "kubelet_files/gone.jsonl",
+    "nccl": "nccl/dgx1-volta.jsonl",
+    "nccl/two-containers": "nccl/dgx1-volta.jsonl",
     "nvidia_smi_topo": "nvidia_smi_topo",
 }
 """Where what a suite takes is not a file called like the suite."""
@@ -48,6 +50,8 @@ LEAST = {
     "hami/topology_pick": 4,
     "hami/type_select": 6,
     "hami/uuid_select": 6,
+    "nccl": 769,
+    "nccl/two-containers": 201,
     "koordinator/allocate": 133,
     "koordinator/prepare": 37,
     "koordinator/small_rules": 32,

@@ -1,4 +1,4 @@
-"""The sets of devices that were not chosen, as `explain` tells of them: compared with all sets, or with all neighbours."""
+"""The sets of devices that were not chosen, as `explain` shows them: compared with all sets, or with all neighbours."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -7,6 +7,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seam_reference import naive_rank
 
 from topoalign.core.admission.alternatives import considered
 from topoalign.core.model.decisions import Considered, PreferenceQuestion
@@ -47,30 +48,37 @@ def told(topology: Topology, chosen: Sequence[DeviceID], near: Sequence[DeviceID
     return considered(topology, resource, every, asked, chosen, near, "simple")
 
 
-def worth(topology: Topology, members: Sequence[DeviceID], near: Sequence[DeviceID]) -> int:
+def links(topology: Topology, members: Sequence[DeviceID], near: Sequence[DeviceID]) -> int:
     pairs = [(a, b) for a in members for b in near] if near else [*combinations(members, 2)]
     return sum(pair_score(topology, a, b) for a, b in pairs)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 999), st.integers(1, 4), st.integers(0, 2), st.booleans())
-def test_the_best_five_other_sets_are_told_with_their_scores(seed: int, size: int, near: int, large: bool) -> None:
-    """Of up to 256 sets all are compared, of more those that differ in one device; of equals the first are told."""
+def test_the_best_five_other_sets_are_shown_with_their_scores(seed: int, size: int, near: int, large: bool) -> None:
+    """Of up to 256 sets all are compared, of more those that differ in one device; of equals the first are shown."""
     most = 13 if large else 7
     topology = machine(seed, 2 if near else most, most)
     beside = tuple(topology.gpu_by_id)[:near]
     every = tuple(topology.nic_by_id if near else topology.gpu_by_id)
     chosen = tuple(sorted(Random(seed).sample(every, size)))
+    table = [[0 if a == b else pair_score(topology, a, b) for b in every] for a in every]
+
+    def rank(members: Sequence[DeviceID]) -> tuple[object, ...]:
+        if near:
+            return (-links(topology, members, beside), members)
+        return naive_rank(table, table, [every.index(gpu) for gpu in members], range(most))
 
     mine, *others = told(topology, chosen, beside)
 
     sets = [each for each in combinations(every, size) if each != chosen]
     if len(sets) + 1 > 256:
         sets = [each for each in sets if len({*each} & {*chosen}) == size - 1]
-    best = sorted(sets, key=lambda each: (-worth(topology, each, beside), each))[:5]
-    assert (chosen, worth(topology, chosen, beside), True) == (mine.devices, mine.score, mine.chosen)
+    best = sorted(sets, key=rank)[:5]
+    assert (chosen, links(topology, chosen, beside), True) == (mine.devices, mine.score, mine.chosen)
     assert best == [each.devices for each in others]
-    assert [worth(topology, each, beside) for each in best] == [each.score for each in others]
+    assert [links(topology, each, beside) for each in best] == [each.score for each in others]
+    assert [bool(not near)] * len(others) == [bool(each.seam) for each in others]
     assert not any(each.chosen for each in others)
 
 
@@ -139,12 +147,41 @@ def weighed(links: tuple[Link, ...], gpus: int = 4) -> list[str]:
     return [each.why for each in considered(of, GPU, every, asked, chosen, (), Placement.TOPOLOGY)]
 
 
-def test_policy_topology_tells_what_another_set_is_worth_less() -> None:
-    """Two linked pairs: each is worth 410, and a set across them 10."""
+def test_policy_topology_names_what_another_set_lost_by() -> None:
+    """Two linked pairs, and GPUs of different pairs have no NVLink."""
     pairs = tuple(Link(a=DeviceID(a), b=DeviceID(b), nvlinks=4) for a, b in (("GPU-0", "GPU-1"), ("GPU-2", "GPU-3")))
 
     won, other_pair, *across = weighed(pairs)
 
-    assert won.startswith("preferred by device policy topology")
-    assert "worth the same; its indexes decided" == other_pair
-    assert {"worth -0.976 by its links"} == {*across}
+    assert "preferred by device policy topology" == won
+    assert "equal, with higher indexes" == other_pair
+    assert {"its seam is PCIe across sockets, not 4 NVLinks"} == {*across}
+
+
+def test_what_an_alignment_costs_is_named() -> None:
+    """A B200 board whose GPU 0 is off the fabric: the four GPUs of NUMA node 0 are connected by PCIe alone."""
+    board = on_numa_nodes(off=0)
+    every = tuple(board.gpu_by_id)
+
+    aligned, *_ = considered(board, GPU, every, None, every[:4], (), Placement.TOPOLOGY)
+    fast, *_ = considered(board, GPU, every, None, every[4:], (), Placement.TOPOLOGY)
+
+    assert aligned.why.endswith("; the alignment costs: free on other NUMA nodes is a set with 18 NVLinks, 722 GB/s")
+    assert "PCIe within a NUMA node" == aligned.seam
+    assert "costs" not in fast.why
+
+
+def on_numa_nodes(off: int) -> Topology:
+    """Eight B200 at an NVSwitch, four on each of two NUMA nodes, of which one has lost its NVLinks."""
+    gpus = tuple(
+        Gpu(
+            id=DeviceID(f"GPU-{i}"),
+            index=i,
+            name="NVIDIA B200",
+            numa_affinity=(i // 4,),
+            nvswitch_links=0 if i == off else 18,
+        )
+        for i in range(8)
+    )
+    pairs = [(a, b) for a, b in combinations(gpus, 2) if off not in (a.index, b.index)]
+    return Topology(gpus=gpus, links=tuple(Link(a=a.id, b=b.id, nvlinks=18) for a, b in pairs))

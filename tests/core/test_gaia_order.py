@@ -15,7 +15,7 @@ from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import MEMORY_BLOCK
 from topoalign.core.scoring.quality import Packing
-from topoalign.core.scoring.scorers import Scoring, by_place, scorer_of
+from topoalign.core.scoring.scorers import Scoring, scorer_of
 from topoalign.core.sharing.cards import ShareRequest
 from topoalign.core.state.fold import NodeState
 from topoalign.tools.conformance.gaia_admission import AdmissionNodeCase, Pod, PromisedAmounts, promise
@@ -49,10 +49,11 @@ def state_of(name: str, held: Held) -> NodeState:
 
 
 def scores(states: list[NodeState], asked: PodRequest = SMALL_SHARE) -> list[int]:
-    order = SCORER.order
-    assert order is not None
     demand = read_pod(asked, KUBELET)
-    return by_place([order(SCORER.need(each.hardware, demand), SCORER.left(each, KUBELET)) for each in states])
+    keys = [
+        SCORER.key(each.hardware, SCORER.need(each.hardware, demand), SCORER.left(each, KUBELET)) for each in states
+    ]
+    return [*SCORER.scores(keys)]
 
 
 held_of_gpus = st.lists(
@@ -118,15 +119,10 @@ def test_pods_that_gpu_admission_lets_go_anywhere_find_all_nodes_equal() -> None
 def test_a_node_without_gpus_in_units_comes_last() -> None:
     """gpu-admission says of it that it has no GPU."""
     bare = msgspec.structs.replace(node(machine()), node=NodeName("a"))
-    order = SCORER.order
-    assert order is not None
+    need = (ShareRequest(cores=1, memory=1),)
+    nodes = (bare, state_of("b", [(0, 0)]))
 
-    assert [0, 10] == by_place(
-        [
-            order((ShareRequest(cores=1, memory=1),), SCORER.left(each, KUBELET))
-            for each in (bare, state_of("b", [(0, 0)]))
-        ]
-    )
+    assert [0, 10] == SCORER.scores([SCORER.key(each.hardware, need, SCORER.left(each, KUBELET)) for each in nodes])
 
 
 def test_nodes_on_which_gpu_admission_finds_no_room_come_last() -> None:

@@ -10,19 +10,22 @@ from itertools import combinations
 from typing import NamedTuple
 
 import msgspec
+import pytest
 from decision_support import GIB, admitted, container, granted, machine, node, pod, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seam_reference import naive_rank
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.hints import TopologyHint
-from topoalign.core.model.ids import CPU, GPU, MEMORY, DeviceID, ResourceName
+from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy, Scope
 from topoalign.core.model.topology.bitmask import mask_of
 from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.model.topology.model import NumaNode, PluginDevice, Topology
+from topoalign.core.model.topology.queries import pair_score, pcie_class
 from topoalign.core.state.fold import NodeState
 
 PAGES = ResourceName("hugepages-1Gi")
@@ -216,6 +219,23 @@ def check_inside(state: NodeState, got: Mapping[str, Allocation], inside: Nodes,
     assert len({block.nodes for each in got.values() for block in each.memory}) <= len(got)
 
 
+def best_gpus(state: NodeState, amount: int, nics: int, inside: Nodes) -> tuple[object, ...]:
+    """What sorts NUMA nodes by the best set of so many of their free GPUs; nothing where none are asked for."""
+    topology = state.hardware
+    every = [*topology.gpu_by_id]
+    free = {every.index(gpu) for gpu in state.ownership.free(GPU)}
+    inner = [at for at in sorted(free) if {*(topology.devices[GPU][every[at]] or ())} & inside]
+    table = [[0 if a == b else pair_score(topology, a, b) for b in every] for a in every]
+    spare = []
+    for nic in state.ownership.free(NIC):
+        paths = {at: pcie_class(topology, nic, gpu) for at, gpu in enumerate(every)}
+        spare.append(
+            ([at for at, path in paths.items() if path == "PIX"], [at for at, path in paths.items() if path != "SYS"])
+        )
+    ranks = (naive_rank(table, table, members, free, (nics, spare))[:-1] for members in combinations(inner, amount))
+    return min(ranks, default=()) if amount else ()
+
+
 @settings(max_examples=300, deadline=None)
 @given(nodes_in_use(), pods(inits=0), st.sampled_from(Scope))
 def test_a_pod_is_admitted_if_it_is_as_narrow_as_its_widest_request(
@@ -224,7 +244,8 @@ def test_a_pod_is_admitted_if_it_is_as_narrow_as_its_widest_request(
     """
     A pod that fits on as few nodes as its widest request needs is admitted, and no other pod is. restricted admits
     exactly if a set of NUMA nodes has all that is asked for and is no wider than what one of the requests needs by
-    itself; single-numa-node exactly if one node has it all. The set given is the narrowest, then the closest.
+    itself; single-numa-node exactly if one node has it all. The set given is the narrowest, then the one with the GPUs that
+    come first by device policy `topology`, then the closest.
     """
     state, rules = given_node
     scope = scope if len(asked.containers) == 1 else Scope.POD
@@ -242,9 +263,10 @@ def test_a_pod_is_admitted_if_it_is_as_narrow_as_its_widest_request(
         distances = state.hardware.distances
         assert distances is not None
 
-        def preference(each: Nodes) -> tuple[int, int, int]:
+        def preference(each: Nodes) -> tuple[object, ...]:
             apart = sum(distances[a][b] for a in each for b in each)
-            return (len(each), 0 if rules.policy is SINGLE else apart, mask_of(each))
+            gpus = best_gpus(state, wants.get(GPU, 0), wants.get(NIC, 0), each)
+            return (len(each), gpus, 0 if rules.policy is SINGLE else apart, mask_of(each))
 
         if merged.affinity is not None:
             best = min(sets, key=preference)
@@ -367,3 +389,24 @@ def test_distance_settles_equally_many_nodes_except_in_single_numa_node() -> Non
 
     assert [(0, 1), (0, 1), (0, 3), (0, 3)] == [each["main"].affinity for each in got.values()]
     assert ("GPU-0", "GPU-3") == got[Mode.BEST, RESTRICTED]["main"].devices[GPU]
+
+
+@pytest.mark.parametrize(("gpus", "node_id"), [(4, 1), (1, 0)])
+def test_numa_nodes_are_those_with_the_best_connected_gpus(gpus: int, node_id: int) -> None:
+    """GPU 0 of an NVSwitch board has lost its NVLinks; a kubelet aligns to the lowest node."""
+    board = machine(gpus=(0,) * 4 + (1,) * 4, nics=())
+    broken = msgspec.structs.replace(
+        board,
+        gpus=tuple(msgspec.structs.replace(gpu, nvswitch_links=18 if gpu.index else 0) for gpu in board.gpus),
+        links=tuple(
+            msgspec.structs.replace(link, nvlinks=0 if DeviceID("GPU-0") in (link.a, link.b) else 18)
+            for link in board.links
+        ),
+    )
+    modes = {}
+    for mode in Mode:
+        decision = admit(node(broken), pod(container(gpus=gpus)), AdmissionRules(mode=mode, policy=RESTRICTED))
+        assert isinstance(decision, Admission)
+        modes[mode] = decision.allocations[0].affinity
+
+    assert {Mode.BEST: (node_id,), Mode.KUBELET: (0,)} == modes

@@ -19,7 +19,7 @@ from topoalign.core.placement.gpus.best_effort import BestEffort
 from topoalign.core.placement.gpus.device_policy import GpuChoice
 from topoalign.core.placement.gpus.scores import Scores, total
 from topoalign.core.placement.gpus.set_scorer import SetScorer
-from topoalign.core.placement.partition import MOST_STEPS, best_sets, best_split, best_total
+from topoalign.core.placement.partition import MOST_STEPS, best_split
 from topoalign.core.placement.partition.lagrangian import best_by_prices
 from topoalign.core.placement.partition.masks import mask_of
 from topoalign.core.placement.partition.search_budget import SearchBudget
@@ -223,41 +223,12 @@ def test_sixty_four_gpus_without_structure_have_an_answer_for_any_size(size: int
     assert 5 in found.members
 
 
-@settings(max_examples=60, deadline=None)
-@given(SEEDS)
-def test_the_best_set_of_each_size_is_the_best_of_all_sets(seed: int) -> None:
-    random = Random(seed)
-    devices = random.choice([2, 5, 8, 10, 11])
-    scores = any_machine(random, devices)
-    free = random.sample(range(devices), random.randint(0, devices))
-
-    expected = [max(total(scores, each) for each in combinations(free, size)) for size in range(len(free) + 1)]
-
-    assert (tuple(expected), True) == best_sets(scores, free)
-
-
-def test_best_sets_of_a_large_unstructured_machine_are_not_called_exact() -> None:
-    """The best sets of a large machine without structure are not called exact."""
-    scores = at_random(Random(2), 24, "any")
-    found = best_sets(scores, range(24))
-
-    assert not found.exact
-    assert 25 == len(found.best)
-    assert total(scores, range(24)) == found.best[24]
-
-
 @pytest.mark.parametrize(("required", "expected"), [([], (2,)), ([7], (7,))])
 def test_a_set_of_one_is_the_lowest_or_the_one_required(required: list[int], expected: tuple[int, ...]) -> None:
     """Sets of one have no pairs, so none is worth anything; that is exact on any machine."""
     found = best_split(at_random(Random(3), 64, "any"), range(2, 60), required, 1)
 
     assert (expected, 0, True) == (found.members, found.total, found.exact)
-
-
-def test_the_best_total_is_that_of_the_best_partition() -> None:
-    scores = at_random(Random(3), 7, "few")
-
-    assert walked(scores, (0, 1, 2, 4, 5, 6), (), 4)[1] == best_total(scores, [6, 5, 4, 2, 1, 0], 4)
 
 
 @pytest.mark.parametrize(("gpus", "greedy"), [(8, False), (24, True)])

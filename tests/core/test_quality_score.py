@@ -2,12 +2,14 @@
 
 import random
 from collections.abc import Sequence
-from fractions import Fraction
 from itertools import combinations
 
 import msgspec
 import pytest
 from decision_support import container, machine, node, pod
+from seam_reference import naive_seam
+from slot_support import asks, in_slots
+from slot_support import holding as holding_slots
 
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import PlacementContext
@@ -17,10 +19,11 @@ from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Poli
 from topoalign.core.model.topology.links import Link, PcieClass
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Offer
-from topoalign.core.model.topology.queries import pair_score, set_score
+from topoalign.core.model.topology.queries import pair_score, pcie_class, share_node
 from topoalign.core.model.topology.shapes import Shapes, renamed
+from topoalign.core.placement.gpus.seam import Seam
 from topoalign.core.placement.preference import prefer
-from topoalign.core.scoring.quality import Packing, device_need, free_devices, quality, scores_of
+from topoalign.core.scoring.quality import NodeKey, Packing, device_need, free_devices, key_of, keys_of
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import load_machine
 
@@ -35,11 +38,19 @@ def holding(topology: Topology, *devices: DeviceID) -> NodeState:
     return node(topology).holding(allocation)
 
 
-def score(
+def key(
     state: NodeState, asked: PodRequest, packing: Packing = Packing.BINPACK, rules: AdmissionRules = RULES
-) -> int:
+) -> NodeKey | None:
     topology = state.hardware
-    return quality(topology, device_need(topology, read_pod(asked, rules)), free_devices(state), packing)
+    return key_of(topology, device_need(topology, read_pod(asked, rules)), free_devices(state), packing)
+
+
+def ranked(
+    states: Sequence[NodeState], asked: PodRequest, packing: Packing = Packing.BINPACK, rules: AdmissionRules = RULES
+) -> list[int]:
+    """The positions of the nodes, the best first."""
+    keys = [key(state, asked, packing, rules) for state in states]
+    return sorted(range(len(states)), key=lambda at: keys[at] or NodeKey(1.0, (1, 1), 9.0, ()))
 
 
 def least_nodes(topology: Topology, gpus: Sequence[DeviceID], size: int) -> list[tuple[int, ...]]:
@@ -56,37 +67,40 @@ def least_nodes(topology: Topology, gpus: Sequence[DeviceID], size: int) -> list
     return []
 
 
-def best(topology: Topology, gpus: Sequence[DeviceID], size: int) -> int:
-    return max(set_score(topology, each) for each in combinations(gpus, size))
-
-
-def by_rule(state: NodeState, size: int, nics: int, packing: Packing) -> int:
-    """One container; links, NUMA nodes, NICs, what is left, packing."""
+def by_rule(state: NodeState, size: int, nics: int, packing: Packing) -> NodeKey | None:
+    """One container: its seam, NICs, NUMA nodes and packing."""
     topology = state.hardware
     every, free = [*topology.gpu_by_id], [gpu for gpu in topology.gpu_by_id if gpu not in state.ownership.holders]
     spare = [nic for nic in topology.nic_by_id if nic not in state.ownership.holders]
     if len(free) < size or len(spare) < nics:
-        return 0
+        return None
     lowest = min(least_nodes(topology, free, size), key=lambda nodes: sum(2**node for node in nodes))
     inside = [gpu for gpu in free if {*(topology.devices[GPU][gpu] or ())} <= {*lowest}]
     given = prefer(topology, GPU, inside, (), size, RULES.placement, beside=PlacementContext(free=tuple(free)))
     width = len({topology.devices[GPU][gpu] for gpu in given})
-    near = sorted((max(pair_score(topology, nic, gpu) for gpu in given) for nic in spare), reverse=True)[:nics]
-    rest = [gpu for gpu in free if gpu not in given]
-    left = [Fraction(best(topology, rest, n), best(topology, every, n)) for n in (2, 4, 8) if n <= len(rest)]
-    held = Fraction(len(every) - len(rest), len(every))
-    parts = (
-        Fraction(4 * set_score(topology, given), best(topology, every, size)) if size > 1 else Fraction(4),
-        Fraction(len(least_nodes(topology, every, size)[0]), width),
-        Fraction(sum(near), 50 * nics) if nics else Fraction(1),
-        sum(left, Fraction(0)) / len(left) if left else Fraction(1),
-        3 * (held if packing is Packing.BINPACK else 1 - held),
+    table = [[0 if a == b else pair_score(topology, a, b) for b in every] for a in every]
+    members, all_free = [every.index(gpu) for gpu in given], [every.index(gpu) for gpu in free]
+    nvlinks, pcie = naive_seam(table, members, [gpu.nvswitch_links for gpu in topology.gpus])
+    local = sum(any(pcie_class(topology, nic, gpu) in SWITCHES for gpu in given) for nic in spare)
+    near = sum(
+        any(pcie_class(topology, nic, gpu) is not PcieClass.SYS or share_node(topology, nic, gpu) for gpu in given)
+        for nic in spare
     )
-    return int(sum(parts) + Fraction(1, 2))
+    left = len(free) - size + (len(spare) - nics if nics else 0)
+    cut = sum(table[a][b] for a in members for b in all_free if b not in members)
+    return NodeKey(
+        seam=-Seam(nvlinks, pcie).bandwidth(topology.gpus[0].name) if size > 1 else 0.0,
+        nics=(-min(local, nics), -min(near, nics)),
+        numa=width / len(least_nodes(topology, every, size)[0]),
+        packing=(-left,) if packing is Packing.SPREAD else (cut, 0, left),
+    )
+
+
+SWITCHES = (PcieClass.PSB, PcieClass.PIX, PcieClass.PXB)
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_scores_are_those_of_the_rule_on_machines_partly_held(name: str) -> None:
+def test_keys_are_those_of_the_rule_on_machines_partly_held(name: str) -> None:
     topology, chance, seen = load_machine(name).topology, random.Random(11), set()
     for _ in range(60):
         devices = [*topology.gpu_by_id, *topology.nic_by_id]
@@ -94,7 +108,7 @@ def test_scores_are_those_of_the_rule_on_machines_partly_held(name: str) -> None
         size, nics = chance.choice((1, 2, 2, 3, 4, 8)), min(chance.choice((0, 0, 1, 2)), len(topology.nics))
         packing = chance.choice([*Packing])
 
-        found = score(state, pod(container(gpus=size, nics=nics)), packing)
+        found = key(state, pod(container(gpus=size, nics=nics)), packing)
 
         assert by_rule(state, size, nics, packing) == found
         seen.add(found)
@@ -111,28 +125,50 @@ GROUPED = msgspec.structs.replace(
 """Eight GPUs on one NUMA node, in two groups of four with NVLinks inside."""
 
 
-def test_packing_puts_a_single_gpu_where_others_are_held() -> None:
+def test_packing_puts_a_single_gpu_where_it_cuts_the_fewest_links() -> None:
     used, empty = holding(GROUPED, DeviceID("GPU-0")), holding(GROUPED)
+    last = holding(GROUPED, *(DeviceID(f"GPU-{i}") for i in range(7)))
     one = pod(container(gpus=1))
 
-    assert (8, 7) == (score(used, one), score(empty, one))
-    assert score(empty, one, Packing.SPREAD) > score(used, one, Packing.SPREAD)
+    assert [2, 0, 1] == ranked([used, empty, last], one)
+    assert [1, 0, 2] == ranked([used, empty, last], one, Packing.SPREAD)
 
 
 def test_a_good_pair_on_an_empty_node_is_before_a_bad_pair_that_fills_one() -> None:
-    """Links weigh more than packing: what is left of the full node is one GPU of each group."""
+    """The seam comes before packing: what is left of the full node is one GPU of each group."""
     full = holding(GROUPED, *(DeviceID(f"GPU-{i}") for i in (1, 2, 3, 5, 6, 7)))
-    pair = pod(container(gpus=2))
 
-    assert score(holding(GROUPED), pair) > score(full, pair)
+    assert [1, 0] == ranked([full, holding(GROUPED)], pod(container(gpus=2)))
 
 
-def test_a_node_with_too_few_devices_scores_0() -> None:
+def test_a_broken_board_is_first_for_one_gpu_and_last_for_several() -> None:
+    """GPU 0 of the second board has no NVLink."""
+    board = load_machine("hgx-h100").topology
+    gpus = tuple(msgspec.structs.replace(gpu, nvswitch_links=18 if gpu.index else 0) for gpu in board.gpus)
+    links = tuple(
+        msgspec.structs.replace(link, nvlinks=0) if DeviceID("GPU-0") in (link.a, link.b) else link
+        for link in board.links
+    )
+    broken = msgspec.structs.replace(board, gpus=gpus, links=links)
+
+    assert [1, 0] == ranked([node(board), node(broken)], pod(container(gpus=1)))
+    assert [0, 1] == ranked([node(board), node(broken)], pod(container(gpus=8)))
+
+
+def test_machines_are_compared_by_bandwidth() -> None:
+    """Four GPUs on an H100 board, on a DGX-1 and behind PCIe switches; one GPU goes where it spoils the least."""
+    boards = [node(load_machine(name).topology) for name in ("two-socket-8xpcie", "dgx1-volta", "hgx-h100")]
+
+    assert [2, 1, 0] == ranked(boards, pod(container(gpus=4)))
+    assert [0, 1, 2] == ranked(boards, pod(container(gpus=1)))
+
+
+def test_a_node_with_too_few_devices_has_no_key() -> None:
     full = holding(machine(), *(DeviceID(name) for name in ("GPU-0", "GPU-1", "mlx5_0")))
 
-    assert 0 == score(full, pod(container(gpus=3)))
-    assert 0 == score(full, pod(container(gpus=1, nics=2)))
-    assert 0 < score(full, pod(container(gpus=2, nics=1)))
+    assert key(full, pod(container(gpus=3))) is None
+    assert key(full, pod(container(gpus=1, nics=2))) is None
+    assert key(full, pod(container(gpus=2, nics=1))) is not None
 
 
 def test_policy_none_takes_gpus_of_several_numa_nodes() -> None:
@@ -142,9 +178,11 @@ def test_policy_none_takes_gpus_of_several_numa_nodes() -> None:
     state = node(msgspec.structs.replace(machine(), links=(*links, across)))
     none = msgspec.structs.replace(RULES, policy=Policy.NONE)
 
-    aligned, anywhere = (score(state, pod(container(gpus=2)), rules=rules) for rules in (RULES, none))
+    aligned, anywhere = (key(state, pod(container(gpus=2)), rules=rules) for rules in (RULES, none))
 
-    assert anywhere > aligned
+    assert aligned is not None and anywhere is not None
+    assert anywhere < aligned
+    assert (1.0, 2.0) == (aligned.numa, anywhere.numa)
 
 
 def test_gpus_of_init_containers_are_taken_over_by_the_others() -> None:
@@ -155,27 +193,52 @@ def test_gpus_of_init_containers_are_taken_over_by_the_others() -> None:
     assert ((GPU, 3),) == device_need(machine(), init).gpus
 
 
-def test_shares_of_gpus_are_told_apart_by_packing_alone() -> None:
+def test_time_slices_are_told_apart_by_packing_alone() -> None:
     offer = Offer(resource=GPU, devices=(DeviceID("GPU-0"), DeviceID("GPU-1")), replicas=4)
     topology = msgspec.structs.replace(machine(), offers=(offer,))
     used = Allocation(id=AllocationID("a"), devices={GPU: tuple(DeviceID(f"GPU-0::{i}") for i in range(4))})
-    one = pod(container(gpus=1))
+    nodes = [node(topology), node(topology).holding(used)]
 
-    assert score(node(topology).holding(used), one) > score(node(topology), one)
-    assert score(node(topology), one, Packing.SPREAD) > score(node(topology).holding(used), one, Packing.SPREAD)
+    assert [1, 0] == ranked(nodes, pod(container(gpus=1)))
+    assert [0, 1] == ranked(nodes, pod(container(gpus=1)), Packing.SPREAD)
 
 
-def test_machines_of_one_shape_have_the_same_scores() -> None:
-    """Other uuids change nothing, and what was scored on one machine is remembered for the other."""
+PLAIN = machine(gpus=(0, 0, 1, 1))
+SLOTS = in_slots(
+    msgspec.structs.replace(PLAIN, gpus=tuple(msgspec.structs.replace(gpu, memory=80 * 2**30) for gpu in PLAIN.gpus))
+)
+
+
+@pytest.mark.parametrize(
+    ("cores", "expected"),
+    [
+        pytest.param(30, [2, 3, 1, 0], id="first where the least is left of a GPU in use"),
+        pytest.param(60, [1, 2, 3, 0], id="where an unused one is taken, the fewest links to others are cut"),
+        pytest.param(100, [1, 2, 3, 0], id="whole GPUs, too"),
+    ],
+)
+def test_shares_fill_gpus_by_amounts(cores: int, expected: list[int]) -> None:
+    """Held is nothing; 60 cores of each of three GPUs; 70 of one; 65 of one and all of its neighbour."""
+    states = [
+        node(SLOTS),
+        holding_slots(node(SLOTS), *((gpu, 60, 1_000) for gpu in range(3))),
+        holding_slots(node(SLOTS), (0, 70, 1_000)),
+        holding_slots(node(SLOTS), (0, 65, 1_000), (1, 100, 1_000)),
+    ]
+
+    got = ranked(states, pod(asks(cores=cores, memory=1_000)))
+
+    assert expected == got, [key(state, pod(asks(cores=cores, memory=1_000))) for state in states]
+
+
+def test_machines_of_one_shape_have_the_same_keys() -> None:
+    """Other uuids change nothing, and what was computed for one machine is remembered for the other."""
     topology, shapes = load_machine("dgx1-volta").topology, Shapes()
     other = renamed(topology, {gpu: DeviceID(f"GPU-other-{gpu}") for gpu in topology.gpu_by_id})
     first, second = (holding(shapes.interned(each), *[*each.gpu_by_id][0:6:5]) for each in (topology, other))
 
-    scores = [score(state, pod(container(gpus=2, nics=1))) for state in (first, second)]
+    keys = [key(state, pod(container(gpus=2, nics=1))) for state in (first, second)]
 
-    assert (
-        scores[0]
-        == scores[1]
-        == score(holding(topology, DeviceID("GPU-0"), DeviceID("GPU-5")), pod(container(gpus=2, nics=1)))
-    )
-    assert 1 == len(scores_of(first.hardware.shape))
+    plain = holding(topology, DeviceID("GPU-0"), DeviceID("GPU-5"))
+    assert keys == [key(plain, pod(container(gpus=2, nics=1)))] * 2
+    assert 1 == len(keys_of(first.hardware.shape))

@@ -17,10 +17,16 @@ EMPTY = node(machine())
 USED = EMPTY.holding(Allocation(id=AllocationID("a"), devices={GPU: (DeviceID("GPU-0"),)}, cpus="0-1"))
 
 
-def scored(scoring: Scoring, packing: Packing, state: NodeState) -> int:
+def scored(scoring: Scoring, packing: Packing, *states: NodeState) -> tuple[int, ...]:
     scorer = scorer_of(scoring, packing)
-    need = scorer.need(state.hardware, DEMAND)
-    return scorer.score(state.hardware, need, scorer.left(state, RULES))
+    return tuple(
+        scorer.scores(
+            [
+                scorer.key(state.hardware, scorer.need(state.hardware, DEMAND), scorer.left(state, RULES))
+                for state in states
+            ]
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,18 +37,18 @@ def scored(scoring: Scoring, packing: Packing, state: NodeState) -> int:
         (Scoring.MOST_ALLOCATED, (2, 2)),  # (50 + 25 + 12) / 3 = 29, also the lowest of the used node
         (Scoring.BALANCED, (9, 7)),  # variances of (.5, .25, .125) and (1, .33, .125)
         (Scoring.LEAST_NUMA_NODES, (9, 9)),  # 94
-        (Scoring.QUALITY, (8, 9)),  # of four GPUs one or two are held: 7 + 3 x 1/4 or 2/4
+        (Scoring.QUALITY, (9, 10)),  # the used one is fuller
         (Scoring.GAIA, (10, 10)),  # the pod asks for no units: every node will do
         (Scoring.HAMI, (10, 10)),  # neither has GPUs in slots
     ],
 )
 def test_each_name_has_its_score(scoring: Scoring, expected: tuple[int, int]) -> None:
     """Of the empty node, and of the one that has a GPU and two CPUs less."""
-    assert expected == tuple(scored(scoring, Packing.BINPACK, state) for state in (EMPTY, USED))
+    assert expected == scored(scoring, Packing.BINPACK, EMPTY, USED)
 
 
 def test_packing_is_passed_on_to_the_quality() -> None:
     half = EMPTY.holding(Allocation(id=AllocationID("a"), devices={GPU: (DeviceID("GPU-0"), DeviceID("GPU-1"))}))
-    empty, used = (scored(Scoring.QUALITY, Packing.SPREAD, state) for state in (EMPTY, half))
+    empty, used = scored(Scoring.QUALITY, Packing.SPREAD, EMPTY, half)
 
     assert empty > used

@@ -278,7 +278,7 @@ def test_containers_of_a_pod_that_wants_unused_gpus_have_one_each(rules: Admissi
 
 
 def test_a_share_that_minds_the_topology_breaks_no_pair() -> None:
-    """GPU-3 is in use, so GPU-2 has lost its pair. By default the share goes to the smaller pair."""
+    """GPU-3 is in use: a share beside others cuts no links. By default the share goes to the smallest GPU."""
     plain = machine(gpus=(0, 0, 1, 1))
     sizes = (20_000, 20_000, 40_000, 80_000)
     sized = [msgspec.structs.replace(gpu, memory=size * MIB) for gpu, size in zip(plain.gpus, sizes, strict=True)]
@@ -289,7 +289,7 @@ def test_a_share_that_minds_the_topology_breaks_no_pair() -> None:
         gpus_of(state, admit(state, saying(says, asked), BEST)) for says in ({POLICY: "topology-aware"}, {})
     )
 
-    assert {2} == mindful
+    assert {3} == mindful
     assert {0} == default
 
 

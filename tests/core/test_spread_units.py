@@ -87,7 +87,7 @@ divided = st.tuples(st.integers(0, 60), st.integers(1, 40), st.integers(1, 4)).m
 def test_the_best_set_with_enough_gets_equal_parts(
     held: Held, asked: tuple[int, int, int], rules: AdmissionRules
 ) -> None:
-    """Compared with all sets of GPUs, and all splits of those that stay unused."""
+    """Compared with all sets of GPUs."""
     cores, blocks, cards = asked
     state = holding(node(PAIRS), held)
     unused = frozenset(range(6)) - {index for index, *amounts in held if any(amounts)}
@@ -137,7 +137,7 @@ def test_sixty_units_and_forty_blocks_are_half_of_each_of_two(rules: AdmissionRu
 
 def test_with_compat_gaia_a_spread_share_goes_where_it_would_without() -> None:
     """gpu-manager knows no parts of several GPUs."""
-    state = holding(node(PAIRS), [(0, 50, 10), (2, 10, 10), (3, 10, 10)])
+    state = holding(node(PAIRS), [(0, 50, 10), (1, 50, 10), (2, 10, 10), (3, 10, 10)])
     rules = msgspec.structs.replace(BEST, compat="gaia")
 
     ours, theirs = (parts(state, admitted(state, spread(pod(asks(60, 40)), 2), each)[0]) for each in (BEST, rules))

@@ -31,7 +31,7 @@ from topoalign.core.model.topology.model import (
     VirtualFunction,
 )
 from topoalign.core.model.topology.names import named
-from topoalign.core.model.topology.queries import affinity, pair_score, pcie_class, set_score, share_node
+from topoalign.core.model.topology.queries import affinity, pair_score, pcie_class, share_node
 
 G0, G1, G2, N0 = (DeviceID(name) for name in ("GPU-a", "GPU-b", "GPU-c", "mlx5_0"))
 node_sets = st.frozensets(st.integers(0, 300), max_size=6)
@@ -118,13 +118,6 @@ ONE, TWO = Fabric(cluster="c", clique=1), Fabric(cluster="c", clique=2)
 )
 def test_nvlinks_count_unless_cliques_are_kept_apart(fabrics: tuple[Fabric | None, ...], score: int) -> None:
     assert score == pair_score(machine(Link(a=G0, b=G1, pcie=PcieClass.PIX, nvlinks=1), fabrics=fabrics), G0, G1)
-
-
-def test_a_set_is_worth_all_its_pairs() -> None:
-    topology = machine(Link(a=G0, b=G1, pcie=PcieClass.PIX), Link(a=G1, b=G2, pcie=PcieClass.PHB, nvlinks=1))
-
-    assert 50 + 130 + 10 == set_score(topology, [G0, G1, G2])
-    assert 0 == set_score(topology, [G0]) == set_score(topology, [])
 
 
 def test_near_a_device_are_the_nodes_that_it_has() -> None:

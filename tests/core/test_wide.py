@@ -13,6 +13,8 @@ from merge_reference import all_hints, cross_product, knapsack, narrowest_room
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.alignment import align
+from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.rules import Supply, hints_of_rule, narrowest
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.hints import HintAnswer, HintRule, Need, TopologyHint
@@ -220,8 +222,10 @@ def test_the_lowest_nodes_are_taken_where_the_closest_take_too_long() -> None:
     rows = tuple(tuple(10 if a == b else chance.randint(11, 99) for b in range(64)) for a in range(64))
     topology = msgspec.structs.replace(machine(nodes=64, cores=1), distances=rows)
     answer = HintAnswer(providers={"device": {GPU: even(20)}, "cpu": {}, "memory": {}})
+    rules = AdmissionRules(policy=Policy.RESTRICTED)
+    asked = HintRequest(node(topology), read_pod(pod(container(cpus=1)), rules), rules)
 
-    alignment, aligned = align(topology, AdmissionRules(policy=Policy.RESTRICTED), None, answer, SearchBudget())
+    alignment, aligned = align(asked, answer, SearchBudget())
 
     assert TopologyHint(mask_of(range(20)), True) == aligned.hint == alignment.merged
     assert alignment.admitted

@@ -17,7 +17,7 @@ from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.names import NamedDevice, named, named_devices
-from topoalign.core.model.topology.queries import set_score
+from topoalign.core.placement.preference import seam_of
 from topoalign.core.state.divisions import Parts
 
 MOST_HINTS = 8
@@ -25,11 +25,13 @@ MOST_HINTS = 8
 BY_POLICY = "TopologyAffinityError"
 """The kubelet's reason where its topology policy refuses a pod; others are about what the pod asks for."""
 SCORES = (
+    "seam: the NVLinks, or else the PCIe path, between the two parts of a set where these are connected the worst, for any\n"
+    "division into two parts. A collective is no faster than its seam.\n"
     "score: summed over all pairs of GPUs, 100 for each NVLink and 10 (SYS) to 60 (same board) for the PCIe path;\n"
     "of NICs, summed over their PCIe paths to the container's GPUs. More is better connected.\n"
     "Four GPUs with 12 NVLinks a pair and PIX: 6 pairs x 1250 = 7500."
 )
-"""What `explain` says of its scores (go-gpuallocator's, spec/nvidia.md section (a))."""
+"""The legend of the seams (`placement.gpus.seam`) and scores (go-gpuallocator's, spec/nvidia.md section (a))."""
 
 
 def owner(of: Owner | None) -> str:
@@ -59,7 +61,7 @@ def show_allocation(allocation: Allocation, topology: Topology, *, decided: bool
         output.columns(("RESOURCE", "INDEX", "DEVICE", "PCI", "NUMA"), rows)
     gpus = gpus_of(allocation, topology)
     if len(gpus) > 1:
-        output.say(f"link score  {set_score(topology, gpus)}")
+        output.say(f"seam        {seam_of(topology, gpus)}")
     if not decided:
         output.say("CPUs        given by the kubelet, as are memory and alignment: not in this record")
         return
@@ -150,7 +152,7 @@ def show_explanation(explanation: Explanation, topology: Topology) -> None:
         output.say()
         output.say(output.heading("Sets of devices that were considered"))
         output.columns(
-            ("", "RESOURCE", "DEVICES", "SCORE", "WHY"),
+            ("", "RESOURCE", "DEVICES", "SEAM", "SCORE", "WHY"),
             [considered(one, topology) for one in explanation.considered],
         )
         output.say()
@@ -195,12 +197,13 @@ def hint_text(hint: TopologyHint) -> str:
     return affinity + ("*" if hint.preferred else "")
 
 
-def considered(one: Considered, topology: Topology) -> tuple[str, str, str, int, str]:
+def considered(one: Considered, topology: Topology) -> tuple[str, str, str, str, int, str]:
     """A row of the table of considered sets."""
     return (
         "chosen" if one.chosen else "",
         one.resource,
         shorts(one.resource, one.devices, topology),
+        one.seam or "-",
         one.score,
         one.why,
     )

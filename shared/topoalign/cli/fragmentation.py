@@ -32,9 +32,9 @@ def fragmentation(node: str | None, nats: str | None, as_json: bool) -> None:
     """
     Compare the best free sets of GPUs with the best sets of the machine.
 
-    For sets of 2, 4 and 8 GPUs: the link score of the best free set, the best score on the empty machine, and the loss in
-    percent. The loss shrinks when GPUs are released. Of GPUs that are divided also who has which part, what is left of each,
-    and the largest share that one of them still has room for.
+    For sets of 2, 4 and 8 GPUs: the weakest seam of the best free set, that of the best set of the empty machine, and the
+    loss of bandwidth in percent. The loss shrinks when GPUs are released. Of GPUs that are divided also who has which part,
+    what is left of each, and the largest share that one of them still has room for.
 
     \b
     Examples:
@@ -48,7 +48,17 @@ def fragmentation(node: str | None, nats: str | None, as_json: bool) -> None:
     found = measured(standing.topology, free)
     divided = {gpu: each for gpu, each in divisions(standing.state).items() if not each.is_whole}
     if as_json:
-        sets = [{**each._asdict(), "lost": round(each.lost, 4)} for each in found.sets]
+        sets = [
+            {
+                "size": each.size,
+                "best": each.best.text(each.model),
+                "best_gbps": each.best.bandwidth(each.model),
+                "possible": each.possible.text(each.model),
+                "possible_gbps": each.possible.bandwidth(each.model),
+                "lost": round(each.lost, 4),
+            }
+            for each in found.sets
+        ]
         lost = round(found.overall, 4)
         parts = {gpu: document(each) for gpu, each in divided.items()}
         output.document(
@@ -67,7 +77,10 @@ def show_sets(found: Fragmentation) -> None:
     if not found.sets:
         output.say("too few for a set of two")
         return
-    sets = [(each.size, each.best, each.possible, f"{each.lost:.0%}") for each in found.sets]
+    sets = [
+        (each.size, each.best.text(each.model), each.possible.text(each.model), f"{each.lost:.0%}")
+        for each in found.sets
+    ]
     output.columns(("GPUS", "BEST FREE", "BEST POSSIBLE", "LOST"), sets)
     output.say(
         f"lost on average: {found.overall:.0%}{'' if found.exact else ' (of good sets: too many GPUs to be sure)'}"

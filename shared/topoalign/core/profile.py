@@ -55,6 +55,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """The merge is the kubelet's, over combinations of one hint of each list; otherwise the narrowest fit."""
     always_compares_distances: bool
     """Distances count wherever they are known; otherwise only with the option prefer-closest-numa-nodes."""
+    compares_gpus_of_nodes: bool
+    """Of equally narrow sets of NUMA nodes the one is taken that has the best connected GPUs; otherwise the lowest."""
     narrows_after_merge: bool
     """A provider that narrows takes as few as it can of the NUMA nodes of the merge; otherwise all of them."""
     unaligned_beyond_limit: bool
@@ -97,6 +99,7 @@ KUBELET = Profile(
     aligns_by_socket=True,
     merges_combinations=True,
     always_compares_distances=False,
+    compares_gpus_of_nodes=False,
     narrows_after_merge=False,
     unaligned_beyond_limit=False,
     gpus_first=False,
@@ -127,6 +130,7 @@ BEST = Profile(
     aligns_by_socket=False,
     merges_combinations=False,
     always_compares_distances=True,
+    compares_gpus_of_nodes=True,
     narrows_after_merge=True,
     unaligned_beyond_limit=True,
     gpus_first=True,

@@ -5,6 +5,8 @@ From the providers' hints to what a container is aligned to, and the refusal whe
 from functools import lru_cache
 from typing import NamedTuple
 
+from topoalign.core.admission.numa_preference import order_by_gpus
+from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.providers import PROVIDERS
 from topoalign.core.hints.rules import narrowest
 from topoalign.core.model.decisions import Alignment
@@ -64,14 +66,13 @@ def unaligned(container: ContainerName | None, note: str = "") -> tuple[Alignmen
     )
 
 
-def align(
-    topology: Topology, rules: AdmissionRules, container: ContainerName | None, answer: HintAnswer, work: SearchBudget
-) -> tuple[Alignment, Aligned]:
+def align(asked: HintRequest, answer: HintAnswer, work: SearchBudget) -> tuple[Alignment, Aligned]:
     """
-    The alignment of a container, or with None of the pod as a whole. Whether it is admitted stands in the Alignment.
+    The alignment of a container, or of the pod as a whole. Whether it is admitted stands in the Alignment.
 
     `work` is what is left of the limit for the whole decision. Raises TooMuchWork.
     """
+    rules, topology = asked.rules, asked.state.hardware
     policy = POLICIES[rules.policy]
     merged = policy.merge(
         offers_of(answer.providers.values()),
@@ -79,10 +80,11 @@ def align(
         distances_for(topology, rules),
         rules.mode,
         work,
+        order_by_gpus(asked),
     )
     memory = memory_within(merged, answer) if profile_of(rules.mode).narrows_after_merge else merged
     alignment = Alignment(
-        container=container,
+        container=asked.demand.container,
         hints=answer.providers,
         merged=merged,
         admitted=policy.admits(merged),

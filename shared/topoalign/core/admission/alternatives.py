@@ -1,30 +1,30 @@
 """
 Which other sets of devices could have been chosen, and why they were not: what `explain` shows of a choice.
 
-Only GPUs and NICs are told about; of the devices of foreign plugins no links are known. Of a small choice all sets are
-compared, of a large one those that differ from the chosen set in a single device; the best few are kept.
+GPUs are compared by the key of device policy `topology` (`SetOrder`), whatever policy chose, NICs by their PCIe paths to the
+container's GPUs; of the devices of foreign plugins no links are known. Of a small choice all sets are compared, of a large
+one those that differ from the chosen set in a single device; the best few are kept.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from heapq import nlargest
+from collections.abc import Callable, Collection, Iterable, Sequence
+from heapq import nsmallest
 from itertools import combinations
 from math import comb
+from typing import Any
 
 from topoalign.core.model.decisions import Considered, PreferenceQuestion
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Kind
 from topoalign.core.model.topology.queries import pair_score
-from topoalign.core.placement.gpus.scores import Table, scores_among, total, totals
-from topoalign.core.placement.preference import PLACEMENTS, can_be_met, gpu_choice
+from topoalign.core.placement.gpus.topology import SetOrder, by_topology
+from topoalign.core.placement.preference import PLACEMENTS, can_be_met, gpu_choice, set_scorer
 
 MOST_COMPARED = 256
 """Sets. A choice of 4 among 8 has 70."""
 MOST_KEPT = 5
 
 Members = tuple[int, ...]
-"""A set of devices, as positions among those that are free, ascending."""
-Scored = tuple[int, Members]
+"""A set of devices by their positions, ascending."""
 
 
 def considered(
@@ -37,7 +37,7 @@ def considered(
     placement: str,
 ) -> tuple[Considered, ...]:
     """
-    The chosen set, and then the best of its alternatives in descending order of their scores.
+    The chosen set, and then the best of its alternatives, the best first.
 
     `free` are all devices the container could have got, in the hardware's order, `asked` is what the device policy was asked
     (None where there was nothing to choose), `near` the container's GPUs where NICs are chosen.
@@ -45,86 +45,118 @@ def considered(
     kind = topology.kind_of(resource)
     if kind not in ("gpu", "nic") or not chosen:
         return ()
-    taken = tuple(i for i, device in enumerate(free) if device in chosen)
-    table = scores_among(topology, free) if kind == "gpu" else ()
-    sets = sets_by_links(table, taken) if kind == "gpu" else sets_by_nearness(nearness_of(topology, free, near), taken)
-    offered = () if asked is None else asked.available
-    won = reason_for(kind, bool(offered), near, placement)
-    difference: Callable[[Sequence[DeviceID]], str] = unweighed
-    if kind == "gpu" and asked is not None:
+    if kind == "gpu":
+        return considered_gpus(topology, resource, free, asked, chosen, placement)
+    return considered_nics(topology, resource, free, asked, chosen, near)
+
+
+def considered_gpus(
+    topology: Topology,
+    resource: ResourceName,
+    free: Sequence[DeviceID],
+    asked: PreferenceQuestion | None,
+    chosen: Sequence[DeviceID],
+    placement: str,
+) -> tuple[Considered, ...]:
+    """`considered` for whole GPUs."""
+    gpus, scorer = tuple(topology.gpu_by_id), set_scorer(topology)
+    could_have, taken = positions(topology, free), positions(topology, chosen)
+    offered = {*positions(topology, asked.available if asked is not None else chosen)}
+    difference: Callable[[Members], str] = unweighed
+    won = reason_for_gpus(asked, placement)
+    order = SetOrder(scorer, could_have)
+    if asked is not None:
         policy = PLACEMENTS[placement]
         choice = gpu_choice(topology, asked.available, asked.must_include, asked.size, asked.beside)
         won += policy.uncompared(choice) if can_be_met(choice) else ""
-        difference = weighed_against(topology, policy.weigh(choice, positions(topology, chosen)))
-    mine = sets[0][0]
+        difference = policy.weigh(choice, taken)
+        order = SetOrder(scorer, choice.free.union(could_have), choice.nics)
+    if not offered.issuperset(could_have):
+        won += cost_of_alignment(order, could_have, taken)
+    others = best_others(could_have, taken, order.rank)
+    reasons = [won]
+    for other in others:
+        more = scorer.own(other) - scorer.own(taken)
+        reasons.append(reason_against(more, offered.issuperset(other), difference(other)))
     return tuple(
         Considered(
             resource=resource,
-            devices=(devices := tuple(free[member] for member in members)),
-            score=value,
+            devices=tuple(gpus[member] for member in members),
+            seam=scorer.describe(members),
+            score=scorer.own(members),
             chosen=members == taken,
-            why=won
-            if members == taken
-            else reason_against(value - mine, {*devices} <= ({*offered} or {*chosen}), difference(devices)),
+            why=why,
         )
-        for value, members in sets
+        for members, why in zip([taken, *others], reasons, strict=True)
     )
 
 
-def nearness_of(topology: Topology, devices: Sequence[DeviceID], near: Sequence[DeviceID]) -> list[int]:
-    """What the links of each device to these near ones are worth."""
-    return [sum(pair_score(topology, device, other) for other in near) for device in devices]
+def considered_nics(
+    topology: Topology,
+    resource: ResourceName,
+    free: Sequence[DeviceID],
+    asked: PreferenceQuestion | None,
+    chosen: Sequence[DeviceID],
+    near: Sequence[DeviceID],
+) -> tuple[Considered, ...]:
+    """`considered` for NICs, by their positions in `free`."""
+    links = [sum(pair_score(topology, nic, gpu) for gpu in near) for nic in free]
+    taken = tuple(at for at, nic in enumerate(free) if nic in chosen)
+    offered = {*chosen} if asked is None else {*asked.available}
+
+    def score(members: Members) -> int:
+        return sum([links[member] for member in members])
+
+    def row(members: Members) -> Considered:
+        nics = tuple(free[member] for member in members)
+        if members != taken:
+            why = reason_against(score(members) - score(taken), offered.issuperset(nics))
+        elif asked is None:
+            why = ALL_OF_THEM
+        else:
+            why = "nearest to the container's GPUs" if near else "lowest index"
+        return Considered(resource=resource, devices=nics, score=score(members), chosen=members == taken, why=why)
+
+    others = best_others(range(len(free)), taken, lambda members: (-score(members), members))
+    return tuple(map(row, (taken, *others)))
 
 
-def sets_by_links(table: Table, taken: Members) -> list[Scored]:
-    """`best_sets` by the links among the members."""
-    devices, mine = len(table), total(table, taken)
-    if comb(devices, len(taken)) <= MOST_COMPARED:
-        return best_sets(mine, taken, totals(table, len(taken)), combinations(range(devices), len(taken)))
-    others = neighbours(devices, taken)
-    return best_sets(mine, taken, [total(table, each) for each in others], others)
+def best_others(free: Sequence[int], taken: Members, rank: Callable[[Members], Any]) -> list[Members]:
+    """The best few other sets, the best first."""
+    sets = combinations(free, len(taken))
+    compared: Iterable[Members] = sets if comb(len(free), len(taken)) <= MOST_COMPARED else neighbours(free, taken)
+    return nsmallest(MOST_KEPT, (members for members in compared if members != taken), key=rank)
 
 
-def sets_by_nearness(links: Sequence[int], taken: Members) -> list[Scored]:
-    """`best_sets` by the links of each member to other devices."""
-    devices, mine = len(links), sum(links[member] for member in taken)
-    if comb(devices, len(taken)) <= MOST_COMPARED:
-        sums = list(map(sum, combinations(links, len(taken))))
-        return best_sets(mine, taken, sums, combinations(range(devices), len(taken)))
-    others = neighbours(devices, taken)
-    return best_sets(mine, taken, [sum(links[member] for member in each) for each in others], others)
-
-
-def best_sets(mine: int, taken: Members, scores: Sequence[int], sets: Iterable[Members]) -> list[Scored]:
-    """The set that was taken, and the best few of the others; of equals those of the lowest positions."""
-    least = nlargest(MOST_KEPT + 1, scores)[-1]  # one more than are kept: the set that was taken may be among them
-    good = zip(scores, sets, strict=True)
-    best = sorted((-score, members) for score, members in good if score >= least and members != taken)
-    return [(mine, taken), *((-negative, members) for negative, members in best[:MOST_KEPT])]
-
-
-def neighbours(devices: int, taken: Members) -> list[Members]:
+def neighbours(free: Sequence[int], taken: Members) -> list[Members]:
     """The sets that differ from the one taken in a single device."""
-    rest = [position for position in range(devices) if position not in taken]
+    rest = [position for position in free if position not in taken]
     return [tuple(sorted({*taken, new} - {old})) for old in taken for new in rest]
 
 
-def unweighed(devices: Sequence[DeviceID]) -> str:
-    """What other device policies than `topology` hold against a set: nothing that they could tell."""
+def unweighed(members: Members) -> str:
+    """What a device policy that was not asked holds against a set: nothing."""
     return ""
 
 
-def reason_for(kind: Kind, asked: bool, near: Sequence[DeviceID], placement: str) -> str:
-    """Why the chosen set won. `asked`: whether the device policy had a choice."""
-    if not asked:
-        return "all that can be had on the NUMA nodes it is aligned to, or from its init containers"
-    if kind == "gpu":
-        return f"preferred by device policy {placement}"
-    return "nearest to the container's GPUs" if near else "lowest index"
+ALL_OF_THEM = "all that can be had on the NUMA nodes it is aligned to, or from its init containers"
+
+
+def reason_for_gpus(asked: PreferenceQuestion | None, placement: str) -> str:
+    """Why the chosen set won."""
+    return ALL_OF_THEM if asked is None else f"preferred by device policy {placement}"
+
+
+def cost_of_alignment(order: SetOrder, free: Sequence[int], taken: Members) -> str:
+    """What a stronger seam could have been had on other NUMA nodes, as the end of a sentence; empty: none."""
+    best = by_topology(order.scorer, free, (), len(taken))
+    if order.scorer.seam(best) <= order.scorer.seam(taken):
+        return ""
+    return f"; the alignment costs: free on other NUMA nodes is a set with {order.scorer.describe(best)}"
 
 
 def reason_against(more: int, offered: bool, weighed: str = "") -> str:
-    """Why another set lost, which scores this much `more`; `weighed` is what the device policy says, if anything."""
+    """Why another set lost, which scores this much `more`; `weighed` is the device policy's reason, if it has one."""
     if not offered:
         return "not all on the NUMA nodes it is aligned to"
     if weighed:
@@ -134,12 +166,7 @@ def reason_against(more: int, offered: bool, weighed: str = "") -> str:
     return "scores the same by itself; what it leaves, or its indexes, decided" if more == 0 else f"scores {-more} less"
 
 
-def positions(topology: Topology, gpus: Sequence[DeviceID]) -> tuple[int, ...]:
+def positions(topology: Topology, gpus: Collection[DeviceID]) -> tuple[int, ...]:
     """The GPUs by their positions on the machine, ascending."""
     position = {gpu: i for i, gpu in enumerate(topology.gpu_by_id)}
     return tuple(sorted(position[gpu] for gpu in gpus))
-
-
-def weighed_against(topology: Topology, weigh: Callable[[tuple[int, ...]], str]) -> Callable[[Sequence[DeviceID]], str]:
-    """What a device policy holds against a set of GPUs, by their ids."""
-    return lambda gpus: weigh(positions(topology, gpus))

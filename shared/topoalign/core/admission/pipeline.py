@@ -105,7 +105,7 @@ class AdmissionRun:
             try:
                 reply = yield asked
                 assert isinstance(reply, HintAnswer), "a HintRequest is answered with a HintAnswer"
-                alignment, aligned = align(self.state.hardware, self.rules, container, reply, self.work)
+                alignment, aligned = align(asked, reply, self.work)
             except TooMuchWork as ended:
                 if not goes_on(self.rules):
                     raise

@@ -19,7 +19,7 @@ from topoalign.core.diagnosis.planned import GangFirst
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.scoring.scorers import Scorer, by_place
+from topoalign.core.scoring.scorers import Scorer
 
 MOST_EXAMPLES = 3
 FULL = "FullWithThese"
@@ -74,15 +74,12 @@ def ranked(question: Question, admitting: list[Node], scorer: Scorer[Any, Any]) 
         if at not in needs:
             needs[at] = scorer.need(shape, demand)
         known.append((node, needs[at], scorer.left(node.state, demand.rules)))
-    order = scorer.order
-    keys = [() if order is None else order(need, left) for _, need, left in known]
-    by_themselves = (scorer.score(node.announced, need, left) for node, need, left in known)
-    scores = [*by_themselves] if order is None else by_place(keys)
+    keys = [scorer.key(node.announced, need, left) for node, need, left in known]
     found = sorted(
-        zip(scores, keys, admitting, strict=True),
+        zip(scorer.scores(keys), keys, admitting, strict=True),
         key=lambda each: (
             -each[0],
-            each[1] or (),  # the scorer's own order of equals,
+            each[1] or (),  # the order of equals,
             each[2].name,
         ),
     )

@@ -16,10 +16,12 @@ from topoalign.core.model.ids import ContainerName, DeviceID, ResourceName
 
 
 class Considered(msgspec.Struct, frozen=True, kw_only=True):
-    """One set of devices that was compared for a resource, with its score and why it won or lost."""
+    """One set of devices that was compared for a resource, with its seam, its score and why it won or lost."""
 
     resource: ResourceName
     devices: tuple[DeviceID, ...]
+    seam: str = ""
+    """Of GPUs the connection across the weakest division of the set, for people: `4 NVLinks, 80 GB/s`."""
     score: int
     """The sum of the scores of its links (`topoalign.core.model.topology.queries.pair_score`)."""
     chosen: bool

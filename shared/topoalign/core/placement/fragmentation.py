@@ -1,28 +1,34 @@
-"""How much what is free has suffered: the best sets of GPUs that can still be had, against the best there could be."""
+"""How much what is free has suffered: the best connected free sets of GPUs against the best ones of the empty machine."""
 
 from collections.abc import Collection
 from typing import NamedTuple
 
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.placement.gpus.set_scorer import SIZES, SetScorer
-from topoalign.core.placement.partition import best_sets
+from topoalign.core.placement.gpus.seam import Seam
+from topoalign.core.placement.gpus.set_scorer import SetScorer
+from topoalign.core.placement.gpus.topology import by_topology, compares_all
 from topoalign.core.placement.preference import set_scorer
+
+SIZES = (2, 4, 8)
 
 
 class SetsLeft(NamedTuple):
     """Sets of one size."""
 
     size: int
-    best: int
-    """Link score of the best set that is still free."""
-    possible: int
-    """Of the best set of the machine: what could be free if other GPUs were held."""
+    best: Seam
+    """The strongest seam of a set that is still free."""
+    possible: Seam
+    """The strongest seam of a set of the empty machine."""
+    model: str
+    """Product name of the GPUs."""
 
     @property
     def lost(self) -> float:
-        """0: as good as can be; 1: worth nothing."""
-        return 1 - self.best / self.possible if self.possible else 0.0
+        """The share of the bandwidth across the seam that cannot be had any more: 0 to 1."""
+        possible = self.possible.bandwidth(self.model)
+        return 1 - self.best.bandwidth(self.model) / possible if possible else 0.0
 
 
 class Fragmentation(NamedTuple):
@@ -30,11 +36,11 @@ class Fragmentation(NamedTuple):
 
     sets: tuple[SetsLeft, ...]
     exact: bool
-    """False: with more than 18 GPUs of no regular shape, good sets stand for the best."""
+    """False: there are too many sets to compare, and good ones stand for the best."""
 
     @property
     def overall(self) -> float:
-        """The mean over these sizes; 0 where no set is left to be judged."""
+        """The mean loss over these sizes; 0 where no set is left to be judged."""
         return sum(each.lost for each in self.sets) / len(self.sets) if self.sets else 0.0
 
 
@@ -43,8 +49,17 @@ def fragmentation(topology: Topology, free: Collection[DeviceID]) -> Fragmentati
     return sets_left(set_scorer(topology), [place for place, gpu in enumerate(topology.gpu_by_id) if gpu in free])
 
 
-def sets_left(possible: SetScorer, free: Collection[int]) -> Fragmentation:
+def sets_left(scorer: SetScorer, free: Collection[int]) -> Fragmentation:
     """Of a machine with this scorer, of whose GPUs those at these positions are free."""
-    best, exact = best_sets(possible.scores, free)
-    sets = tuple(SetsLeft(size, best[size], possible.best[size]) for size in SIZES if size <= len(free))
-    return Fragmentation(sets, exact and possible.exact)
+    every, left = range(len(scorer.scores)), sorted(free)
+    sizes = [size for size in SIZES if size <= len(left)]
+    sets = tuple(
+        SetsLeft(size, best_seam(scorer, left, size), best_seam(scorer, every, size), scorer.links.model)
+        for size in sizes
+    )
+    return Fragmentation(sets, all(compares_all(len(every), size) for size in sizes))
+
+
+def best_seam(scorer: SetScorer, free: Collection[int], size: int) -> Seam:
+    """The strongest seam of a set of `size` of these GPUs."""
+    return scorer.seam(by_topology(scorer, tuple(free), (), size))

@@ -15,9 +15,11 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import pair_score
 from topoalign.core.model.topology.views import made_once
 from topoalign.core.placement.gpus.best_effort import BestEffort
-from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice, Members
-from topoalign.core.placement.gpus.scores import gpu_scores
-from topoalign.core.placement.gpus.set_scorer import Nics, SetScorer
+from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice
+from topoalign.core.placement.gpus.nics import NO_NICS, NicLocality, Nics, locality
+from topoalign.core.placement.gpus.scores import Members, gpu_scores
+from topoalign.core.placement.gpus.seam import gpu_links
+from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.simple import Simple
 from topoalign.core.placement.gpus.static_dgx import DGX1_PASCAL, DGX1_VOLTA, DGX2, StaticSets
 from topoalign.core.placement.gpus.topology import ByTopology
@@ -120,14 +122,16 @@ def gpu_choice(
 ) -> GpuChoice:
     """What a device policy is asked. Raises KeyError for GPUs that the machine does not have."""
     position = positions(topology)
-    near = [[pair_score(topology, nic, gpu) for gpu in position] for nic in beside.nics] if beside.nics_wanted else []
+    near = nic_localities(topology)
     return GpuChoice(
         scorer=set_scorer(topology),
         available=[position[device] for device in available],
         required=[position[device] for device in must_include],
         size=size,
         free=frozenset(position[gpu] for gpu in beside.free if gpu in position),
-        nics=Nics(beside.nics_wanted, near),
+        nics=Nics(beside.nics_wanted, [near[nic] for nic in beside.nics if nic in near])
+        if beside.nics_wanted
+        else NO_NICS,
     )
 
 
@@ -140,7 +144,19 @@ def positions(topology: Topology) -> Mapping[DeviceID, int]:
 @made_once
 def set_scorer(topology: Topology) -> SetScorer:
     """The scorer of the sets of all GPUs."""
-    return SetScorer(gpu_scores(topology))
+    return SetScorer(gpu_scores(topology), gpu_links(topology))
+
+
+def seam_of(topology: Topology, gpus: Collection[DeviceID]) -> str:
+    """The weakest seam of a set of the machine's GPUs, for people: `4 NVLinks, 80 GB/s`."""
+    position = positions(topology)
+    return set_scorer(topology).describe(tuple(sorted(position[gpu] for gpu in gpus)))
+
+
+@made_once
+def nic_localities(topology: Topology) -> Mapping[DeviceID, NicLocality]:
+    """NIC -> the GPUs that it is local to, and near."""
+    return {nic: locality(topology, nic) for nic in topology.nic_by_id}
 
 
 def nearness(topology: Topology, device: DeviceID, near: Sequence[DeviceID]) -> tuple[bool, int]:

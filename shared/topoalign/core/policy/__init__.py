@@ -13,7 +13,7 @@ from topoalign.core.model.requests import Mode, Policy
 from topoalign.core.model.topology.bitmask import Mask
 from topoalign.core.numa_sets.search import SearchBudget
 from topoalign.core.policy.best_effort import BestEffortPolicy
-from topoalign.core.policy.merge.closeness import Distances
+from topoalign.core.policy.merge.closeness import Distances, MaskOrder
 from topoalign.core.policy.merge.hint_combinations import Offer
 from topoalign.core.policy.none import NonePolicy
 from topoalign.core.policy.restricted import RestrictedPolicy
@@ -42,12 +42,13 @@ class TopologyPolicy(Protocol):
         distances: Distances | None = None,
         mode: Mode = Mode.KUBELET,
         work: SearchBudget | None = None,
+        order: MaskOrder | None = None,
     ) -> TopologyHint:
         """
         Returns the hint to align to: the kubelet's merge of the offers, or in mode `best` that of `narrowest_fit`.
 
-        `distances` are given where the closest NUMA nodes are to be preferred; `work` bounds the search. Raises
-        TooMuchWork.
+        `distances` are given where the closest NUMA nodes are to be preferred; `work` bounds the search; `order` sorts
+        equally narrow sets of NUMA nodes in mode `best`. Raises TooMuchWork.
         """
 
     def admits(self, hint: TopologyHint) -> bool:

@@ -6,7 +6,7 @@ from topoalign.core.model.hints import TopologyHint
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask
 from topoalign.core.numa_sets.search import SearchBudget
-from topoalign.core.policy.merge.closeness import Distances
+from topoalign.core.policy.merge.closeness import Distances, MaskOrder
 from topoalign.core.policy.merge.hint_combinations import Offer
 from topoalign.core.policy.merge.kubelet_merge import merge
 from topoalign.core.policy.merge.narrowest_fit import narrowest_fit
@@ -27,10 +27,11 @@ class BestEffortPolicy:
         distances: Distances | None = None,
         mode: Mode = Mode.KUBELET,
         work: SearchBudget | None = None,
+        order: MaskOrder | None = None,
     ) -> TopologyHint:
         """Returns the best hint that the offers have in common, as `TopologyPolicy.merge`. Raises TooMuchWork."""
         if not profile_of(mode).merges_combinations:
-            return narrowest_fit(offers, machine, distances, work)
+            return narrowest_fit(offers, machine, distances, work, order)
         return merge(offers, machine, distances, work)
 
     def admits(self, hint: TopologyHint) -> bool:

@@ -13,7 +13,7 @@ from topoalign.core.model.hints import HintRule, TopologyHint
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask, nodes_of
 from topoalign.core.numa_sets.search import SearchBudget, meets
-from topoalign.core.policy.merge.closeness import Distances
+from topoalign.core.policy.merge.closeness import Distances, MaskOrder
 from topoalign.core.policy.merge.hint_combinations import Offer
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY, merge
 from topoalign.core.policy.merge.narrowest_fit import narrowest_fit
@@ -34,10 +34,11 @@ class SingleNumaNodePolicy:
         distances: Distances | None = None,
         mode: Mode = Mode.KUBELET,
         work: SearchBudget | None = None,
+        order: MaskOrder | None = None,
     ) -> TopologyHint:
         """Returns the best hint for one node; not preferred if there is none. Raises TooMuchWork."""
         if not profile_of(mode).merges_combinations:
-            best = narrowest_fit(offers, machine, None, work)
+            best = narrowest_fit(offers, machine, None, work, order)
             return best if best.affinity is None or best.affinity.bit_count() == 1 else NO_AFFINITY
         best = merge([single(offer) for offer in offers], machine, None, work)
         return TopologyHint(None, best.preferred) if best.affinity == machine else best

@@ -1,21 +1,21 @@
 """
 The scores that `prioritize` can be set to give, by name: `TOPOALIGN_SCORING`. 0 to 10, higher is better.
 
-Each has three functions, because a scheduler asks about thousands of nodes: what of a pod it depends on, once for each kind
-of machine; what is left on a node, once for each change of the node; and the score, for each node and pod.
+Each has functions for what changes at different times, because a scheduler asks about thousands of nodes: what of a pod it
+depends on, once for each kind of machine; what is left on a node, once for each change of the node; the key of a node for a
+pod, once for each change of either; and the scores of the nodes that are asked about, by their keys.
 
     scorer = scorer_of(Scoring.QUALITY, Packing.BINPACK)
     need = scorer.need(topology, demand)
     left = scorer.left(state, demand.rules)
-    scorer.score(topology, need, left)
-
-A scorer with an `order` ranks nodes among those that are asked about: `by_place([scorer.order(need, left), ...])`.
+    scorer.scores([scorer.key(topology, need, left), ...])
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from heapq import nsmallest
+from typing import Any, Generic, Protocol, TypeVar
 
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.model.requests import AdmissionRules
@@ -60,20 +60,26 @@ class Scorer(Protocol, Generic[Need, Left]):
     def left(self, state: NodeState, rules: AdmissionRules) -> Left:
         """What is left on a node. Raises NotEnoughCpus and TooMuchWork where the CPUs to keep cannot be chosen."""
 
-    def score(self, topology: Topology, need: Need, left: Left) -> int:
-        """The score, 0 to 10. `topology`: as the node announced it, with the shape that equal machines share."""
+    def key(self, topology: Topology, need: Need, left: Left) -> Key:
+        """What sorts a node for a pod. `topology`: as the node announced it, with the shape that equal machines share."""
 
-    @property
-    def order(self) -> Callable[[Need, Left], Key] | None:
-        """What sorts nodes where scores are their places among those that are asked about; None: `score` tells."""
+    def scores(self, keys: Sequence[Key]) -> Sequence[int]:
+        """The scores, 0 to 10, of nodes with these keys."""
+
+
+class ByPlace:
+    """Base of scorers whose score is the place of a node among those that are asked about."""
+
+    def scores(self, keys: Sequence[Key]) -> Sequence[int]:
+        """10 for the lowest key, one less for each that follows."""
+        return by_place(keys)
 
 
 @dataclass(frozen=True)
-class QualityScorer:
+class QualityScorer(ByPlace):
     """Scores by the devices (`scoring.quality`)."""
 
     packing: Packing
-    order: ClassVar[None] = None
 
     def need(self, topology: Topology, demand: PodDemand) -> DeviceNeed:
         """The devices."""
@@ -83,9 +89,9 @@ class QualityScorer:
         """The free devices, by position."""
         return quality.free_devices(state)
 
-    def score(self, topology: Topology, need: DeviceNeed, left: FreeDevices) -> int:
+    def key(self, topology: Topology, need: DeviceNeed, left: FreeDevices) -> Key:
         """Remembered for machines of one shape."""
-        return quality.quality(topology, need, left, self.packing)
+        return quality.key_of(topology, need, left, self.packing)
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,6 @@ class NumaScorer:
     """Scores by what NUMA nodes have left (`scoring.numa`), a tenth of NodeResourceTopologyMatch's score, rounded down."""
 
     kind: NumaScore
-    order: ClassVar[None] = None
 
     def need(self, topology: Topology, demand: PodDemand) -> NumaNeed:
         """What containers request."""
@@ -103,13 +108,17 @@ class NumaScorer:
         """The NUMA nodes."""
         return zones_of(state, rules)
 
-    def score(self, topology: Topology, need: NumaNeed, left: Sequence[Zone]) -> int:
-        """The same machine may have other zones on another node."""
-        return numa.numa_score(self.kind, need, left) * TEN // numa.BEST
+    def key(self, topology: Topology, need: NumaNeed, left: Sequence[Zone]) -> Key:
+        """The score, negative."""
+        return (-(numa.numa_score(self.kind, need, left) * TEN // numa.BEST),)
+
+    def scores(self, keys: Sequence[Key]) -> Sequence[int]:
+        """Each node has its score by itself."""
+        return [0 if key is None else -key[0] for key in keys]
 
 
 @dataclass(frozen=True)
-class GaiaScorer:
+class GaiaScorer(ByPlace):
     """Scores by the place of a node in the order of gpu-admission (`scoring.gaia`)."""
 
     def need(self, topology: Topology, demand: PodDemand) -> Containers:
@@ -120,18 +129,13 @@ class GaiaScorer:
         """What is left of the GPUs in units."""
         return gaia.node_of(state)
 
-    def score(self, topology: Topology, need: Containers, left: AdmissionNode | None) -> int:
-        """That of the node alone, without others."""
-        return by_place([self.order(need, left)])[0]
-
-    @property
-    def order(self) -> Callable[[Containers, AdmissionNode | None], Key]:
+    def key(self, topology: Topology, need: Containers, left: AdmissionNode | None) -> Key:
         """The most loaded first, of those with room for the pod."""
-        return gaia.order
+        return gaia.order(need, left)
 
 
 @dataclass(frozen=True)
-class HamiScorer:
+class HamiScorer(ByPlace):
     """Scores by the place of a node in HAMi's order (`scoring.hami`)."""
 
     def need(self, topology: Topology, demand: PodDemand) -> str | None:
@@ -142,14 +146,9 @@ class HamiScorer:
         """How full the GPUs in slots are."""
         return hami.fullness(state)
 
-    def score(self, topology: Topology, need: str | None, left: float) -> int:
-        """That of the node alone, without others."""
-        return by_place([self.order(need, left)])[0]
-
-    @property
-    def order(self) -> Callable[[str | None, float], Key]:
+    def key(self, topology: Topology, need: str | None, left: float) -> Key:
         """The fullest first, or the emptiest."""
-        return hami.order
+        return hami.order(need, left)
 
 
 def scorer_of(scoring: Scoring, packing: Packing) -> Scorer[Any, Any]:
@@ -170,5 +169,6 @@ def by_place(keys: Sequence[Key]) -> list[int]:
     The scores of nodes by their keys: 10 for the lowest, one less for each that follows, and 1 from the tenth on. Equal keys
     have equal scores; None has 0.
     """
-    places = {key: place for place, key in enumerate(sorted({key for key in keys if key is not None}))}
-    return [0 if key is None else max(1, TEN - places[key]) for key in keys]
+    lowest = nsmallest(TEN - 1, {key for key in keys if key is not None})
+    scores = {None: 0} | {key: TEN - place for place, key in enumerate(lowest)}
+    return [scores.get(key, 1) for key in keys]

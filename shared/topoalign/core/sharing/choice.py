@@ -4,35 +4,26 @@ Which cards a container gets of those that are shared: topoalign's own decision.
 The rule, among the cards that have enough (`fitting`):
 
 - **A share of one card**: the card that has the least left: fewest cores, then least memory, then fewest processes. Of equal
-  ones, mostly cards that nobody uses, the one whose loss breaks the least: policy `topology` weighs by links what the other
-  unused cards can still be split into. So a share goes beside other shares, and if it has to open a card, this is the odd
-  one and not one of a pair.
-- **A share of several cards**: the set that is worth most by the rule of policy `topology`: its own links, and by half what
-  the cards that stay unused can be split into. Of equal sets the one that has the least left.
-- **topology-aware**: a share of one card, too, goes by what its loss breaks first, and then where the least is left. Several
+  ones, mostly cards that nobody uses, the one that comes first by policy `topology`: it cuts the fewest links to other
+  unused cards. So a share goes beside other shares, and if it has to open a card, this is the odd one and not one of a pair.
+- **A share of several cards**: the set that comes first by policy `topology`, where links count as cut only between cards
+  that nobody uses. Of equal sets the one that has the least left.
+- **topology-aware**: a share of one card, too, goes by policy `topology` first, and then where the least is left. Several
   are chosen as they are without it.
 - **Whole cards**: policy `topology` among the unused ones.
 - **binpack, spread**: shares go to the cards that are fullest, or emptiest, with the share on them: the sum of slots, cores
-  and memory as parts of what there is, each weighted. Of equally full ones those that are worth most, as above.
+  and memory as parts of what there is, each weighted. Of equally full ones those that come first by policy `topology`.
 
 The lowest index comes last, so that no tie is left to chance. Memory left is compared in blocks of 256 MiB, since cards of
 one model differ by a few pages. Up to 126 sets are all compared, which are all that nine cards have; of more the sets that
-`topology` compares, the same among cards in use, and the first in order.
+policy `topology` compares, the same among cards in use, and the first in order.
 """
 
-from collections.abc import Iterable, Sequence
-from heapq import nsmallest
+from collections.abc import Sequence
 
 from topoalign.core.demand.card_rules import ANY_CARD, CardOrder, CardRules, Weights
-from topoalign.core.placement.gpus.set_scorer import NO_NICS, SetScorer
-from topoalign.core.placement.gpus.topology import (
-    MOST_MATCHED,
-    MOST_WEIGHED,
-    at_first_sight,
-    by_topology,
-    candidates,
-    worth,
-)
+from topoalign.core.placement.gpus.set_scorer import SetScorer
+from topoalign.core.placement.gpus.topology import SetOrder, by_topology, candidates
 from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard, ShareRequest
 from topoalign.core.sharing.fitting import cards_asked, fitting
 from topoalign.core.sharing.refusals import ShareFields, ShareSplit
@@ -100,12 +91,11 @@ class Choice:
             at for at, card in enumerate(cards) if card.unused and card.healthy and card.device not in rules.cordoned
         )
         """Cards that others can still take whole."""
-        order = CardOrder.BEST_FIT if self.whole else rules.order
-        self.keys = {at: key(cards[at], asked, order, rules.weights) for at in enough}
-        self.by_links = (
-            self.whole or order is CardOrder.TOPOLOGY_AWARE or (asked.cards > 1 and order is CardOrder.BEST_FIT)
-        )
-        """Whether links and what is left unused come first, before what the cards have left."""
+        self.order = SetOrder(scorer, self.unused)
+        by = CardOrder.BEST_FIT if self.whole else rules.order
+        self.keys = {at: key(cards[at], asked, by, rules.weights) for at in enough}
+        self.by_links = self.whole or by is CardOrder.TOPOLOGY_AWARE or (asked.cards > 1 and by is CardOrder.BEST_FIT)
+        """Whether links come first, before what the cards have left."""
 
     def best(self, group: list[int], size: int) -> Members:
         """The best set of a group of cards that have enough."""
@@ -117,28 +107,19 @@ class Choice:
         """The sets to compare: of the cards that come first, and where links decide also of all, and of those in use."""
         last = sorted(self.keys[at] for at in group)[size - 1]
         first = [at for at in group if self.keys[at] < last]
-        sets = {*self.good_sets([at for at in group if self.keys[at] <= last], first, size)}
+        sets = {*candidates(self.order, [at for at in group if self.keys[at] <= last], first, size)}
         if self.by_links:
             used = [at for at in group if at not in self.unused]
-            sets.update(self.good_sets(group, (), size))
-            sets.update(self.good_sets(used, (), size) if len(used) >= size else ())
+            sets.update(candidates(self.order, group, (), size))
+            sets.update(candidates(self.order, used, (), size) if len(used) >= size else ())
         return sets
 
-    def good_sets(self, among: Sequence[int], required: Sequence[int], size: int) -> Iterable[Members]:
-        """The sets of some cards that policy `topology` compares; where many cards are unused, the best at first sight."""
-        sets = candidates(self.scorer.scores, among, required, size)
-        if len(self.unused) <= MOST_MATCHED:
-            return sets
-        return nsmallest(
-            MOST_WEIGHED, sets, key=lambda members: at_first_sight(self.scorer, members, self.unused, NO_NICS)
-        )
-
-    def rank(self, members: Members) -> tuple[Key, float, Key, Members]:
+    def rank(self, members: Members) -> tuple[Key, tuple[object, ...], Key, Members]:
         """The key that sorts sets of the same size, the best first."""
         sums = tuple(round(sum(column), 9) for column in zip(*(self.keys[at] for at in members), strict=True))
         return (
             () if self.by_links else sums,  # the card with the least left, or the fullest or emptiest cards,
-            -worth(self.scorer, members, self.unused, NO_NICS).whole,  # then links, and what is left unused,
+            self.order.rank(members)[:-1],  # then links, as policy `topology` compares them,
             () if self.whole else sums,  # then, where links came first, the least left,
             members,
         )

@@ -28,7 +28,7 @@ from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Policy
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import Shapes, renamed
-from topoalign.core.scoring.quality import Packing, device_need, points, quality
+from topoalign.core.scoring.quality import FreeDevices, Packing, compute_key, device_need, key_of
 from topoalign.core.scoring.scorers import Scoring, scorer_of
 from topoalign.core.state.fold import NodeState, announced
 from topoalign.machines import load_machine
@@ -57,13 +57,13 @@ def ask(cluster: ClusterRecord, pod: PodRequest, pods: int) -> Answer:
 def scores(topology: Topology) -> Iterator[dict[str, object]]:
     """A pod with two GPUs and a NIC; each call has other GPUs free."""
     need = device_need(topology, read_pod(pod_of({GPU: 2, NIC: 1}), RULES))
-    free = [{GPU: gpus, NIC: 255} for gpus in range(256)]
+    free = [FreeDevices({GPU: gpus, NIC: 255}, (), ()) for gpus in range(256)]
     random.Random(1).shuffle(free)
     cold, kept = iter(free), iter(free)
-    yield measured("score-cold", lambda: points(topology, need, next(cold), Packing.BINPACK), len(free), warm=0)
+    yield measured("score-cold", lambda: compute_key(topology, need, next(cold), Packing.BINPACK), len(free), warm=0)
     for each in free:
-        quality(topology, need, each, Packing.BINPACK)
-    yield measured("score-kept", lambda: quality(topology, need, next(kept), Packing.BINPACK), len(free), warm=0)
+        key_of(topology, need, each, Packing.BINPACK)
+    yield measured("score-kept", lambda: key_of(topology, need, next(kept), Packing.BINPACK), len(free), warm=0)
 
 
 def half_full_cluster() -> ClusterRecord:

@@ -1,20 +1,23 @@
 """
 `topoalign conformance`: runs published case files through the functions that the services use.
 
-Cases compare exactly. The last line is always `N passed, N failed`, and the exit code is 0 only if no case failed.
+Cases compare exactly, or have a ratio that must be large enough; ratios are summed up before the last line. The last line is
+always `N passed, N failed`, and the exit code is 0 only if no case failed.
 """
 
 import errno
+from collections import defaultdict
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 
 import click
 
 from topoalign.cli import output
 from topoalign.cli.errors import FAILURE, unknown
 from topoalign.core.model.errors import clean
-from topoalign.tools.conformance.suite import CaseResult, Suite
+from topoalign.tools.conformance.suite import CaseResult, RatedResult, Suite
 
 
 @click.command()
@@ -62,17 +65,21 @@ def suites() -> dict[str, Suite]:
         hami_texts,
         koordinator,
         kubelet,
+        nccl,
         nvidia_smi_topo,
     )
 
-    modules = (gaia, gpuallocator, hami, hami_decisions, hami_texts, koordinator, kubelet, nvidia_smi_topo)
+    modules = (gaia, gpuallocator, hami, hami_decisions, hami_texts, koordinator, kubelet, nccl, nvidia_smi_topo)
     return dict(sorted((name, suite) for module in modules for name, suite in module.SUITES.items()))
 
 
 def run(cases: Iterable[CaseResult], label: str, as_json: bool) -> tuple[int, int]:
-    """Counts the cases that passed and failed, and prints those that failed."""
+    """Counts the cases that passed and failed, prints those that failed, and sums up ratios."""
     passed = failed = 0
+    ratios: dict[str, list[float]] = defaultdict(list)
     for case in output.progress(cases, label):
+        if isinstance(case, RatedResult):
+            ratios[case.group].append(case.ratio)
         if case.passed:
             passed += 1
             continue
@@ -82,4 +89,31 @@ def run(cases: Iterable[CaseResult], label: str, as_json: bool) -> tuple[int, in
         else:
             output.say(f"{clean(case.id, 200)}: expected {clean(repr(case.expected), 1000)}")
             output.say(f"{' ' * len(clean(case.id, 200))}  got      {clean(repr(case.got), 1000)}")
+    if ratios:
+        show_ratios(ratios, as_json)
     return passed, failed
+
+
+def show_ratios(ratios: dict[str, list[float]], as_json: bool) -> None:
+    """Prints for each group, and for all, the shares within 1 % and 10 % of the best, the mean and the worst ratio."""
+    rows = [(name, figures(some)) for name, some in ratios.items()]
+    if len(rows) > 1:
+        rows.append(("all", figures([*chain.from_iterable(ratios.values())])))
+    if as_json:
+        for name, row in rows:
+            output.line({"group": name, **row})
+        return
+    output.columns(
+        ("", "CASES", "WITHIN 1 %", "WITHIN 10 %", "MEAN", "WORST"), [(name, *row.values()) for name, row in rows]
+    )
+
+
+def figures(ratios: list[float]) -> dict[str, float]:
+    """What is shown of some ratios, rounded to 4 digits."""
+    return {
+        "cases": len(ratios),
+        "within_1_percent": round(sum(ratio >= 0.99 for ratio in ratios) / len(ratios), 4),
+        "within_10_percent": round(sum(ratio >= 0.90 for ratio in ratios) / len(ratios), 4),
+        "mean": round(fmean(ratios), 4),
+        "worst": round(min(ratios), 4),
+    }

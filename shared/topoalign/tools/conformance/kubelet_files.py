@@ -4,6 +4,10 @@ The suite `kubelet/files`: root directories as the managers of a kubelet left th
 Each case is written to a directory of its own and predicted from there, as `what-if --machine --kubelet-root` does it.
 Compared are the admission; if the pod is refused, the reason; if it is admitted, for each container its exclusive CPUs,
 its memory, and its devices unless the kubelet picks them at random.
+
+What a device plugin prefers is an input of the kubelet and no decision of its own, and the cases were recorded with an older
+device policy of topoalign's. So the plugin of a case prefers the devices that it preferred then, where these answer the
+question: as many as are asked for, all available, with those that must be included.
 """
 
 from collections.abc import Iterator
@@ -14,10 +18,17 @@ from typing import Any
 import msgspec
 
 from topoalign.cli.predict import Described
-from topoalign.core.model.decisions import Decision, Refusal
+from topoalign.core.admission.admit import answer_to
+from topoalign.core.admission.admit import decided as decision_steps
+from topoalign.core.admission.drive import drive
+from topoalign.core.admission.kubelet_devices import check_resources
+from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply
+from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.model.decisions import Decision, PreferenceQuestion, Refusal
 from topoalign.core.model.ids import ContainerName, DeviceID, ResourceName
 from topoalign.core.model.topology.cpuset import parse_cpuset
-from topoalign.kubelet.files import manifest, pod_directories
+from topoalign.kubelet.files import configuration, manifest, pod_directories
+from topoalign.machines import load_machine
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome
 
@@ -57,6 +68,13 @@ class Expected(msgspec.Struct, frozen=True):
     reason: str = ""
     containers: dict[ContainerName, Given] = {}
     by_chance: bool = False
+
+    def preferred(self, asked: PreferenceQuestion) -> tuple[DeviceID, ...]:
+        """The devices that the plugin preferred, where they answer the question; else ()."""
+        given = self.containers.get(asked.container)
+        devices = given.devices.get(asked.resource, []) if given is not None else []
+        answers = len(devices) == asked.size and {*asked.must_include} <= {*devices} <= {*asked.available}
+        return tuple(devices) if answers else ()
 
     @property
     def answer(self) -> object:
@@ -114,8 +132,17 @@ def decided(case: FilesCase) -> Decision:
         root.mkdir()
         case.lay_out(root)
         config.write_bytes(msgspec.json.encode(case.config))
-        _, decision, _ = Described(case.machine, config, root).predict(manifest.pod_of(case.pod), {})
-    return decision
+        rules = configuration.load_configuration(config)
+        node = Described(case.machine, config, root).node(load_machine(case.machine), rules)
+    demand = read_pod(manifest.pod_of(case.pod), rules)
+    check_resources(demand, node.state.hardware, node.registered)
+
+    def answer(asked: Question) -> Reply:
+        if isinstance(asked, PreferenceQuestion) and (recorded := case.expect.preferred(asked)):
+            return recorded
+        return answer_to(asked, node.state, rules)
+
+    return drive(decision_steps(AdmissionRun(node.state, demand)), answer)
 
 
 def told(decision: Decision, by_chance: bool) -> object:

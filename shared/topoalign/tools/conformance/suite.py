@@ -32,6 +32,22 @@ class CaseResult:
         return self.expected == self.got
 
 
+@dataclass(frozen=True)
+class RatedResult(CaseResult):
+    """A case whose outcome is a ratio between 0 and 1: how much of the best possible was reached."""
+
+    group: str
+    """What the case is summed up with: the machine."""
+    ratio: float
+    least: float
+    """The least ratio that passes."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the ratio is large enough."""
+        return self.ratio >= self.least
+
+
 Suite = Callable[[Path], Iterator[CaseResult]]
 """Runs all cases of one file (or folder). Raises InvalidMachine, BadRequest or OSError if the file itself cannot be read."""
 

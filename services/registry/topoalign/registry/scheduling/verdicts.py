@@ -30,7 +30,7 @@ from topoalign.core.model.ids import GPU, NIC, ContainerName, Namespace, NodeNam
 from topoalign.core.model.requests import CARDS, ContainerRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import without_uuids
-from topoalign.core.scoring.scorers import Scorer
+from topoalign.core.scoring.scorers import Key, Scorer
 from topoalign.core.sharing.slot_checks import WITHOUT_EFFECT
 from topoalign.core.state.fold import NodeState, announced
 from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSchedule
@@ -117,10 +117,10 @@ class Request:
         """Of the cluster, up to which `codes` are right."""
         self.refused_by_all: RefusedByAll | None = None
         """What was answered last, where no node was left: pods that wait ask for it again and again."""
-        self.scores = bytearray()
-        """By the place of a node: 0 to 10."""
+        self.keys: list[Key] = []
+        """By the place of a node: what sorts it for this request."""
         self.scored = -1
-        """Of the cluster, up to which `scores` are right."""
+        """Of the cluster, up to which `keys` are right."""
         self._asked: WeakKeyDictionary[Kind, Asked] = WeakKeyDictionary()
 
     def of(self, kind: Kind, view: ClusterView) -> Asked:

@@ -283,9 +283,9 @@ class ClusterView:
         hardware = basis.state.hardware
         view.kind = self._kinds.setdefault(kind_key(basis), Kind(hardware, basis.rules, basis.registered))
         view.free = free_of(basis.state, basis.rules)
-        view.shape = member.state.hardware.shape
         with suppress(NoFit):
             view.left = self.scorer.left(basis.state, basis.rules)
+            view.shape = member.state.hardware.shape
 
     def _drop(self, node: NodeName) -> None:
         self.offers.drop(node)

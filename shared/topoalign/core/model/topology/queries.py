@@ -1,8 +1,5 @@
 """Questions about a node's hardware that more than one part of the core asks."""
 
-from collections.abc import Iterable
-from itertools import combinations
-
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.links import NVLINK_SCORE, PCIE_SCORE, PcieClass
 from topoalign.core.model.topology.model import Topology
@@ -45,8 +42,3 @@ def kept_apart(topology: Topology, a: DeviceID, b: DeviceID) -> bool:
     """Whether both GPUs are known to be in NVLink domains, and not in the same."""
     fabrics = [gpu.fabric for gpu in (topology.gpu_by_id.get(a), topology.gpu_by_id.get(b)) if gpu is not None]
     return len(fabrics) == 2 and None not in fabrics and fabrics[0] != fabrics[1]
-
-
-def set_score(topology: Topology, devices: Iterable[DeviceID]) -> int:
-    """The sum of the pair scores over all pairs of a set of devices."""
-    return sum(pair_score(topology, a, b) for a, b in combinations(devices, 2))

@@ -13,7 +13,8 @@ How it is found, and where it is not exact: `topoalign.core.placement.partition`
 """
 
 from topoalign.core.model.requests import Placement
-from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice, Members
+from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice
+from topoalign.core.placement.gpus.scores import Members
 from topoalign.core.placement.partition import best_split
 
 NOTHING = frozenset[int]()

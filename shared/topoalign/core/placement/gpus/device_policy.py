@@ -9,11 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from topoalign.core.placement.gpus.scores import Scores
-from topoalign.core.placement.gpus.set_scorer import NO_NICS, Nics, SetScorer
-
-Members = tuple[int, ...]
-"""GPUs by their positions on the machine, ascending."""
+from topoalign.core.placement.gpus.nics import NO_NICS, Nics
+from topoalign.core.placement.gpus.scores import Members, Scores
+from topoalign.core.placement.gpus.set_scorer import SetScorer
 
 
 class GpuChoice(NamedTuple):

@@ -1,6 +1,7 @@
 """simple: the GPUs that must be in the set, then the lowest indexes. Knows nothing of links."""
 
-from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice, Members
+from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice
+from topoalign.core.placement.gpus.scores import Members
 
 
 class Simple(DevicePolicy):

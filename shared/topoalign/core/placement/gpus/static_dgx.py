@@ -7,7 +7,8 @@ preference. Positions are NVML's indexes, so the tables hold only for these very
 
 from collections.abc import Mapping, Sequence
 
-from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice, Members
+from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice
+from topoalign.core.placement.gpus.scores import Members
 
 Tables = Mapping[int, Sequence[Sequence[int]]]
 """Size -> the sets of that size, the first preferred."""

@@ -1,166 +1,195 @@
 """
-topology: the best connected GPUs for this container that leave the best ones for the next.
+topology: the set of GPUs on which a collective runs fastest, and of equally fast ones the one that spoils the least.
 
-A set is worth the sum of three parts. The set that is worth the most is chosen, of equals the one with the lowest indexes:
+Sets are compared by one key, element by element:
 
-- **own**: its link score, as a share of the best set of as many GPUs that the machine has (a single GPU has no links);
-- **left**, by half: what the GPUs that are still free afterwards can be split into, for the sizes 2, 4 and 8: the total of
-  the best partition in units of the machine's best set of that size. So a single GPU is taken from where it breaks no pair
-  while there is an odd one, and of equally good sets the one goes whose loss is the least;
-- **NICs**, by a tenth, where the container asks for some: how near the free NICs are to the set, 1 for one beside each.
+1. the weakest seam of the set (`seam`): NVLinks across its weakest division, else the PCIe path across. The strongest wins;
+2. NICs, where the container asks for some: how many of these can be local to a member, then near one (`nics`);
+3. the links that the set cuts: the scores of all links between its members and the GPUs that stay free. The fewest win, so
+   pairs and groups of free GPUs stay whole for the next container;
+4. the links of its own: the scores of all links among its members. The most win;
+5. the lowest indexes.
 
-Links through NVSwitch, and NVLinks within a clique, count as `pair_score` has them.
+    8 GPUs at an NVSwitch with 18 NVLinks each, GPU-0 without any: 4 GPUs are 1, 2, 3 and 4, and never GPU-0 (seam)
+    the same machine, 1 GPU: GPU-0, because it cuts no NVLink
+    4 linked pairs, GPU-1 is held: 1 GPU is GPU-0, because all others have a free partner
 
-While up to nine GPUs are free, all sets are compared and all partitions are exact (`partition`). With more, partitions are
-made by matching the best pairs first, then pairs of pairs, and so on (`matched`); where there are more than 126 sets, those
-are compared that grow from each GPU by what adds most, and the set of the best partition; and of more than 18 free GPUs only
-the few that look best by links, NICs and the links that they would cut are weighed by what they leave.
+While there are at most 126 sets, which nine GPUs have, all are compared. Of more the sets are compared that grow from each
+GPU by the strongest links, and the set that is left when the GPUs with the weakest links are removed one by one. On machines
+whose links form a hierarchy, such as PCIe switches, and at an NVSwitch the strongest seam is among these sets.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import nsmallest
 from itertools import combinations
-from math import comb
-from typing import NamedTuple
+from math import comb, inf
+from operator import add, itemgetter
 
 from topoalign.core.model.requests import Placement
-from topoalign.core.model.topology.links import PCIE_SCORE, PcieClass
-from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice, Members
-from topoalign.core.placement.gpus.scores import Scores
-from topoalign.core.placement.gpus.set_scorer import NO_NICS, Nics, SetScorer
-from topoalign.core.placement.partition import best_split
-from topoalign.core.placement.partition.greedy import grow
-from topoalign.core.placement.partition.tables import MOST_LISTED
+from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice
+from topoalign.core.placement.gpus.nics import NO_NICS, Nics, count_nics
+from topoalign.core.placement.gpus.scores import Members, Scores
+from topoalign.core.placement.gpus.set_scorer import SetScorer
 
-MOST_COMPARED = comb(MOST_LISTED, MOST_LISTED // 2)
+MOST_COMPARED = comb(9, 4)
 """Sets: all there are of nine GPUs."""
-MOST_WEIGHED = 12
-"""Sets that are weighed by what they leave, where more than `MOST_MATCHED` GPUs are free: 64 take some 50 ms."""
-MOST_MATCHED = 18
-"""Free GPUs up to which all sets are weighed that are compared."""
-LEFT, NICS = 0.5, 0.1
-"""How much these parts weigh beside the set's own. Found by `topoalign bench placement-quality`."""
-BESIDE = PCIE_SCORE[PcieClass.PIX]
-TOLD = 0.0005
-"""The least difference in worth that is shown."""
+MOST_GROWN = 8
+"""Sets that grow whose seam is computed. The minimum cut of 33 of 64 GPUs takes some 10 ms."""
 
 
 class ByTopology(DevicePolicy):
-    """topoalign's own device policy: chooses the set that is worth the most, by the rule of this module."""
+    """topoalign's own device policy: chooses the set with the best key, by the rule of this module."""
 
     def choose(self, asked: GpuChoice) -> Members:
-        """Chooses the set that is worth the most and holds all required GPUs."""
+        """Chooses the set with the best key that holds all required GPUs."""
         return by_topology(asked.scorer, asked.available, asked.required, asked.size, asked.free, asked.nics)
 
     def uncompared(self, asked: GpuChoice) -> str:
-        """Explains that so many GPUs are free that not all sets are compared, or what they leave is not exact."""
-        free = len(asked.free.union(asked.available))
-        ways = comb(len(asked.available) - len(asked.required), asked.size - len(asked.required))
-        said = "" if free <= MOST_LISTED else ", what is left judged by matching pairs, fours and eights"
-        most = MOST_COMPARED if free <= MOST_MATCHED else MOST_WEIGHED
-        return said if ways <= most else f"{said}, of the {most} that look best: all {ways} are too many to weigh"
+        """Explains that there are more sets than are compared."""
+        others, more = len(asked.available) - len(asked.required), asked.size - len(asked.required)
+        if compares_all(others, more):
+            return ""
+        return f", of the sets that grow from each GPU: all {comb(others, more)} are too many to compare"
 
     def weigh(self, asked: GpuChoice, chosen: Members) -> Callable[[Members], str]:
-        """Returns a function that explains, part by part, what another set is worth more or less than this one."""
+        """Returns a function that names the first element of the key by which another set lost against this one."""
+        sets = SetOrder(asked.scorer, asked.free.union(asked.available), asked.nics)
+        return lambda other: sets.difference(other, chosen)
 
-        def judged(members: Members) -> Worth:
-            return worth(asked.scorer, members, asked.free.union(members), asked.nics)
 
-        mine = judged(chosen)
+def compares_all(gpus: int, size: int) -> bool:
+    """Whether all sets of this size of so many GPUs are compared."""
+    return comb(gpus, size) <= MOST_COMPARED
 
-        def against(other: Members) -> str:
-            theirs = judged(other)
-            parts = {"by its links": theirs.own - mine.own, "by what it leaves": theirs.left - mine.left}
-            parts["by its NICs"] = theirs.nics - mine.nics
-            told = [f"{change:+.3f} {part}" for part, change in parts.items() if abs(change) >= TOLD]
-            return f"worth {', '.join(told)}" if told else "worth the same; its indexes decided"
 
-        return against
+Rank = tuple[tuple[int, int], tuple[int, int], int, int, Members]
+
+
+class SetOrder:
+    """The order of sets of GPUs that are taken from the free ones."""
+
+    def __init__(self, scorer: SetScorer, free: Iterable[int], nics: Nics = NO_NICS) -> None:
+        self.scorer, self.nics, self.free = scorer, nics, frozenset(free)
+        self.links_to_free = scorer.links_to(self.free)
+
+    def cut(self, members: Members) -> int:
+        """The sum of the scores of the links between free members and the free GPUs that are no members."""
+        taken = members if self.free.issuperset(members) else tuple(filter(self.free.__contains__, members))
+        return sum([self.links_to_free[member] for member in taken]) - 2 * self.scorer.own(taken)
+
+    def rank(self, members: Members) -> Rank:
+        """The key that sorts sets of one size, the best first."""
+        seam = self.scorer.seam(members)
+        local, near = count_nics(self.nics, members)
+        return (
+            (-seam.nvlinks, -seam.pcie),  # the strongest seam,
+            (-local, -near),  # then the most wanted NICs that are local to a member, then near one,
+            self.cut(members),  # then the fewest links cut,
+            -self.scorer.own(members),  # then the most links of its own,
+            members,  # then the lowest indexes
+        )
+
+    def difference(self, other: Members, chosen: Members) -> str:
+        """Why a set lost against the chosen one."""
+        theirs, mine = self.rank(other), self.rank(chosen)
+        at = next(place for place, (a, b) in enumerate(zip(theirs, mine, strict=True)) if a != b)
+        match at:
+            case 0:
+                return f"its seam is {self.scorer.describe(other)}, not {self.scorer.describe(chosen)}"
+            case 1:
+                return f"{-theirs[1][0]} local and {-theirs[1][1]} near NICs, not {-mine[1][0]} and {-mine[1][1]}"
+            case 2:
+                return f"cuts links worth {theirs[2]} to GPUs that stay free, not {mine[2]}"
+            case 3:
+                return f"links of its own worth {-theirs[3]}, not {-mine[3]}"
+            case _:
+                return "equal, with higher indexes"
 
 
 def by_topology(
-    outlook: SetScorer,
+    scorer: SetScorer,
     available: Sequence[int],
     required: Collection[int],
     size: int,
     free: Iterable[int] = (),
     nics: Nics = NO_NICS,
-) -> tuple[int, ...]:
+) -> Members:
     """
-    Chooses the set of `size` available positions, ascending, that is worth the most and holds all required ones.
+    Chooses the set of `size` available positions, ascending, that has the best key and holds all required ones.
 
     `free` are all GPUs that nobody holds, including those that are not offered here.
     """
     everything = frozenset((*free, *available))
+
+    def choose() -> Members:
+        order = SetOrder(scorer, everything, nics)
+        return min(map(order.rank, candidates(order, available, required, size)))[-1]
+
     if nics.wanted:
-        return weighed(outlook, available, required, size, everything, nics)
-    asked = (Placement.TOPOLOGY, frozenset(available), frozenset(required), size, everything)
-    return outlook.chosen(asked, lambda: weighed(outlook, available, required, size, everything, nics))
+        return choose()
+    return scorer.chosen((Placement.TOPOLOGY, frozenset(available), frozenset(required), size, everything), choose)
 
 
-def weighed(
-    outlook: SetScorer,
-    available: Sequence[int],
-    required: Collection[int],
-    size: int,
-    everything: frozenset[int],
-    nics: Nics,
-) -> tuple[int, ...]:
-    """The best of all sets that are compared; of more than MOST_MATCHED free GPUs only those best at first sight."""
-    sets = candidates(outlook.scores, available, required, size)
-    if len(everything) > MOST_MATCHED:
-        sets = nsmallest(MOST_WEIGHED, sets, key=lambda members: at_first_sight(outlook, members, everything, nics))
-
-    def rank(members: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
-        return -worth(outlook, members, everything, nics).whole, members
-
-    return min(map(rank, sets))[1]
-
-
-class Worth(NamedTuple):
-    """The worth of a set, in parts that are weighted already."""
-
-    own: float
-    left: float
-    nics: float
-
-    @property
-    def whole(self) -> float:
-        """The sum of the parts, rounded, so that equal sets are equal in whatever order their parts were added."""
-        return round(self.own + self.left + self.nics, 9)
-
-
-def worth(outlook: SetScorer, members: tuple[int, ...], free: frozenset[int], nics: Nics) -> Worth:
-    """Weighs a set that is taken from the free GPUs."""
-    left = outlook.left(free.difference(members))
-    return Worth(outlook.own(members), LEFT * left, NICS * nearness(nics, members))
-
-
-def at_first_sight(
-    outlook: SetScorer, members: tuple[int, ...], free: frozenset[int], nics: Nics
-) -> tuple[float, int, tuple[int, ...]]:
-    """The key that sorts sets, the best first, by links, NICs and the links that they cut, without what they leave."""
-    cut = sum(outlook.scores[member][other] for member in members for other in free.difference(members))
-    return -round(outlook.own(members) + NICS * nearness(nics, members), 9), cut, members
-
-
-def candidates(
-    scores: Scores, available: Sequence[int], required: Collection[int], size: int
-) -> Iterable[tuple[int, ...]]:
+def candidates(order: SetOrder, available: Sequence[int], required: Collection[int], size: int) -> Iterable[Members]:
     """The sets to compare, each ascending: all of them, or beyond MOST_COMPARED those that grow well."""
-    free = [position for position in sorted(available) if position not in required]
-    if comb(len(free), size - len(required)) <= MOST_COMPARED:
+    others = [position for position in sorted(available) if position not in required]
+    if compares_all(len(others), size - len(required)):
         if not required:
-            return combinations(free, size)
-        return (tuple(sorted((*required, *others))) for others in combinations(free, size - len(required)))
-    seeds = [(*required, *([other] if len(required) < size else [])) for other in free]
-    grown = {tuple(sorted(grow(scores, sorted(available), seed, size))) for seed in seeds}
-    return {best_split(scores, available, required, size).members, *grown}
+            return combinations(others, size)
+        return (tuple(sorted((*required, *some))) for some in combinations(others, size - len(required)))
+    strength, to_free = order.scorer.links.strength, order.links_to_free
+    sets = {
+        grow(strength, others, (*required, *seed), size, to_free)
+        for seed in (seeds(strength, available, others) if len(required) < size else [()])
+    }
+    sets.add(peel(strength, others, tuple(required), size))
+    if len(sets) <= MOST_GROWN:
+        return sets
+    return nsmallest(
+        MOST_GROWN, sets, key=lambda members: (-fewest_links(strength, members), order.cut(members), members)
+    )
 
 
-def nearness(nics: Nics, members: Collection[int]) -> float:
-    """How near the wanted NICs are to their nearest GPU of the set: 1 for a switch in common, on average."""
-    if not nics.wanted:
-        return 0.0
-    nearest = sorted((max(row[member] for member in members) for row in nics.nearness), reverse=True)[: nics.wanted]
-    return sum(nearest) / (BESIDE * nics.wanted)
+def seeds(strength: Scores, available: Sequence[int], others: Sequence[int]) -> Iterable[tuple[int]]:
+    """One of all GPUs whose links to the available ones have the same strengths."""
+    columns = itemgetter(*available)
+    alike = {tuple(sorted(columns(strength[other]))): (other,) for other in reversed(others)}
+    return alike.values()
+
+
+def grow(strength: Scores, among: Iterable[int], seed: Sequence[int], size: int, to_free: Sequence[int]) -> Members:
+    """Adds to the seed the GPU with the strongest links to the members, of equals the one with the fewest to free GPUs."""
+    members = list(seed)
+    gain = [-inf] * len(strength)
+    for other in among:
+        gain[other] = -to_free[other] * 1e-9  # too little to decide but between equals
+    for member in members:
+        gain[member] = -inf
+    for row in map(strength.__getitem__, seed):
+        gain = list(map(add, gain, row))
+    while len(members) < size:
+        added = gain.index(max(gain))
+        members.append(added)
+        gain = list(map(add, gain, strength[added]))
+        gain[added] = -inf
+    return tuple(sorted(members))
+
+
+def peel(strength: Scores, among: Iterable[int], required: Members, size: int) -> Members:
+    """Removes the GPU with the weakest links to the others, of equals the last, until `size` are left."""
+    members = {*among, *required}
+    links = {member: sum([strength[member][other] for other in members]) for member in members}
+    removable = {member: links[member] for member in sorted(members.difference(required), reverse=True)}
+    while len(members) > size:
+        removed = min(removable, key=removable.__getitem__)
+        del removable[removed]
+        members.remove(removed)
+        row = strength[removed]
+        for other in removable:
+            removable[other] -= row[other]
+    return tuple(sorted(members))
+
+
+def fewest_links(strength: Scores, members: Members) -> int:
+    """The least that a member is linked to the others: no seam is stronger."""
+    return min([sum([strength[a][b] for b in members]) for a in members])

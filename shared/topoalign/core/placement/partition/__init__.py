@@ -24,12 +24,12 @@ from typing import NamedTuple
 
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.placement.gpus.scores import Scores, total
-from topoalign.core.placement.partition.greedy import best_grown, greedy_split
+from topoalign.core.placement.partition.greedy import greedy_split
 from topoalign.core.placement.partition.lagrangian import MOST_PRICED, best_by_prices
-from topoalign.core.placement.partition.masks import mask_of, masks_of_size, members_of, set_scores
+from topoalign.core.placement.partition.masks import mask_of, members_of
 from topoalign.core.placement.partition.search_budget import SearchBudget
 from topoalign.core.placement.partition.tables import MOST_LISTED, best_by_table
-from topoalign.core.placement.partition.tree import MOST_IN_TREE, best_by_tree, best_sets_of_tree, tree_of
+from topoalign.core.placement.partition.tree import MOST_IN_TREE, best_by_tree, tree_of
 
 MOST_STEPS = 50_000
 """Of an exact search: 30 to 60 ms. A DGX-2 takes 2,000 at most, the 72 GPUs of an NVL72 10,000."""
@@ -44,15 +44,6 @@ class Partition(NamedTuple):
     """What the partition is worth that it belongs to."""
     exact: bool
     """Whether no partition is worth more, and no set is chosen before this one. False: greedy."""
-
-
-class SetScores(NamedTuple):
-    """The scores of the best sets of each size that some devices have."""
-
-    best: tuple[int, ...]
-    """The score of the best set of 0, 1, 2, … devices, up to all of them."""
-    exact: bool
-    """Whether no set of the size has a higher score. False: greedy."""
 
 
 def best_split(scores: Scores, available: Collection[int], required: Collection[int], size: int) -> Partition:
@@ -90,34 +81,6 @@ def exact_split(scores: Scores, required: Sequence[int], size: int) -> tuple[int
     if devices > MOST_PRICED:
         work.give_up()
     return best_by_prices(scores, fixed, size, work)
-
-
-def best_total(scores: Scores, devices: Collection[int], size: int) -> int:
-    """
-    The most that a partition of these positions into sets of `size` and one smaller set is worth; 0 < size <= their
-    number.
-
-    Where `best_split` is not exact, it is what the greedy partition is worth.
-    """
-    return best_split(scores, devices, (), size).total
-
-
-def best_sets(scores: Scores, devices: Collection[int]) -> SetScores:
-    """The score of the best set of each size inside these positions, whatever becomes of the rest."""
-    free = sorted(devices)
-    if len(free) < 2:
-        return SetScores((0,) * (len(free) + 1), exact=True)
-    local = among(scores, free)
-    if not any(map(any, local)):
-        return SetScores((0,) * (len(free) + 1), exact=True)
-    tree = tree_of(local, range(len(free))) if MOST_LISTED < len(free) <= MOST_IN_TREE else None
-    if tree is not None:
-        return SetScores(best_sets_of_tree(tree, len(free)), exact=True)
-    if len(free) <= MOST_PRICED:
-        worth = set_scores(local)
-        sizes = (masks_of_size(len(free), size) for size in range(len(free) + 1))
-        return SetScores(tuple(max(worth[mask] for mask in masks) for masks in sizes), exact=True)
-    return SetScores(best_grown(local), exact=False)
 
 
 def among(scores: Scores, positions: Sequence[int]) -> Scores:

@@ -30,19 +30,6 @@ def greedy_split(scores: Scores, required: Sequence[int], size: int) -> tuple[li
     return best, sum(total(scores, members) for members in sets)
 
 
-def best_grown(scores: Scores) -> tuple[int, ...]:
-    """The score of a good set of 0, 1, 2, … devices: the best of the sets of each size that grow from a position."""
-    devices = len(scores)
-    best = [0] * (devices + 1)
-    for start in range(devices):
-        order = grow(scores, range(devices), [start], devices)
-        worth = 0
-        for size, added in enumerate(order):
-            worth += sum(scores[added][member] for member in order[:size])
-            best[size + 1] = max(best[size + 1], worth)
-    return tuple(best)
-
-
 def grown(scores: Scores, required: Sequence[int], size: int) -> Sets:
     """Splits all positions into sets that grow one after the other, the first from the required ones."""
     rest = list(range(len(scores)))

@@ -69,12 +69,6 @@ def best_by_tree(tree: Tree, devices: int, required: Sequence[int], size: int, w
     return TreeSplit(tree, devices, required, size, work).solved()
 
 
-def best_sets_of_tree(tree: Tree, devices: int) -> tuple[int, ...]:
-    """The score of the best set of 0, 1, 2, … devices."""
-    forms = Forms(devices)
-    return tuple(forms.best(form_of(forms, tree, frozenset())))
-
-
 def form_of(forms: Forms, tree: Tree, required: Set[int]) -> int:
     """The form of a tree in which no device is taken and the next set must hold the required ones."""
     if isinstance(tree, int):

@@ -1,6 +1,10 @@
-"""Which of several sets of NUMA nodes is best: the fewest, then the closest to one another if asked for, then the lowest."""
+"""
+Which of several sets of NUMA nodes is best: the fewest, then the first in an order of the caller's if there is one, then the
+closest to one another if asked for, then the lowest.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from topoalign.core.model.topology.bitmask import Mask, nodes_of
 from topoalign.core.numa_sets.search import Hopeless
@@ -8,18 +12,28 @@ from topoalign.core.numa_sets.search import Hopeless
 Distances = Mapping[int, Mapping[int, int]]
 """NUMA node id -> NUMA node id -> distance."""
 
+MaskOrder = Callable[[Mask], tuple[Any, ...]]
+"""What sorts equally narrow sets of NUMA nodes, the best first."""
+
 MasksOfSize = Callable[[int, Hopeless | None], Iterator[Mask]]
 """The sets of so many nodes, ascending, without branches that are hopeless."""
 
 
-def narrowest(masks: Iterable[Mask], distances: Distances | None) -> Mask:
-    """The best of these masks: the fewest nodes, then the closest if distances are given, then the lowest."""
+def narrowest(masks: Iterable[Mask], distances: Distances | None, order: MaskOrder | None = None) -> Mask:
+    """The best of these masks."""
     masks = list(masks)
     fewest = min(mask.bit_count() for mask in masks)
     equal = [mask for mask in masks if mask.bit_count() == fewest]
-    if distances is None or len(equal) == 1:
-        return min(equal)
-    return min(equal, key=lambda mask: (spread(mask, distances), mask))
+    if len(equal) == 1:
+        return equal[0]
+    return min(
+        equal,
+        key=lambda mask: (
+            order(mask) if order is not None else (),
+            spread(mask, distances) if distances is not None else 0,
+            mask,
+        ),
+    )
 
 
 def spread(mask: Mask, distances: Distances) -> int:

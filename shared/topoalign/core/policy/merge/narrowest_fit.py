@@ -2,8 +2,9 @@
 How topoalign itself merges hints (mode `best`): the narrowest NUMA nodes on which everything fits.
 
 A container is aligned to some nodes if each of its resources has a hint that lies within them; whether that hint is those
-very nodes does not matter. The fewest nodes win, then the closest to one another, then the lowest. They are preferred if
-they are no more than the greediest resource needs by itself, for then nothing could be narrower.
+very nodes does not matter. The fewest nodes win, then those with the best connected GPUs (`MaskOrder`), then the closest to
+one another, then the lowest. They are preferred if they are no more than the greediest resource needs by itself, for then
+nothing could be narrower.
 
 The kubelet's merge wants all resources to prefer the very same nodes instead. A pod with one GPU and CPUs of two nodes, say,
 has no such nodes at all, and `restricted` refuses it there on an empty machine.
@@ -19,12 +20,16 @@ from topoalign.core.model.hints import HintRule, TopologyHint
 from topoalign.core.model.topology.bitmask import Mask, nodes_of, union
 from topoalign.core.numa_sets.search import Choosing, SearchBudget
 from topoalign.core.numa_sets.subsets import MOST_NODES, Subsets, subsets
-from topoalign.core.policy.merge.closeness import Distances, closest, narrowest
+from topoalign.core.policy.merge.closeness import Distances, MaskOrder, closest, narrowest
 from topoalign.core.policy.merge.hint_combinations import Offer, combinations, narrowest_width
 
 
 def narrowest_fit(
-    offers: Sequence[Offer], machine: Mask, distances: Distances | None = None, work: SearchBudget | None = None
+    offers: Sequence[Offer],
+    machine: Mask,
+    distances: Distances | None = None,
+    work: SearchBudget | None = None,
+    order: MaskOrder | None = None,
 ) -> TopologyHint:
     """
     Returns the narrowest hint that has room for one hint of each offer; the whole machine, not preferred, if there is
@@ -38,7 +43,7 @@ def narrowest_fit(
     naming = [offer for offer, width in zip(offers, widths, strict=True) if width]
     if not naming:
         return TopologyHint(None, all(map(can_be_met, offers)))
-    mask = narrowest_mask(naming, machine, distances, work)
+    mask = narrowest_mask(naming, machine, distances, work, order)
     if mask is None:
         return TopologyHint(machine, False)
     return TopologyHint(mask, mask.bit_count() == max(widths) and all(map(can_be_met, offers)))
@@ -50,7 +55,11 @@ def can_be_met(offer: Offer) -> bool:
 
 
 def narrowest_mask(
-    offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: SearchBudget
+    offers: Sequence[Offer],
+    machine: Mask,
+    distances: Distances | None,
+    work: SearchBudget,
+    order: MaskOrder | None,
 ) -> Mask | None:
     """The best mask that holds a hint of each of these offers, which all name nodes; None if there is none."""
     listed = [masks_of(offer) for offer in offers]
@@ -59,7 +68,7 @@ def narrowest_mask(
         masks = listed_fits(listed, subsets(nodes_of(named & machine)))
     else:
         masks = searched_fits(offers, machine, distances, work)
-    return narrowest(masks, distances) if masks else None
+    return narrowest(masks, distances, order) if masks else None
 
 
 def masks_of(offer: Offer) -> set[Mask]:

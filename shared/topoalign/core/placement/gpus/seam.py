@@ -1,0 +1,182 @@
+"""
+The weakest seam of a set of GPUs: the measure of how fast a collective runs on it.
+
+A set can be divided into two parts in many ways. The seam is the weakest of these divisions, which is the minimum cut of the
+set: the number of NVLinks between both parts or, where no NVLink connects them, the best PCIe path between them. Every ring
+crosses every division, so no collective on the set is faster than its seam. The order of NCCL 2.30.7's own graph search
+agrees with it more often than with the sum of all links (docs/decisions/0020).
+
+    DGX-1V, GPUs 0 to 3: 0 and 3 are linked by two NVLinks, 0 and 1 by one, …; the weakest division has 4 NVLinks
+    GPUs 0, 1, 4, 5: {0, 4} and {1, 5} are linked by 2 NVLinks, all other divisions by more: the seam is 2 NVLinks
+    GPUs 0 and 5: no NVLink, PCIe across sockets
+
+Any NVLink is stronger than any PCIe path. At an NVSwitch every GPU reaches every other with all of its links, so the seam is
+that of the GPU with the fewest links. Not known to the seam: bandwidth that was measured, congestion, and other jobs.
+"""
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+from topoalign.core.model.topology.links import NVLINK_SCORE, PCIE_SCORE, PcieClass
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.queries import kept_apart, pcie_class, share_node
+from topoalign.core.model.topology.views import made_once
+from topoalign.core.placement.gpus.scores import Scores
+
+MOST_NVLINKS = 36
+"""NVLinks of one GPU that NVML 13 can name. A GPU with more links to its peers is at an NVSwitch."""
+
+NVLINK_GBPS = {
+    **dict.fromkeys(("P100",), 18.0),
+    **dict.fromkeys(("V100", "A100", "A800", "A30"), 20.0),
+    **dict.fromkeys(("H100", "H200", "H800", "H20", "GH200"), 20.6),
+    **dict.fromkeys(("B100", "B200", "B300", "GB200", "GB300"), 40.1),
+    **dict.fromkeys(("A6000", "A5500", "A5000", "A4500", "A40", "3090"), 12.0),
+}
+"""GB/s of one NVLink and direction by GPU model, as NCCL 2.30.7 plans with (`src/graph/topo.h`)."""
+
+PCIE_GBPS = {
+    PcieClass.PSB: 24.0,
+    PcieClass.PIX: 24.0,
+    PcieClass.PXB: 24.0,
+    PcieClass.PHB: 20.0,
+    PcieClass.NODE: 20.0,
+    PcieClass.SYS: 12.0,
+}
+"""GB/s that stand for a PCIe path where sets are compared by bandwidth: x16 of generation 4. The seam itself needs none."""
+
+PCIE_TEXT = {
+    PcieClass.PSB: "PCIe on one board",
+    PcieClass.PIX: "PCIe through one switch",
+    PcieClass.PXB: "PCIe through several switches",
+    PcieClass.PHB: "PCIe through a host bridge",
+    PcieClass.NODE: "PCIe within a NUMA node",
+    PcieClass.SYS: "PCIe across sockets",
+}
+CLASS_OF_SCORE = {score: path for path, score in PCIE_SCORE.items()}
+
+
+class Seam(NamedTuple):
+    """The connection across the weakest division of a set. Of two seams the greater one is the stronger one."""
+
+    nvlinks: int
+    """NVLinks across; 0: no NVLink connects both parts."""
+    pcie: int = 0
+    """Score of the best PCIe path across (`PCIE_SCORE`) where no NVLink connects both parts; else 0."""
+
+    def bandwidth(self, model: str = "") -> float:
+        """GB/s across between GPUs of this product name: NVLinks as NCCL plans with them (20 where the model is unknown)."""
+        if self.nvlinks:
+            return self.nvlinks * (nvlink_gbps(model) or 20.0)
+        return PCIE_GBPS[CLASS_OF_SCORE[self.pcie]] if self.pcie in CLASS_OF_SCORE else 0.0
+
+    def text(self, model: str = "") -> str:
+        """For people: `4 NVLinks, 80 GB/s`, `PCIe across sockets`; `one GPU` where there is nothing to divide."""
+        if not self.nvlinks:
+            return PCIE_TEXT[CLASS_OF_SCORE[self.pcie]] if self.pcie in CLASS_OF_SCORE else "one GPU"
+        links = f"{self.nvlinks} NVLink{'s' if self.nvlinks > 1 else ''}"
+        return f"{links}, {self.nvlinks * gbps:.0f} GB/s" if (gbps := nvlink_gbps(model)) else links
+
+
+ONE_GPU = Seam(0, 0)
+"""The seam of fewer than two GPUs: there is nothing to divide."""
+
+
+def nvlink_gbps(model: str) -> float | None:
+    """GB/s of one NVLink of a GPU by its product name, `NVIDIA H100 80GB HBM3`; None: not known."""
+    words = model.replace("-", " ").split()
+    return next((NVLINK_GBPS[word] for word in words if word in NVLINK_GBPS), None)
+
+
+class Links(NamedTuple):
+    """The links of some GPUs, by their positions."""
+
+    strength: Scores
+    """Of each pair its NVLinks, 100 for each, and the score of its PCIe path. No NVLinks where a fabric keeps them apart."""
+    switch: Sequence[tuple[object, int]]
+    """For each GPU the NVSwitch fabric that its NVLinks end at and their number; 0 links: at none. Empty: not known."""
+    model: str = ""
+    """Product name of the GPUs. Empty: not known, or they differ."""
+
+
+@made_once
+def gpu_links(topology: Topology) -> Links:
+    """The links of all GPUs of a machine. SYS between GPUs of one NUMA node counts as NODE, as NCCL treats it on Grace."""
+    gpus = topology.gpus
+    strength = [[0] * len(gpus) for _ in gpus]
+    nvlinks = [[0] * len(gpus) for _ in gpus]
+    for (i, a), (j, b) in combinations(enumerate(gpus), 2):
+        path = pcie_class(topology, a.id, b.id)
+        if path is PcieClass.SYS and share_node(topology, a.id, b.id):
+            path = PcieClass.NODE
+        link = topology.link_by_pair.get((a.id, b.id))
+        count = 0 if link is None or kept_apart(topology, a.id, b.id) else link.nvlinks
+        nvlinks[i][j] = nvlinks[j][i] = count
+        strength[i][j] = strength[j][i] = NVLINK_SCORE * count + PCIE_SCORE[path]
+    ends = [gpu.nvswitch_links or links_to_switch(row) for gpu, row in zip(gpus, nvlinks, strict=True)]
+    models = {gpu.name for gpu in gpus}
+    model = models.pop() if len(models) == 1 else ""
+    return Links(strength, [(gpu.fabric, count) for gpu, count in zip(gpus, ends, strict=True)], model)
+
+
+def links_to_switch(nvlinks: Sequence[int]) -> int:
+    """
+    The links of a GPU to an NVSwitch, from its NVLinks to each peer, where the machine does not name them (`nvidia-smi topo
+    -m` does not): more NVLinks in all than a GPU has must end at a switch, and then each peer is reached with all of them.
+    """
+    return max(nvlinks) if sum(nvlinks) > MOST_NVLINKS else 0
+
+
+def weakest_seam(links: Links, members: Sequence[int]) -> Seam:
+    """The seam of a set of GPUs, given by distinct positions; ONE_GPU for fewer than two."""
+    if len(members) < 2:
+        return ONE_GPU
+    if links.switch:
+        fabric, fewest = links.switch[members[0]]
+        ends = [links.switch[member] for member in members]
+        if fewest and all(count and same == fabric for same, count in ends):
+            return Seam(min(count for _, count in ends))
+    if len(members) == 2:
+        nvlinks, pcie = divmod(links.strength[members[0]][members[1]], NVLINK_SCORE)
+        return Seam(nvlinks) if nvlinks else Seam(0, pcie)
+    table = [[links.strength[a][b] for b in members] for a in members]
+    weakest = weakest_of_tree(table)
+    if weakest < NVLINK_SCORE:
+        return Seam(0, weakest)
+    return Seam(minimum_cut([[strength // NVLINK_SCORE for strength in row] for row in table]))
+
+
+def weakest_of_tree(strength: Sequence[Sequence[int]]) -> int:
+    """The weakest edge of a maximum spanning tree (Prim): the best path across the division where that is worst."""
+    best = list(strength[0])
+    rest = set(range(1, len(strength)))
+    weakest = max(best)
+    while rest:
+        nearest = max(rest, key=best.__getitem__)
+        weakest = min(weakest, best[nearest])
+        rest.remove(nearest)
+        row = strength[nearest]
+        for other in rest:
+            best[other] = max(best[other], row[other])
+    return weakest
+
+
+def minimum_cut(weights: list[list[int]]) -> int:
+    """The least weight between two parts of at least two vertices: Stoer and Wagner, 1997. Changes `weights`."""
+    vertices = list(range(len(weights)))
+    least = sum(weights[0])
+    while len(vertices) > 1:
+        gain = dict.fromkeys(vertices, 0)
+        last = previous = vertices[0]
+        while gain:  # the order of maximum adjacency
+            previous, last = last, max(gain, key=gain.__getitem__)
+            cut = gain.pop(last)
+            for other in gain:
+                gain[other] += weights[last][other]
+        least = min(least, cut)  # between the last vertex and all others
+        for other in vertices:
+            weights[previous][other] += weights[last][other]
+            weights[other][previous] += weights[other][last]
+        vertices.remove(last)
+    return least
