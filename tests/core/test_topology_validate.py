@@ -89,6 +89,8 @@ MIG = MigDevice(uuid=DeviceID("MIG-1"), profile="1g.10gb", gpu_instance=0, compu
         ({"gpus": (Gpu(id=A, index=0, memory_node=1),)}, "gpus[0].memory_node"),
         ({"gpus": (Gpu(id=A, index=0, memory=1 << 70),)}, "gpus[0].memory"),
         ({"gpus": (Gpu(id=A, index=0, nvswitch_links=-1),)}, "gpus[0].nvswitch_links"),
+        ({"gpus": (Gpu(id=A, index=0, nvlinks_down=-1),)}, "gpus[0].nvlinks_down"),
+        ({"gpus": (Gpu(id=A, index=0, fabric_state="fine"),)}, "gpus[0].fabric_state"),
         ({"gpus": (Gpu(id=A, index=0, mig=(MIG, MIG)),)}, "gpus[0].mig"),
         ({"gpus": tuple(Gpu(id=DeviceID(f"{i}"), index=i) for i in range(MOST_GPUS + 1))}, "gpus"),
         ({"nics": (Nic(id=N, index=-1),)}, "nics[0].index"),

@@ -91,6 +91,10 @@ class Gpu(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
     """NUMA node of the GPU's own memory, where the kernel shows it as one (Grace)."""
     nvswitch_links: int = 0
     """NVLinks that end at an NVSwitch."""
+    nvlinks_down: int = 0
+    """NVLinks that the GPU has and that are not up: they have failed, or lead nowhere, as on a board without a bridge."""
+    fabric_state: str = ""
+    """`not-started`, `in-progress`, `failed` or `degraded`. Empty: its NVLink fabric is in order, or it has none."""
     fabric: Fabric | None = None
     """None: it has no NVLink beyond the node, or has not joined a domain."""
     mig: tuple[MigDevice, ...] | None = None

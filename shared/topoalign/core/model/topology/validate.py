@@ -14,6 +14,7 @@ from topoalign.core.model.ids import GPU, NIC, DeviceID, is_hugepages
 from topoalign.core.model.topology.cpuset import LARGEST_ID
 from topoalign.core.model.topology.mig_checks import check_mig
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
+from topoalign.core.model.topology.nvlink_checks import MOST_NVLINKS, check_nvlinks
 
 MOST_CPUS = 8_192
 """The most that Linux can be built for (x86 MAXSMP, NR_CPUS 8192)."""
@@ -31,7 +32,6 @@ what containers hold though it is offered no more.
 """
 LARGEST_MEMORY = 1 << 60
 """Bytes."""
-MOST_NVLINKS = 999
 
 
 def validate(topology: Topology) -> None:
@@ -154,10 +154,7 @@ def _gpus(gpus: Sequence[Gpu], nodes: set[int]) -> None:
             _number(f"{path}.cpu_affinity", cpu)
         if gpu.memory_node is not None and gpu.memory_node not in nodes:
             _wrong(f"{path}.memory_node", f"there is no NUMA node {gpu.memory_node}", "name a node of `nodes`")
-        if not 0 <= gpu.nvswitch_links <= MOST_NVLINKS:
-            _wrong(
-                f"{path}.nvswitch_links", f"{gpu.nvswitch_links} is no number of NVLinks", f"give 0 to {MOST_NVLINKS}"
-            )
+        check_nvlinks(path, gpu)
         check_mig(path, gpu, LARGEST_MEMORY)
 
 

@@ -1,0 +1,92 @@
+"""
+Degraded GPUs: they work, but they have fewer NVLinks than their peers, or an NVLink fabric that is not in order.
+
+The peers of a GPU are the GPUs of its model on the node. Its NVLinks are compared with the most that a peer has:
+
+- On an NVSwitch the links to the switch are counted, and a GPU that has fewer is degraded. A pasted matrix does not show the
+  switch: there, GPUs are on a switch if the pairs of one of them have more than 18 NVLinks in all, which no GPU has, and
+  the count of a GPU is the most of its pairs.
+- Elsewhere the links of all its pairs are counted, and fewer can be the design: a board without a bridge, or four GPUs of a
+  mesh of eight in a virtual machine. So a GPU is degraded only if some of its links are up and some are down, while a peer
+  has all links up. A GPU with all links down is degraded only if these peers have as many links down: the other ends.
+
+    8 B200 on an NVSwitch, one with 9 links, the others with 18          "9 of 18 NVLinks are up"
+    4 A100 PCIe, a bridge on one pair, the 12 links of the others down   none is degraded
+    DGX-1, one link between GPU 0 and GPU 1 down                         both: "5 of 6 NVLinks are up"
+
+The links of a GPU in MIG mode are not judged: MIG has no traffic between GPUs, and the links may be off.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from topoalign.core.model.errors import clean
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.model import Gpu, Topology
+from topoalign.core.model.topology.views import made_once
+
+MOST_NVLINKS_OF_A_GPU = 18
+"""Of an H100 and of a B200."""
+
+FABRIC_FINDINGS = {
+    "not-started": "its NVLink fabric is not started",
+    "in-progress": "its NVLink fabric is being set up",
+    "failed": "its NVLink fabric could not be set up",
+    "degraded": "its NVLink fabric is degraded",
+}
+"""`Gpu.fabric_state` -> the finding."""
+
+
+@made_once
+def degraded_gpus(topology: Topology) -> Mapping[DeviceID, str]:
+    """GPU -> the finding, a sentence for people, for each degraded GPU in the order of `gpus`."""
+    models: dict[str, list[Gpu]] = {}
+    for gpu in topology.gpus:
+        if gpu.mig is None:
+            models.setdefault(gpu.name, []).append(gpu)
+    pairs = nvlinks_of_pairs(topology)
+    fewer = {gpu: finding for peers in models.values() for gpu, finding in fewer_nvlinks(peers, pairs)}
+    findings = {gpu.id: (fewer.get(gpu.id), fabric_finding(gpu)) for gpu in topology.gpus}
+    return {gpu: ", and ".join(filter(None, both)) for gpu, both in findings.items() if any(both)}
+
+
+def nvlinks_of_pairs(topology: Topology) -> dict[DeviceID, list[int]]:
+    """GPU -> the number of NVLinks of each pair that it belongs to."""
+    pairs: dict[DeviceID, list[int]] = {gpu.id: [] for gpu in topology.gpus}
+    for link in topology.links:
+        for device in (link.a, link.b):
+            if link.nvlinks and device in pairs:
+                pairs[device].append(link.nvlinks)
+    return pairs
+
+
+def fewer_nvlinks(peers: Sequence[Gpu], pairs: Mapping[DeviceID, Sequence[int]]) -> Iterator[tuple[DeviceID, str]]:
+    """The GPUs among `peers`, all of one model, that have lost NVLinks, with the finding."""
+    direct = {gpu.id: sum(pairs[gpu.id]) for gpu in peers}
+    if any(gpu.nvswitch_links for gpu in peers):
+        up = {gpu.id: gpu.nvswitch_links for gpu in peers}
+    elif max(direct.values()) > MOST_NVLINKS_OF_A_GPU:
+        up = {gpu.id: max(pairs[gpu.id], default=0) for gpu in peers}
+    else:
+        up = direct
+    most = max(up.values())
+    degraded = lost_direct_links(peers, up) if up is direct else {gpu for gpu, count in up.items() if count < most}
+    for gpu, count in up.items():
+        if gpu in degraded:
+            yield gpu, f"{count} of {most} NVLinks are up" if count else f"it has no NVLink, its peers have {most}"
+
+
+def lost_direct_links(peers: Sequence[Gpu], up: Mapping[DeviceID, int]) -> set[DeviceID]:
+    """The degraded GPUs of a machine without a switch. `up`: GPU -> its NVLinks that are up."""
+    if not any(up[gpu.id] and not gpu.nvlinks_down for gpu in peers):
+        return set()
+    partly = [gpu for gpu in peers if 0 < up[gpu.id] < max(up.values()) and gpu.nvlinks_down]
+    other_ends = sum(gpu.nvlinks_down for gpu in partly)
+    wholly = [gpu for gpu in peers if not up[gpu.id] and 0 < gpu.nvlinks_down <= other_ends]
+    return {gpu.id for gpu in (*partly, *wholly)}
+
+
+def fabric_finding(gpu: Gpu) -> str | None:
+    """What is wrong with the fabric of a GPU; None if nothing is. A later version may publish an unknown state."""
+    if not gpu.fabric_state:
+        return None
+    return FABRIC_FINDINGS.get(gpu.fabric_state, f"the state of its NVLink fabric is {clean(gpu.fabric_state, 40)}")
