@@ -31,6 +31,10 @@ def test_the_matrix_of_each_machine_reads_as_the_same_links(name: str) -> None:
         ("dgx2", "2 sockets, 2 NUMA nodes, CPUs 0-95, 16 GPUs, 8 NICs"),
         ("dgx-a100", "2 sockets, 8 NUMA nodes, CPUs 0-255, 8 GPUs, 10 NICs"),
         ("hgx-h100", "2 sockets, 2 NUMA nodes, CPUs 0-223, 8 GPUs, 10 NICs"),
+        ("hgx-b200", "2 sockets, 2 NUMA nodes, CPUs 0-223, 8 GPUs, 10 NICs"),
+        ("8x-l40s", "2 sockets, 2 NUMA nodes, CPUs 0-127, 8 GPUs, 2 NICs"),
+        ("8x-rtx4090", "2 sockets, 2 NUMA nodes, CPUs 0-127, 8 GPUs, 1 NIC"),
+        ("a100-missing-bridge", "2 sockets, 2 NUMA nodes, CPUs 0-111, 4 GPUs, 2 NICs"),
         ("gb200-tray", "2 sockets, 34 NUMA nodes, CPUs 0-143, 4 GPUs, 8 NICs"),
         ("two-socket-8xpcie", "2 sockets, 2 NUMA nodes, CPUs 0-71, 8 GPUs, 2 NICs"),
         ("8x-nvlink-pairs", "2 sockets, 2 NUMA nodes, CPUs 0-127, 8 GPUs, 2 NICs"),
@@ -55,12 +59,23 @@ def test_every_v100_of_a_dgx1_has_six_nvlinks() -> None:
     ]
 
 
-@pytest.mark.parametrize(("name", "links"), [("dgx2", 6), ("dgx-a100", 12), ("hgx-h100", 18), ("gb200-tray", 18)])
+@pytest.mark.parametrize(
+    ("name", "links"), [("dgx2", 6), ("dgx-a100", 12), ("hgx-h100", 18), ("hgx-b200", 18), ("gb200-tray", 18)]
+)
 def test_behind_nvswitch_every_pair_has_all_nvlinks(name: str, links: int) -> None:
     machine = catalogue.machine(name)
 
     assert {links} == {nvlinks(machine, a.index, b.index) for a in machine.gpus for b in machine.gpus if a != b}
     assert {links} == {gpu.nvswitch_links for gpu in machine.gpus}
+
+
+@pytest.mark.parametrize(("name", "of_gpu_0"), [("hgx-b200-gpu0-off", 0), ("hgx-b200-gpu0-half", 9)])
+def test_pairs_of_a_degraded_gpu_have_its_number_of_nvlinks(name: str, of_gpu_0: int) -> None:
+    machine = catalogue.machine(name)
+
+    assert [of_gpu_0] * 7 == [nvlinks(machine, 0, b) for b in range(1, 8)]
+    assert {18} == {nvlinks(machine, a, b) for a in range(1, 8) for b in range(1, 8) if a != b}
+    assert (of_gpu_0, 18 - of_gpu_0) == (machine.gpus[0].nvswitch_links, machine.gpus[0].nvlinks_down)
 
 
 def test_every_h100_has_a_nic_on_its_own_switch() -> None:

@@ -7,19 +7,27 @@ and NIC. The names are invented and readable: a GPU is `GPU-0`, PCI addresses ar
 Machines that were captured on real hardware (`make test-gpu`) are files in the folder `captured`.
 """
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from topoalign.core.model.topology.model import Topology
 from topoalign.machines.catalogue import nvidia, servers
 
-_MACHINES = {
+_MACHINES: dict[str, Callable[[], Topology]] = {
     "dgx1-volta": nvidia.dgx1_volta,
     "dgx2": nvidia.dgx2,
     "dgx-a100": nvidia.dgx_a100,
     "hgx-h100": nvidia.hgx_h100,
+    "hgx-b200": nvidia.hgx_b200,
+    "hgx-b200-gpu0-off": partial(nvidia.hgx_b200, 0),
+    "hgx-b200-gpu0-half": partial(nvidia.hgx_b200, 9),
     "gb200-tray": nvidia.gb200_tray,
     "two-socket-8xpcie": servers.two_socket_8xpcie,
     "8x-nvlink-pairs": servers.nvlink_pairs,
+    "8x-l40s": servers.l40s_8x,
+    "8x-rtx4090": servers.rtx4090_8x,
+    "a100-missing-bridge": servers.a100_missing_bridge,
     "epyc-nps4-4gpu": servers.epyc_nps4_4gpu,
     "cpu-only": servers.cpu_only,
 }

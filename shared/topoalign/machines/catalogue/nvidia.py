@@ -1,5 +1,8 @@
 """NVIDIA's own machines, and machines of other makers with NVIDIA's boards."""
 
+from collections.abc import Mapping
+from itertools import combinations
+
 import msgspec
 
 from topoalign.core.model.ids import ResourceName
@@ -78,20 +81,26 @@ def dgx_a100() -> Topology:
 
 def hgx_h100() -> Topology:
     """8 H100 on NVSwitch, each with a NIC on its own PCIe switch; NICs 8 and 9 are for storage, one a socket."""
+    hugepages = {ResourceName("hugepages-2Mi"): 8 * GIB, ResourceName("hugepages-1Gi"): 64 * GIB}
+    return _hgx(Model(name="NVIDIA H100 80GB HBM3", memory=81_559 * MIB, rate=400 * GBIT), hugepages)
+
+
+def hgx_b200(of_gpu_0: int = 18) -> Topology:
+    """8 B200 on NVSwitch, with NICs as on an HGX H100; GPU 0 has so many of its 18 NVLinks up."""
+    return _hgx(Model(name="NVIDIA B200", memory=183_359 * MIB, rate=400 * GBIT), {}, of_gpu_0)
+
+
+def _hgx(model: Model, hugepages: Mapping[ResourceName, int], of_gpu_0: int = 18) -> Topology:
     own = (switch(GPU, NIC),)
     topology = build(
-        Board(
-            sockets=2,
-            cores=56,
-            threads=2,
-            memory=1024 * GIB,
-            hugepages={ResourceName("hugepages-2Mi"): 8 * GIB, ResourceName("hugepages-1Gi"): 64 * GIB},
-        ),
+        Board(sockets=2, cores=56, threads=2, memory=1024 * GIB, hugepages=hugepages),
         (*[Root(0, own)] * 4, *[Root(1, own)] * 4, Root(0, (NIC,)), Root(1, (NIC,))),
-        Model(name="NVIDIA H100 80GB HBM3", memory=81_559 * MIB, rate=400 * GBIT),
-        all_pairs(8, 18),
+        model,
+        {(a, b): 18 if a else of_gpu_0 for a, b in combinations(range(8), 2)},
     )
-    return _on_nvswitch(topology, 18)
+    gpus = _on_nvswitch(topology, 18).gpus
+    first = msgspec.structs.replace(gpus[0], nvswitch_links=of_gpu_0, nvlinks_down=18 - of_gpu_0)
+    return msgspec.structs.replace(topology, gpus=(first, *gpus[1:]))
 
 
 GB200_NODES = 34

@@ -26,6 +26,35 @@ def nvlink_pairs() -> Topology:
     )
 
 
+def l40s_8x() -> Topology:
+    """8 L40S without NVLink: two pairs a socket, a switch to each pair, and a NIC on a root port of its own."""
+    half = (switch(GPU, GPU), switch(GPU, GPU), NIC)
+    return build(
+        Board(sockets=2, cores=32, threads=2, memory=512 * GIB),
+        (Root(0, half), Root(1, half)),
+        Model(name="NVIDIA L40S", memory=46_068 * MIB),
+    )
+
+
+def rtx4090_8x() -> Topology:
+    """8 GeForce RTX 4090 without NVLink, four a socket, each on a host bridge of its own; one NIC on the first socket."""
+    return build(
+        Board(sockets=2, cores=32, threads=2, memory=256 * GIB, far=32),
+        (*[Root(0, (GPU,))] * 4, *[Root(1, (GPU,))] * 4, Root(0, (NIC,))),
+        Model(name="NVIDIA GeForce RTX 4090", memory=24_564 * MIB),
+    )
+
+
+def a100_missing_bridge() -> Topology:
+    """4 A100 PCIe, two a socket; the GPUs of the first socket are bridged by 12 NVLinks, those of the second are not."""
+    return build(
+        Board(sockets=2, cores=28, threads=2, memory=256 * GIB),
+        (*[Root(0, (GPU,))] * 2, *[Root(1, (GPU,))] * 2, Root(0, (NIC, NIC))),
+        Model(name="NVIDIA A100 80GB PCIe", memory=81_920 * MIB),
+        {(0, 1): 12},
+    )
+
+
 def epyc_nps4_4gpu() -> Topology:
     """One EPYC with four NUMA nodes, a GPU on each; NICs beside the first and the third."""
     return build(
