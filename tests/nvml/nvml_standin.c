@@ -9,7 +9,7 @@
  *   level 0 1 10                                      common PCIe ancestor of GPUs 0 and 1; otherwise 50
  *   field 0 230 1                                     field 230 of GPU 0 is 1; fields not named are not supported
  *   lost 0 230                                        asked for field 230, GPU 0 is lost
- *   fabric 0 4 3 0 00112233445566778899aabbccddeeff   clique, state, status, cluster of GPU 0
+ *   fabric 0 4 3 0 00112233445566778899aabbccddeeff 1 clique, state, status, cluster and, unless 0, health of GPU 0
  *   mig 0 gi=1 ci=0 uuid=MIG-0 name=MIG_1g.10gb memory=9728 slices=1 compute=1     memory in MiB
  *   profile 0 id=19 kind=0 name=MIG_1g.10gb memory=9728 slices=1 sms=16 at=0:1,1:1     of instances of GPU 0, by NVML's number
  *                                                     of it (`kind`); `at` is start:size; `place=0:1` of an instance where it is
@@ -52,7 +52,7 @@ typedef struct { unsigned start, size; } Placement;
 typedef struct { int used, id, slices, sms, places; unsigned long long memory; char name[96]; Placement at[PLACES]; } Profile;
 typedef struct Device {
     struct Device *parent; /* of a MIG instance */
-    int index, minor, own, late, mig_mode, fields, migs, fabric, clique, state, status, gi, ci, slices, compute, capability, mode;
+    int index, minor, own, late, mig_mode, fields, migs, fabric, clique, state, status, health, gi, ci, slices, compute, capability, mode;
     char uuid[96], pci[32], name[96];
     unsigned long long memory, cpus, nodes, used;
     int slot, busy, busy_memory; /* of an instance its place on the GPU, and -1 of a GPU; percent */
@@ -153,7 +153,7 @@ static Device *known_as(Device *d) {
 
 static void statement(char *line) {
     char *rest, *verb = strtok_r(line, " \t", &rest), kind[8] = "", function[64] = "", gpu[8] = "", hex[33] = "";
-    int a = 0, b = -1, c = 0, d = 0;
+    int a = 0, b = -1, c = 0, d = 0, e = 0;
     unsigned long long bytes = 0;
     if (!verb || *verb == '#') return;
     if (!strcmp(verb, "gpu")) {
@@ -180,8 +180,8 @@ static void statement(char *line) {
         gpus[a]->used = bytes, gpus[a]->busy = b, gpus[a]->busy_memory = c;
     } else if (!strcmp(verb, "process") && process_count < PROCESSES) {
         processes[process_count++] = process_of(atoi(strtok_r(NULL, " \t", &rest)), &rest);
-    } else if (!strcmp(verb, "fabric") && sscanf(rest, "%d %d %d %d %32s", &a, &b, &c, &d, hex) == 5) {
-        gpus[a]->fabric = 1, gpus[a]->clique = b, gpus[a]->state = c, gpus[a]->status = d;
+    } else if (!strcmp(verb, "fabric") && sscanf(rest, "%d %d %d %d %32s %d", &a, &b, &c, &d, hex, &e) >= 5) {
+        gpus[a]->fabric = 1, gpus[a]->clique = b, gpus[a]->state = c, gpus[a]->status = d, gpus[a]->health = e;
         for (int i = 0; i < 16; i++) sscanf(hex + 2 * i, "%2hhx", &gpus[a]->cluster[i]);
     } else if (!strcmp(verb, "fail") && sscanf(rest, "%63s %7s %d", function, gpu, &c) == 3) {
         Rule *rule = &rules[rule_count++];
@@ -505,7 +505,7 @@ int nvmlDeviceGetGpuFabricInfo(Device *d, FabricInfo *info) {
 int nvmlDeviceGetGpuFabricInfoV(Device *d, FabricInfoV2 *info) {
     ENTER(d);
     memcpy(info->cluster, d->cluster, sizeof info->cluster);
-    info->status = (unsigned)d->status, info->clique = (unsigned)d->clique, info->state = (unsigned)d->state;
+    info->status = (unsigned)d->status, info->clique = (unsigned)d->clique, info->state = (unsigned)d->state, info->health = (unsigned)d->health;
     return d->fabric ? OK : NOT_SUPPORTED;
 }
 int nvmlDeviceGetMigMode(Device *d, unsigned *current, unsigned *pending) {

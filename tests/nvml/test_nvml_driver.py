@@ -76,6 +76,16 @@ async def test_links_that_are_down_or_lead_to_a_cpu_are_no_nvlinks_between_gpus(
 
     assert {0} == {gpu.nvswitch_links for gpu in found.gpus}
     assert {0} == {link.nvlinks for link in found.links}
+    assert [1, 0, 0] == [gpu.nvlinks_down for gpu in found.gpus[:3]]
+
+
+@pytest.mark.parametrize("code", [2, 3])
+async def test_a_link_that_a_gpu_does_not_have_is_not_down(node: Node, code: int) -> None:
+    """NVML answers "invalid argument" or "not supported" for it."""
+    found = (await node.read(*switch_links(8, 18), f"fail nvmlDeviceGetNvLinkState 0 {code}")).topology
+
+    assert {0} == {gpu.nvlinks_down for gpu in found.gpus}
+    assert [0, 18] == [gpu.nvswitch_links for gpu in found.gpus[:2]]
 
 
 async def test_links_that_differ_by_end_are_reported_with_the_smaller_number(node: Node) -> None:
@@ -170,6 +180,31 @@ async def test_only_a_gpu_that_has_joined_a_fabric_says_so(node: Node) -> None:
 
     joined = Fabric(cluster="00112233-4455-6677-8899-aabbccddeeff", clique=7)
     assert [joined, None, None, None] == [gpu.fabric for gpu in found.topology.gpus[:4]]
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "health", "expected"),
+    [
+        (0, 0, 0, ""),
+        (1, 0, 0, "not-started"),
+        (2, 0, 0, "in-progress"),
+        (3, 999, 0, "failed"),
+        (3, 0, 0, ""),
+        (3, 0, 0b10_10_10_10, ""),
+        (3, 0, 0b01, "degraded"),
+        (3, 0, 0b01 << 4, "degraded"),
+        (3, 0, 0b01 << 2 | 0b01 << 6, ""),
+        (3, 0, 1 << 8, ""),
+        (3, 0, 5 << 8, "degraded"),
+    ],
+)
+async def test_a_fabric_that_is_not_in_order_has_a_state(
+    node: Node, state: int, status: int, health: int, expected: str
+) -> None:
+    """Less bandwidth, an unhealthy route and a wrong configuration count; a recovery in progress does not."""
+    found = await node.read(f"fabric 0 7 {state} {status} {'0' * 32} {health}")
+
+    assert [expected, ""] == [gpu.fabric_state for gpu in found.topology.gpus[:2]]
 
 
 @pytest.mark.parametrize("code", [13, 25])

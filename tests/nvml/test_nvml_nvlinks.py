@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.discovery.drivers.nvml.nvlinks import GPU_KIND, NPU_KIND, SWITCH_KIND, End, paired
+from topoalign.discovery.drivers.nvml.nvlinks import DOWN, GPU_KIND, NPU_KIND, SWITCH_KIND, End, paired
 
 NAMES = [DeviceID(f"GPU-{i}") for i in range(5)]
 ADDRESSES = {name: f"0000:0{i}:00.0" for i, name in enumerate(NAMES)}
 SWITCH = "0000:c0:00.0"
 
-targets = st.one_of(st.sampled_from(NAMES), st.sampled_from(["switch", "npu", "hidden", "foreign"]))
+targets = st.one_of(st.sampled_from(NAMES), st.sampled_from(["switch", "npu", "hidden", "foreign", "down"]))
 machines = st.lists(st.lists(targets, max_size=6), min_size=1, max_size=5)
 """For each GPU, where its links lead."""
 
@@ -25,6 +25,8 @@ def end(target: str) -> End:
             return End("0004:00:00.0", NPU_KIND)
         case "hidden":
             return End(None, None)
+        case "down":
+            return DOWN
         case "foreign":
             return End("0000:99:00.0", GPU_KIND)
         case _:
@@ -54,3 +56,4 @@ def test_pair_links_are_direct_ones_else_the_common_ones_to_the_switch(
     assert odd == len(links.findings)
     to_switch = {name: counts[name]["switch"] + counts[name]["hidden"] for name in names}
     assert {name: count for name, count in to_switch.items() if count} == links.to_switch
+    assert {name: counts[name]["down"] for name in names} == links.down

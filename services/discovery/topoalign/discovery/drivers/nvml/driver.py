@@ -236,7 +236,7 @@ class NvmlDriver:
         self._connections = Connections(
             of=of,
             levels=levels,
-            nvlinks=NvLinks(nvlinks.pairs, nvlinks.to_switch, (*nvlinks.findings, *failing)),
+            nvlinks=replace(nvlinks, findings=(*nvlinks.findings, *failing)),
             whole=not failing,
             since=now,
         )
@@ -265,10 +265,7 @@ def assembled(
     files: Topology, judged: Mapping[DeviceID, Judged], connections: Connections, findings: tuple[str, ...]
 ) -> Inventory:
     """The machine that files tell, with NVML's GPUs in place of theirs. Raises DriverFault if it is no possible machine."""
-    gpus = tuple(
-        msgspec.structs.replace(each.gpu, nvswitch_links=connections.nvlinks.to_switch.get(uuid, 0))
-        for uuid, each in judged.items()
-    )
+    gpus = tuple(connections.nvlinks.counted(each.gpu) for each in judged.values())
     topology = msgspec.structs.replace(files, gpus=gpus, links=links_of(files, gpus, connections))
     try:
         validate(topology)

@@ -17,6 +17,7 @@ from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.validate import LARGEST_MEMORY
 from topoalign.discovery.drivers.health import HEALTHY, unhealthy
 from topoalign.discovery.drivers.nvml.codes import NOT_FOUND, NOT_TOLD
+from topoalign.discovery.drivers.nvml.fabric import fabric_state, joined_fabric
 from topoalign.discovery.drivers.nvml.library import (
     RECOVERY_ACTION,
     REMAPPING_FAILED,
@@ -70,6 +71,7 @@ def read_gpu(nvml: Library, index: int, uuid: DeviceID, device: Handle, files: T
     mig, odd = read_mig(nvml, device, memory) if nvml.mig_enabled(device) else (None, ())
     if mig is not None and uuid not in profiles:
         profiles[uuid] = read_profiles(nvml, device, memory)
+    fabric = nvml.fabric(device)
     gpu = Gpu(
         id=uuid,
         index=index,
@@ -81,7 +83,8 @@ def read_gpu(nvml: Library, index: int, uuid: DeviceID, device: Handle, files: T
         cpu_affinity=among(cpus, nvml.cpu_affinity(device, max(cpus, default=0))) or seen.cpu_affinity,
         numa_affinity=seen.numa_affinity or among(nodes, nvml.memory_affinity(device, max(nodes, default=0))),
         memory_node=memory_node if memory_node in nodes else seen.memory_node,
-        fabric=nvml.fabric(device),
+        fabric=joined_fabric(fabric),
+        fabric_state=fabric_state(fabric),
         mig=mig,
         mig_profiles=profiles[uuid] if mig is not None else (),
     )

@@ -11,11 +11,9 @@ from contextlib import suppress
 from ctypes import byref, c_void_p, cast
 from types import ModuleType
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from topoalign.core.model.errors import DriverFault, clean
 from topoalign.core.model.topology.links import NVML_LEVEL, PcieClass
-from topoalign.core.model.topology.model import Fabric
 from topoalign.discovery.drivers.nvml.codes import GPU_IS_LOST, NO_TEXT, NOT_FOUND, NOT_TOLD, TIMEOUT, UNINITIALIZED
 from topoalign.runtime.driver_thread import Steps
 
@@ -28,8 +26,6 @@ NEAREST_NODE = 0
 """NVML_AFFINITY_SCOPE_NODE."""
 MOST_NVLINKS = 36
 """NVML_NVLINK_MAX_LINKS: where a driver does not say how many a GPU has."""
-FABRIC_COMPLETED = 3
-"""nvmlGpuFabricState_t: only then are its other fields filled in."""
 
 NVLINK_COUNT = 91
 REMAPPING_PENDING, REMAPPING_FAILED, RECOVERY_ACTION = 144, 145, 230
@@ -154,26 +150,24 @@ class Library:
                 found[int(value.fieldId)] = int(getattr(value.value, _MEMBERS[value.valueType]))
         return found
 
-    def fabric(self, device: Handle) -> Fabric | None:
-        """The NVLink domain that the GPU has joined."""
+    def fabric(self, device: Handle) -> Any:
+        """nvmlGpuFabricInfo_v2_t; with older drivers nvmlGpuFabricInfo_t, which has no healthMask; None without either."""
         assert self._pynvml is not None
         info = self._pynvml.c_nvmlGpuFabricInfoV_t()
         if self.maybe("nvmlDeviceGetGpuFabricInfoV", device, byref(info)) is None:
             info = self._pynvml.c_nvmlGpuFabricInfo_t()
             if self.maybe("nvmlDeviceGetGpuFabricInfo", device, byref(info)) is None:
                 return None
-        cluster = bytes(info.clusterUuid)
-        if info.state != FABRIC_COMPLETED or info.status != 0 or not any(cluster):
-            return None
-        return Fabric(cluster=str(UUID(bytes=cluster)), clique=int(info.cliqueId))
+        return info
 
     def level(self, a: Handle, b: Handle) -> PcieClass | None:
         """What lies between two GPUs on PCIe."""
         return NVML_LEVEL.get(self.maybe("nvmlDeviceGetTopologyCommonAncestor", a, b))
 
-    def nvlink_enabled(self, device: Handle, link: int) -> bool:
-        """False also where there is no such link."""
-        return self._number("nvmlDeviceGetNvLinkState", device, link) == 1
+    def nvlink_enabled(self, device: Handle, link: int) -> bool | None:
+        """Whether a link is enabled; None where the GPU has no such link."""
+        state = self._number("nvmlDeviceGetNvLinkState", device, link)
+        return None if state is None else state == 1
 
     def nvlink_remote(self, device: Handle, link: int) -> str | None:
         """PCI address at the other end."""

@@ -12,11 +12,14 @@ Reading is one pass per GPU and not per pair; on a slow driver the difference is
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.model import Gpu
 from topoalign.discovery.drivers.nvml.library import MOST_NVLINKS, NVLINK_COUNT, Handle, Library
 
 GPU_KIND, NPU_KIND, SWITCH_KIND = 0, 1, 2
@@ -24,12 +27,17 @@ GPU_KIND, NPU_KIND, SWITCH_KIND = 0, 1, 2
 
 
 class End(NamedTuple):
-    """Where an NVLink that is enabled leads."""
+    """Where an NVLink leads."""
 
     address: str | None
     """PCI address. None: not told."""
     kind: int | None
     """GPU_KIND, NPU_KIND, SWITCH_KIND, or another number. None: not told."""
+    up: bool = True
+    """False: the GPU has the link, but it is not enabled; where it leads is not read."""
+
+
+DOWN = End(None, None, up=False)
 
 
 @dataclass(frozen=True)
@@ -40,15 +48,26 @@ class NvLinks:
     """Of each pair that has any, in the order of the GPUs."""
     to_switch: Mapping[DeviceID, int]
     findings: tuple[str, ...]
+    down: Mapping[DeviceID, int] = field(default_factory=dict)
+    """GPU -> its links that are not up."""
+
+    def counted(self, gpu: Gpu) -> Gpu:
+        """The GPU with the numbers of its NVLinks."""
+        return replace(gpu, nvswitch_links=self.to_switch.get(gpu.id, 0), nvlinks_down=self.down.get(gpu.id, 0))
 
 
 def read_ends(nvml: Library, device: Handle) -> list[End]:
-    """The enabled NVLinks of a GPU. Raises CallFailed."""
+    """
+    The NVLinks of a GPU. Raises CallFailed.
+
+    NVML answers "invalid argument" or "not supported" for a link that the GPU does not have, so such a link is not down.
+    """
     count = nvml.fields(device, (NVLINK_COUNT,)).get(NVLINK_COUNT, MOST_NVLINKS)
     ends = []
     for link in range(min(count, MOST_NVLINKS)):
-        if nvml.nvlink_enabled(device, link):
-            ends.append(End(nvml.nvlink_remote(device, link), nvml.nvlink_remote_kind(device, link)))
+        if (enabled := nvml.nvlink_enabled(device, link)) is not None:
+            up = enabled and End(nvml.nvlink_remote(device, link), nvml.nvlink_remote_kind(device, link))
+            ends.append(up or DOWN)
     return ends
 
 
@@ -57,12 +76,13 @@ def paired(ends: Mapping[DeviceID, Sequence[End]], addresses: Mapping[DeviceID, 
     at = {address: gpu for gpu, address in addresses.items()}
     direct: Counter[tuple[DeviceID, DeviceID]] = Counter()
     to_switch: Counter[DeviceID] = Counter()
+    down = {gpu: sum(not end.up for end in own) for gpu, own in ends.items()}
     for gpu, own in ends.items():
         for end in own:
             peer = at.get(end.address) if end.address is not None else None
             if peer is not None and peer != gpu:
                 direct[gpu, peer] += 1
-            elif end.kind not in (GPU_KIND, NPU_KIND):
+            elif end.up and end.kind not in (GPU_KIND, NPU_KIND):
                 to_switch[gpu] += 1
     pairs, findings = {}, []
     for a, b in combinations(ends, 2):
@@ -72,4 +92,4 @@ def paired(ends: Mapping[DeviceID, Sequence[End]], addresses: Mapping[DeviceID, 
         count = min(there, back) if there or back else min(to_switch[a], to_switch[b])
         if count:
             pairs[a, b] = count
-    return NvLinks(pairs=pairs, to_switch=dict(to_switch), findings=tuple(findings))
+    return NvLinks(pairs=pairs, to_switch=dict(to_switch), findings=tuple(findings), down=down)
