@@ -1,7 +1,7 @@
 """Prometheus metrics of discovery."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import DeviceID
@@ -24,6 +24,8 @@ class Metrics:
         self._xids: Counter[str] = Counter()
         self._changes: Counter[str] = Counter()
         self._devices: dict[str, int] = {}
+        self._nvlinks_down: dict[str, int] = {}
+        self._degraded: dict[str, int] = {}
 
     def figures(self) -> list[Collector]:
         """All of them, for /metrics."""
@@ -69,6 +71,25 @@ class Metrics:
                 lambda: self._devices,
                 "state",
             ),
+            *self._figures_of_gpus(),
+        ]
+
+    def _figures_of_gpus(self) -> list[Collector]:
+        return [
+            Figure(
+                "gauge",
+                "topoalign_discovery_gpu_nvlinks_down",
+                "NVLinks that a GPU has and that are not up, by its uuid.",
+                lambda: self._nvlinks_down,
+                "gpu",
+            ),
+            Figure(
+                "gauge",
+                "topoalign_discovery_gpu_degraded",
+                "1 for each degraded GPU: it has fewer NVLinks than its peers, or its NVLink fabric is not in order.",
+                lambda: self._degraded,
+                "gpu",
+            ),
         ]
 
     def heard(self, event: HardwareEvent) -> None:
@@ -84,6 +105,11 @@ class Metrics:
                 self._changes[state(health)] += 1
         states = Counter(state(health) for health in now.values())
         self._devices = {name: states[name] for name in (*HealthState, CORDONED)}
+
+    def set_degraded(self, nvlinks_down: Mapping[DeviceID, int], degraded: Collection[DeviceID]) -> None:
+        """Set what is known of the NVLinks of each GPU."""
+        self._nvlinks_down = {str(gpu): count for gpu, count in nvlinks_down.items()}
+        self._degraded = dict.fromkeys(degraded, 1)
 
 
 def state(health: DeviceHealth) -> str:

@@ -24,6 +24,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Clock, Driver, Endpoint, HardwareEvent, Inventory
 from topoalign.core.state.device_health import HandedOut
 from topoalign.discovery.announcer import Announcer
+from topoalign.discovery.degraded import DegradedGpus
 from topoalign.discovery.device_health import HealthKeeper
 from topoalign.discovery.epochs import Epochs
 from topoalign.discovery.lost import health_of, with_lost
@@ -75,6 +76,7 @@ class Discovery:
         self.announcer = Announcer(hub or bus, clock, near)
         self._topology: TopologyDiscovered | None = None
         self._health: DeviceHealthChanged | None = None
+        self._degraded = DegradedGpus(metrics)
         self._findings: tuple[str, ...] = ()
         self._trouble: str | None = "the hardware has not been read yet"
         self._reading = anyio.Lock(fast_acquire=True)
@@ -244,6 +246,7 @@ class Discovery:
         source = self._driver.source
         if had is None or (source, topology) != (had.source, had.topology):
             self._say_topology(source, topology)
+        self._degraded.update(topology)
         self._caretaker.read(health_of(topology, inventory, source), inventory, began)
         self._settle()
         if self._trouble is not None:
