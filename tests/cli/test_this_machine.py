@@ -113,3 +113,39 @@ def test_doctor_names_the_remedy_where_there_is_no_hardware(capsys: pytest.Captu
 def hardware(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     findings = json.loads(capsys.readouterr().out)["findings"]
     return next(finding for finding in findings if finding["check"] == "hardware")
+
+
+@pytest.fixture
+def degraded_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPU 0 of this machine has half of its NVLinks."""
+    monkeypatch.setenv("TOPOALIGN_DRIVER", "described")
+    monkeypatch.setenv("TOPOALIGN_MACHINE", "hgx-b200-gpu0-half")
+
+
+@pytest.mark.usefixtures("degraded_gpu")
+def test_gpu_list_names_a_degraded_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    root.run(["gpu", "list"])
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    root.run(["gpu", "list", "--json"])
+    devices = json.loads(capsys.readouterr().out)["devices"]
+
+    assert "degraded: 9 of 18 NVLinks are up" in rows["GPU0"]
+    assert "degraded" not in rows["GPU1"]
+    assert {"GPU-0": "9 of 18 NVLinks are up"} == {
+        each["id"]: each["degraded"] for each in devices if "degraded" in each
+    }
+
+
+def test_topo_names_a_degraded_gpu_on_stderr_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    root.run(["topo", "--machine", "hgx-b200-gpu0-half"])
+    half = capsys.readouterr()
+    root.run(["topo", "--machine", "hgx-b200"])
+    whole = capsys.readouterr()
+    root.run(["topo", "draw", "--machine", "hgx-b200-gpu0-half"])
+    drawn = capsys.readouterr().out
+
+    assert "GPU0 is degraded: 9 of 18 NVLinks are up\n" == half.err
+    assert "" == whole.err
+    assert len(whole.out.splitlines()) == len(half.out.splitlines())
+    assert "degraded" not in half.out
+    assert "GPU0 is degraded: 9 of 18 NVLinks are up" in drawn

@@ -14,6 +14,7 @@ from topoalign.cli.link import Link, Standing, on_node
 from topoalign.core.model.events import DeviceHealth
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.maintenance import Word
+from topoalign.core.model.topology.degraded import degraded_gpus
 from topoalign.core.model.topology.model import Gpu
 from topoalign.core.model.topology.offers import Offer
 from topoalign.core.state.divisions import Division, divisions
@@ -67,7 +68,7 @@ def list_devices(link: Link) -> None:
             {
                 **places(standing, device),
                 "id": device,
-                **facts(health),
+                **facts(health, degraded_gpus(standing.topology).get(device)),
                 "held_by": held_by(standing, device),
                 **({"division": document(divided[device])} if device in divided else {}),
                 **mig_document(standing.topology.gpu_by_id.get(device)),
@@ -80,7 +81,7 @@ def list_devices(link: Link) -> None:
         output.columns(
             ("NAME", "DEVICE", "PCI", "HEALTH", "HELD BY", "WHY"),
             [
-                (*named_cells(standing, device), word(health), holders_cell(standing, device), health.reason or "-")
+                (*named_cells(standing, device), word(health), holders_cell(standing, device), why(standing, device))
                 for device, health in every(standing)
             ],
         )
@@ -110,13 +111,20 @@ def rows_of(
     standing: Standing, device: DeviceID, health: DeviceHealth, division: Division | None
 ) -> Iterator[tuple[str, ...]]:
     """The row of a device, and one more for each other holder of a GPU that is divided."""
-    cells, why = (*named_cells(standing, device), word(health)), health.reason or "-"
+    cells, reason = (*named_cells(standing, device), word(health)), why(standing, device)
     if division is None:
-        yield (*cells, "-", holders_cell(standing, device), "-", why)
+        yield (*cells, "-", holders_cell(standing, device), "-", reason)
         return
     first, *others = [holder_text(each) for each in division.held] or ["-"]
-    yield (*cells, way_text(division), first, left_text(division), why)
+    yield (*cells, way_text(division), first, left_text(division), reason)
     yield from (("", "", "", "", "", other, "", "") for other in others)
+
+
+def why(standing: Standing, device: DeviceID) -> str:
+    """The reason of a device's health; of a degraded GPU also the finding."""
+    finding = degraded_gpus(standing.topology).get(device)
+    reasons = standing.health_of(device).reason, finding and f"degraded: {finding}"
+    return "; ".join(filter(None, reasons)) or "-"
 
 
 def named_cells(standing: Standing, device: DeviceID) -> tuple[str, str, str]:
@@ -150,9 +158,10 @@ def places(standing: Standing, device: DeviceID) -> dict[str, int | str | None]:
     return {"index": card.index if gpu else None, "name": f"{'GPU' if gpu else 'NIC'}{card.index}", "pci": card.pci}
 
 
-def facts(health: DeviceHealth) -> dict[str, object]:
-    """The health of a device as fields of the JSON output."""
-    return {"state": health.state, "cordoned": health.cordoned, "reason": health.reason}
+def facts(health: DeviceHealth, degraded: str | None = None) -> dict[str, object]:
+    """The health of a device as fields of the JSON output; `degraded`: the finding, of a degraded GPU."""
+    known: dict[str, object] = {"state": health.state, "cordoned": health.cordoned, "reason": health.reason}
+    return known | {"degraded": degraded} if degraded else known
 
 
 def word(health: DeviceHealth) -> str:

@@ -10,6 +10,7 @@ from topoalign.cli import options, output
 from topoalign.cli.draw.command import draw
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.degraded import degraded_gpus
 from topoalign.core.model.topology.model import Topology
 
 
@@ -65,13 +66,18 @@ def topo(
 
 
 def show(topology: Topology, used_by: Mapping[DeviceID, str], wide: bool, as_json: bool) -> None:
-    """Print a topology as a matrix or as JSON. `used_by`: device -> its holders, for the wide form."""
+    """
+    Print a topology as a matrix or as JSON; degraded GPUs are named on stderr, so that the matrix is nvidia-smi's.
+    `used_by`: device -> its holders, for the wide form.
+    """
     if as_json:
         output.document(topology)
         return
     from topoalign.machines.nvidia_smi_print import print_matrix  # JSON needs no printer
 
     output.say(print_matrix(topology, wide, used_by).removesuffix("\n"))
+    for gpu, finding in degraded_gpus(topology).items():
+        output.note(f"GPU{topology.gpu_by_id[gpu].index} is degraded: {finding}")
 
 
 topo.add_command(draw)

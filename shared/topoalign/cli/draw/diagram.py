@@ -11,6 +11,7 @@ from topoalign.core.model.errors import clean
 from topoalign.core.model.events import Allocation, DeviceHealth
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.degraded import degraded_gpus
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
 from topoalign.core.state.divisions import Division
 
@@ -148,6 +149,8 @@ def notes(topology: Topology, bare: list[int]) -> tuple[str, ...]:
     said += [
         f"NVLink reaches beyond this node: cluster {clean(name)}, clique {clique}" for name, clique in sorted(fabrics)
     ]
+    names = {gpu.id: f"GPU{gpu.index}" for gpu in topology.gpus}
+    said += [f"{names[gpu]} is degraded: {finding}" for gpu, finding in degraded_gpus(topology).items()]
     others: dict[str, int] = {}
     for other in topology.others:
         others[clean(other.resource)] = others.get(clean(other.resource), 0) + 1
