@@ -144,10 +144,10 @@ def test_the_state_of_the_fabric_is_named_beside_the_links() -> None:
 @given(st.lists(st.integers(0, 18), min_size=1, max_size=8), st.booleans())
 @settings(deadline=None)
 def test_on_a_switch_the_gpus_below_the_most_are_degraded(counts: list[int], shows_switch: bool) -> None:
-    """Of three or more GPUs with most links also where the switch is not shown, as in a matrix."""
+    """Of four or more GPUs with most links also where the switch is not shown, as in a matrix."""
     most = max(counts)
     if not shows_switch:
-        counts, most = [*counts[:5], 18, 18, 18], 18
+        counts, most = [*counts[:4], 18, 18, 18, 18], 18
     gpus = tuple(
         Gpu(id=GPUS[i], index=i, nvswitch_links=count if shows_switch else 0) for i, count in enumerate(counts)
     )

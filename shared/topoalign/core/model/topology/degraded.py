@@ -3,9 +3,7 @@ Degraded GPUs: they work, but they have fewer NVLinks than their peers, or an NV
 
 The peers of a GPU are the GPUs of its model on the node. Its NVLinks are compared with the most that a peer has:
 
-- On an NVSwitch the links to the switch are counted, and a GPU that has fewer is degraded. A pasted matrix does not show the
-  switch: there, GPUs are on a switch if the pairs of one of them have more than 18 NVLinks in all, which no GPU has, and
-  the count of a GPU is the most of its pairs.
+- On an NVSwitch the links to the switch are counted (`links_to_switch`), and a GPU that has fewer is degraded.
 - Elsewhere the links of all its pairs are counted, and fewer can be the design: a board without a bridge, or four GPUs of a
   mesh of eight in a virtual machine. So a GPU is degraded only if some of its links are up and some are down, while a peer
   has all links up. A GPU with all links down is degraded only if these peers have as many links down: the other ends.
@@ -22,10 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Gpu, Topology
+from topoalign.core.model.topology.queries import links_to_switch, nvlinks_of_pairs
 from topoalign.core.model.topology.views import made_once
-
-MOST_NVLINKS_OF_A_GPU = 18
-"""Of an H100 and of a B200."""
 
 FABRIC_FINDINGS = {
     "not-started": "its NVLink fabric is not started",
@@ -43,33 +39,21 @@ def degraded_gpus(topology: Topology) -> Mapping[DeviceID, str]:
     for gpu in topology.gpus:
         if gpu.mig is None:
             models.setdefault(gpu.name, []).append(gpu)
-    pairs = nvlinks_of_pairs(topology)
-    fewer = {gpu: finding for peers in models.values() for gpu, finding in fewer_nvlinks(peers, pairs)}
+    fewer = {gpu: finding for peers in models.values() for gpu, finding in fewer_nvlinks(topology, peers)}
     findings = {gpu.id: (fewer.get(gpu.id), fabric_finding(gpu)) for gpu in topology.gpus}
     return {gpu: ", and ".join(filter(None, both)) for gpu, both in findings.items() if any(both)}
 
 
-def nvlinks_of_pairs(topology: Topology) -> dict[DeviceID, list[int]]:
-    """GPU -> the number of NVLinks of each pair that it belongs to."""
-    pairs: dict[DeviceID, list[int]] = {gpu.id: [] for gpu in topology.gpus}
-    for link in topology.links:
-        for device in (link.a, link.b):
-            if link.nvlinks and device in pairs:
-                pairs[device].append(link.nvlinks)
-    return pairs
-
-
-def fewer_nvlinks(peers: Sequence[Gpu], pairs: Mapping[DeviceID, Sequence[int]]) -> Iterator[tuple[DeviceID, str]]:
+def fewer_nvlinks(topology: Topology, peers: Sequence[Gpu]) -> Iterator[tuple[DeviceID, str]]:
     """The GPUs among `peers`, all of one model, that have lost NVLinks, with the finding."""
-    direct = {gpu.id: sum(pairs[gpu.id]) for gpu in peers}
-    if any(gpu.nvswitch_links for gpu in peers):
-        up = {gpu.id: gpu.nvswitch_links for gpu in peers}
-    elif max(direct.values()) > MOST_NVLINKS_OF_A_GPU:
-        up = {gpu.id: max(pairs[gpu.id], default=0) for gpu in peers}
+    up = {gpu.id: links_to_switch(topology)[gpu.id] for gpu in peers}
+    if any(up.values()):
+        degraded = {gpu for gpu, count in up.items() if count < max(up.values())}
     else:
-        up = direct
+        pairs = nvlinks_of_pairs(topology)
+        up = {gpu.id: sum(pairs[gpu.id]) for gpu in peers}
+        degraded = lost_direct_links(peers, up)
     most = max(up.values())
-    degraded = lost_direct_links(peers, up) if up is direct else {gpu for gpu, count in up.items() if count < most}
     for gpu, count in up.items():
         if gpu in degraded:
             yield gpu, f"{count} of {most} NVLinks are up" if count else f"it has no NVLink, its peers have {most}"

@@ -1,8 +1,11 @@
 """Questions about a node's hardware that more than one part of the core asks."""
 
+from collections.abc import Mapping
+
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.links import NVLINK_SCORE, PCIE_SCORE, PcieClass
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.views import made_once
 
 
 def pcie_class(topology: Topology, a: DeviceID, b: DeviceID) -> PcieClass:
@@ -36,6 +39,33 @@ def pair_score(topology: Topology, a: DeviceID, b: DeviceID) -> int:
     score = PCIE_SCORE[link.pcie or pcie_class(topology, a, b)]
     nvlinks = link.nvlinks and not kept_apart(topology, a, b)
     return score + NVLINK_SCORE * link.nvlinks if nvlinks else score
+
+
+MOST_NVLINKS = 36
+"""NVLinks of one GPU that NVML 13 can name; GPUs have up to 18. More than that must end at an NVSwitch."""
+
+
+@made_once
+def links_to_switch(topology: Topology) -> Mapping[DeviceID, int]:
+    """
+    GPU -> its NVLinks that end at an NVSwitch. A pasted matrix does not show the switch: there, GPUs are on one if the pairs
+    of one of them have more than MOST_NVLINKS in all, and each reaches its best connected peer with all of its links.
+    """
+    pairs = nvlinks_of_pairs(topology)
+    unnamed = not any(gpu.nvswitch_links for gpu in topology.gpus)
+    if unnamed and max(map(sum, pairs.values()), default=0) > MOST_NVLINKS:
+        return {gpu: max(counts, default=0) for gpu, counts in pairs.items()}
+    return {gpu.id: gpu.nvswitch_links for gpu in topology.gpus}
+
+
+def nvlinks_of_pairs(topology: Topology) -> dict[DeviceID, list[int]]:
+    """GPU -> the number of NVLinks of each pair that it belongs to."""
+    pairs: dict[DeviceID, list[int]] = {gpu.id: [] for gpu in topology.gpus}
+    for link in topology.links:
+        for device in (link.a, link.b):
+            if link.nvlinks and device in pairs:
+                pairs[device].append(link.nvlinks)
+    return pairs
 
 
 def kept_apart(topology: Topology, a: DeviceID, b: DeviceID) -> bool:

@@ -20,12 +20,9 @@ from typing import NamedTuple
 
 from topoalign.core.model.topology.links import NVLINK_SCORE, PCIE_SCORE, PcieClass
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.queries import kept_apart, pcie_class, share_node
+from topoalign.core.model.topology.queries import kept_apart, links_to_switch, pcie_class, share_node
 from topoalign.core.model.topology.views import made_once
 from topoalign.core.placement.gpus.scores import Scores
-
-MOST_NVLINKS = 36
-"""NVLinks of one GPU that NVML 13 can name. A GPU with more links to its peers is at an NVSwitch."""
 
 NVLINK_GBPS = {
     **dict.fromkeys(("P100",), 18.0),
@@ -105,27 +102,17 @@ def gpu_links(topology: Topology) -> Links:
     """The links of all GPUs of a machine. SYS between GPUs of one NUMA node counts as NODE, as NCCL treats it on Grace."""
     gpus = topology.gpus
     strength = [[0] * len(gpus) for _ in gpus]
-    nvlinks = [[0] * len(gpus) for _ in gpus]
     for (i, a), (j, b) in combinations(enumerate(gpus), 2):
         path = pcie_class(topology, a.id, b.id)
         if path is PcieClass.SYS and share_node(topology, a.id, b.id):
             path = PcieClass.NODE
         link = topology.link_by_pair.get((a.id, b.id))
         count = 0 if link is None or kept_apart(topology, a.id, b.id) else link.nvlinks
-        nvlinks[i][j] = nvlinks[j][i] = count
         strength[i][j] = strength[j][i] = NVLINK_SCORE * count + PCIE_SCORE[path]
-    ends = [gpu.nvswitch_links or links_to_switch(row) for gpu, row in zip(gpus, nvlinks, strict=True)]
     models = {gpu.name for gpu in gpus}
     model = models.pop() if len(models) == 1 else ""
-    return Links(strength, [(gpu.fabric, count) for gpu, count in zip(gpus, ends, strict=True)], model)
-
-
-def links_to_switch(nvlinks: Sequence[int]) -> int:
-    """
-    The links of a GPU to an NVSwitch, from its NVLinks to each peer, where the machine does not name them (`nvidia-smi topo
-    -m` does not): more NVLinks in all than a GPU has must end at a switch, and then each peer is reached with all of them.
-    """
-    return max(nvlinks) if sum(nvlinks) > MOST_NVLINKS else 0
+    ends = links_to_switch(topology)
+    return Links(strength, [(gpu.fabric, ends[gpu.id]) for gpu in gpus], model)
 
 
 def weakest_seam(links: Links, members: Sequence[int]) -> Seam:
