@@ -10,7 +10,10 @@ FILES = {
     "gpuallocator": "gpuallocator/cases.jsonl",
     "kubelet/files": "kubelet_files/gone.jsonl",
     "nccl": "nccl/dgx1-volta.jsonl",
+    "nccl/streams": "nccl/dgx1-volta.jsonl",
+    "nccl/streams-best-effort": "nccl/dgx1-volta.jsonl",
     "nccl/two-containers": "nccl/dgx1-volta.jsonl",
+    "openb": "openb/sizes.json",
     "nvidia_smi_topo": "nvidia_smi_topo",
 }
 """Where what a suite takes is not a file called like the suite."""

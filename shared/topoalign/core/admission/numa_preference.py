@@ -13,7 +13,7 @@ from topoalign.core.model.ids import NIC
 from topoalign.core.model.topology.bitmask import Mask
 from topoalign.core.placement.devices import sides
 from topoalign.core.placement.gpus.topology import SetOrder
-from topoalign.core.placement.preference import PLACEMENTS, choose, gpu_choice
+from topoalign.core.placement.preference import PLACEMENTS, choose, gpu_choice, positions
 from topoalign.core.policy.merge.closeness import MaskOrder
 from topoalign.core.profile import profile_of
 
@@ -32,20 +32,21 @@ def order_by_gpus(asked: HintRequest) -> MaskOrder | None:
     if not gpus or asked.demand.together or not profile_of(asked.rules.mode).compares_gpus_of_nodes:
         return None
     nics = devices.get(NIC, 0)
-    free = {
-        name: PlacementContext(
-            free=state.ownership.free(name), nics=state.ownership.free(NIC) if nics else (), nics_wanted=nics
-        )
-        for name, _ in gpus
-    }
+    free_nics = state.ownership.free(NIC) if nics else ()
+    questions = []
+    for name, amount in gpus:
+        free = state.ownership.free(name)
+        context = PlacementContext(free=free, nics=free_nics, nics_wanted=nics)
+        choice = gpu_choice(hardware, free, (), amount, context)
+        questions.append((name, free, choice, SetOrder(choice.scorer, choice.free, choice.nics)))
+    position = positions(hardware)
+    policy = PLACEMENTS[asked.rules.placement]
 
     def key(mask: Mask) -> tuple[Any, ...]:
         found = []
-        for name, amount in gpus:
-            aligned = sides(hardware.devices[name], free[name].free, mask).aligned
-            choice = gpu_choice(hardware, aligned, (), amount, free[name])
-            members = choose(PLACEMENTS[asked.rules.placement], choice)
-            order = SetOrder(choice.scorer, choice.free.union(choice.available), choice.nics)
+        for name, free, choice, order in questions:
+            aligned = sides(hardware.devices[name], free, mask).aligned
+            members = choose(policy, choice._replace(available=[position[gpu] for gpu in aligned]))
             found.append((0, *order.rank(members)[:-1]) if members else NO_SET)
         return tuple(found)
 

@@ -1,26 +1,35 @@
 """
-The time of the search of device policy `best-effort`: the slowest request size of 1 to 8 GPUs.
+The time of the searches of the device policies: the slowest request size of 1 to 8 GPUs.
 
-Only lists that depend on the number of devices and the size are kept between calls. `warm` is a whole
-answer to GetPreferredAllocation, for free GPUs that differ from call to call.
+The cases without a name in front are the search of `best-effort`. Only lists that depend on the number of devices and the
+size are kept between calls. `warm` is a whole answer to GetPreferredAllocation, for free GPUs that differ from call to call.
+The cases `topology-…` are choices of device policy `topology`, for free GPUs that differ from call to call: `-8` on a DGX-1V
+after its sets were compared once, `-16` on a DGX-2, `-16-random` without structure, `-72` with 18 trays of 4, and
+`-72-switch` at an NVSwitch; the size is that with the largest p99.
 """
 
-import random
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import combinations, cycle
+from random import Random
 
 from topoalign.cli.measuring import measured
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.placement.gpus.device_policy import GpuChoice
 from topoalign.core.placement.gpus.scores import Scores, gpu_scores
+from topoalign.core.placement.gpus.seam import Links
+from topoalign.core.placement.gpus.set_scorer import SetScorer
+from topoalign.core.placement.gpus.topology import ByTopology
 from topoalign.core.placement.partition import best_split
-from topoalign.core.placement.preference import prefer
+from topoalign.core.placement.partition.tables import MOST_LISTED
+from topoalign.core.placement.preference import prefer, set_scorer
 from topoalign.machines import load_machine
 
 SIZES = range(1, 9)
 CALLS = {"8": 300, "16-dgx2": 50, "16-random": 15, "72-clique": 50, "nvl72-trays": 25, "warm": 300}
+TOPOLOGY_CALLS = 300
 """Of each size."""
 
 
@@ -36,12 +45,46 @@ def cases() -> Iterator[dict[str, object]]:
     for case, scores in machines.items():
         yield worst(case, searches(scores))
     yield worst("warm", answers(load_machine("hgx-h100").topology))
+    trays = in_trays(72, 4)
+    for case, scorer in {
+        "topology-8": machine_scorer("dgx1-volta"),
+        "topology-16": machine_scorer("dgx2"),
+        "topology-16-random": SetScorer(at_random(16)),
+        "topology-72": SetScorer(trays),
+        "topology-72-switch": SetScorer(trays, Links(trays, [("switch", 18)] * 72)),
+    }.items():
+        yield worst(case, choices(scorer), by="p99_ms")
 
 
-def worst(case: str, call: Callable[[int], Callable[[], object]]) -> dict[str, object]:
+def machine_scorer(name: str) -> SetScorer:
+    """The scorer of a machine of the catalogue."""
+    return set_scorer(load_machine(name).topology)
+
+
+def choices(scorer: SetScorer) -> Callable[[int], Callable[[], object]]:
+    """By size a choice of so many GPUs by device policy `topology`, each time with others free."""
+    gpus = len(scorer.scores)
+    least = max(6, gpus - 12)
+
+    def choosing(size: int) -> Callable[[], object]:
+        chance = Random(size)
+
+        def choose() -> object:
+            free = tuple(sorted(chance.sample(range(gpus), chance.randint(max(size, least), gpus))))
+            return ByTopology().choose(GpuChoice(scorer, free, (), size, frozenset(free)))
+
+        if gpus <= MOST_LISTED:
+            for _ in range(1_000):
+                choose()
+        return choose
+
+    return choosing
+
+
+def worst(case: str, call: Callable[[int], Callable[[], object]], by: str = "p50_ms") -> dict[str, object]:
     """The figures of the size that takes the longest."""
-    rows = [{**measured(case, call(size), CALLS[case]), "size": size} for size in SIZES]
-    return max(rows, key=lambda row: float(str(row["p50_ms"])))
+    rows = [{**measured(case, call(size), CALLS.get(case, TOPOLOGY_CALLS)), "size": size} for size in SIZES]
+    return max(rows, key=lambda row: float(str(row[by])))
 
 
 def searches(scores: Scores) -> Callable[[int], Callable[[], object]]:
@@ -55,7 +98,7 @@ def answers(topology: Topology) -> Callable[[int], Callable[[], object]]:
 
     def asking_for(size: int) -> Callable[[], object]:
         offers = [free for number in range(max(size, 6), len(gpus) + 1) for free in combinations(gpus, number)]
-        random.Random(size).shuffle(offers)
+        Random(size).shuffle(offers)
         free = cycle(offers)
         return lambda: prefer(topology, GPU, next(free), (), size, Placement.BEST_EFFORT)
 
@@ -64,7 +107,7 @@ def answers(topology: Topology) -> Callable[[int], Callable[[], object]]:
 
 def at_random(devices: int) -> Scores:
     """No structure at all."""
-    chance = random.Random(devices)
+    chance = Random(devices)
     scores = [[0] * devices for _ in range(devices)]
     for a, b in combinations(range(devices), 2):
         scores[a][b] = scores[b][a] = chance.randint(10, 1860)

@@ -67,9 +67,10 @@ def suites() -> dict[str, Suite]:
         kubelet,
         nccl,
         nvidia_smi_topo,
+        openb,
     )
 
-    modules = (gaia, gpuallocator, hami, hami_decisions, hami_texts, koordinator, kubelet, nccl, nvidia_smi_topo)
+    modules = (gaia, gpuallocator, hami, hami_decisions, hami_texts, koordinator, kubelet, nccl, nvidia_smi_topo, openb)
     return dict(sorted((name, suite) for module in modules for name, suite in module.SUITES.items()))
 
 

@@ -8,15 +8,19 @@ that the policy chooses is divided by that of the best free set. A case with les
 - `nccl`: all free sets and all sizes from 2 to 8. Of a file that lists only a part of the sets, the free sets are the unions
   of two listed sets, and cases whose chosen set is not listed are left out;
 - `nccl/two-containers`: two containers of one size, one after the other; the sum of both bandwidths against the best sum.
+- `nccl/streams`: pods that arrive and leave (`bench placement-quality`). A case is a machine: the mean bandwidth of the
+  pods of three streams, each relative to the best set of its size, which must not be more than 0.002 below that of device
+  policy `best-effort`. `nccl/streams-best-effort` shows that policy, to compare with.
 
 Files about two nodes (`*.two-nodes.jsonl`, `*.nics.jsonl`) have other fields and are skipped.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations
 from math import comb
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 
@@ -27,6 +31,7 @@ from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.preference import positions, prefer
 from topoalign.machines import load_machine
+from topoalign.tools.bench.placement_quality import streams
 from topoalign.tools.conformance.suite import RatedResult, Suite
 
 SKIPPED = (".two-nodes.jsonl", ".nics.jsonl")
@@ -34,6 +39,9 @@ SIZES = range(2, 9)
 LEAST = 0.70
 MOST_FREE_SETS = 400
 """Free sets of each size where not all sets are listed."""
+MOST_LISTED = 9
+"""GPUs of a machine of which all sets are listed."""
+STREAMS, SLACK = 3, 0.002
 
 Members = tuple[int, ...]
 """GPUs by their positions on the machine, ascending."""
@@ -76,6 +84,18 @@ class Machine:
             for members in combinations(free, size)
         )
 
+    def means(self, placement: str) -> list[float]:
+        """Of each stream the mean bandwidth of its pods, relative to the best set of their sizes."""
+        every = tuple(range(len(self.gpus)))
+        best = {size: self.best(every, size) for size in self.sizes}
+        return [
+            fmean(
+                self.bandwidth[members] / best[len(members)]
+                for members in streams.granted(len(every), seed, lambda free, size: self.chosen(free, size, placement))
+            )
+            for seed in range(STREAMS)
+        ]
+
     def free_sets(self, size: int) -> Iterator[Members]:
         """All sets of at least `size` GPUs, or unions of listed sets where not all sets of this size are listed."""
         listed = [members for members in self.bandwidth if len(members) == size]
@@ -106,6 +126,18 @@ def two_containers(path: Path) -> Iterator[RatedResult]:
         if first in machine.bandwidth and second in machine.bandwidth:
             both = machine.bandwidth[first] + machine.bandwidth[second]
             yield rated(path, free, size, (*first, *second), both / machine.best_pair(free, size))
+
+
+def streams_of(path: Path, placement: str) -> Iterator[RatedResult]:
+    """The streams of a machine with a device policy. Machines with more than nine GPUs are skipped."""
+    if path.name.endswith(SKIPPED):
+        return
+    machine = read(path)
+    if len(machine.gpus) > MOST_LISTED:
+        return
+    ours, theirs = machine.means(placement), fmean(machine.means(Placement.BEST_EFFORT))
+    expected, got = f"{theirs:.4f} as with best-effort", f"{fmean(ours):.4f}"
+    yield RatedResult(path.stem, expected, got, path.stem, fmean(ours), theirs - SLACK)
 
 
 def questions(path: Path) -> Iterator[tuple[Machine, Members, int]]:
@@ -148,4 +180,9 @@ def without(free: Members, gone: Members) -> Members:
     return tuple(position for position in free if position not in gone)
 
 
-SUITES: dict[str, Suite] = {"nccl": nccl, "nccl/two-containers": two_containers}
+SUITES: dict[str, Suite] = {
+    "nccl": nccl,
+    "nccl/two-containers": two_containers,
+    "nccl/streams": partial(streams_of, placement=Placement.TOPOLOGY),
+    "nccl/streams-best-effort": partial(streams_of, placement=Placement.BEST_EFFORT),
+}

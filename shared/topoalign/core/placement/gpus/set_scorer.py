@@ -5,8 +5,10 @@ Each figure of a set is remembered, because the same GPUs stay free between two 
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import TypeVar
 
+from topoalign.core.model.topology.links import NVLINK_SCORE
 from topoalign.core.placement.gpus.scores import Members, Scores, total
 from topoalign.core.placement.gpus.seam import Links, Seam, weakest_seam
 
@@ -34,6 +36,17 @@ class SetScorer:
         if seam is None:
             seam = keep(self._seams, members, weakest_seam(self.links, members))
         return seam
+
+    @cached_property
+    def _nvlinks(self) -> Scores:
+        return [[strength // NVLINK_SCORE for strength in row] for row in self.links.strength]
+
+    def most_nvlinks(self, members: Members) -> int:
+        """What the NVLinks of its seam do not exceed: those of the member that has the fewest to the others."""
+        if any(count for _, count in self.links.switch):  # known at once
+            return self.seam(members).nvlinks
+        rows = map(self._nvlinks.__getitem__, members)
+        return min([sum([row[other] for other in members]) for row in rows], default=0)
 
     def own(self, members: Members) -> int:
         """The sum of the scores of all links among the members."""

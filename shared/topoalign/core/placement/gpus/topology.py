@@ -89,6 +89,18 @@ class SetOrder:
             members,  # then the lowest indexes
         )
 
+    def first(self, sets: Iterable[Members]) -> Members:
+        """The first of these sets, of which there is one. The costly minimum cut is computed only where it may decide."""
+        bounds = sorted(((self.scorer.most_nvlinks(members), members) for members in sets), reverse=True)
+        best: Rank | None = None
+        for most, members in bounds:
+            if best is not None and most < -best[0][0]:
+                break
+            rank = self.rank(members)
+            best = rank if best is None else min(best, rank)
+        assert best is not None, "there is a set"
+        return best[-1]
+
     def difference(self, other: Members, chosen: Members) -> str:
         """Why a set lost against the chosen one."""
         theirs, mine = self.rank(other), self.rank(chosen)
@@ -123,7 +135,7 @@ def by_topology(
 
     def choose() -> Members:
         order = SetOrder(scorer, everything, nics)
-        return min(map(order.rank, candidates(order, available, required, size)))[-1]
+        return order.first(candidates(order, available, required, size))
 
     if nics.wanted:
         return choose()
@@ -143,10 +155,8 @@ def candidates(order: SetOrder, available: Sequence[int], required: Collection[i
         for seed in (seeds(strength, available, others) if len(required) < size else [()])
     }
     sets.add(peel(strength, others, tuple(required), size))
-    if len(sets) <= MOST_GROWN:
-        return sets
     return nsmallest(
-        MOST_GROWN, sets, key=lambda members: (-fewest_links(strength, members), order.cut(members), members)
+        MOST_GROWN, sets, key=lambda members: (-order.scorer.most_nvlinks(members), order.cut(members), members)
     )
 
 
@@ -188,8 +198,3 @@ def peel(strength: Scores, among: Iterable[int], required: Members, size: int) -
         for other in removable:
             removable[other] -= row[other]
     return tuple(sorted(members))
-
-
-def fewest_links(strength: Scores, members: Members) -> int:
-    """The least that a member is linked to the others: no seam is stronger."""
-    return min([sum([strength[a][b] for b in members]) for a in members])
