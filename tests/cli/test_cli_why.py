@@ -19,6 +19,7 @@ from topoalign.core.diagnosis.records import ClusterRecord
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import Standing
 from topoalign.core.ports import Endpoint
+from topoalign.machines import catalogue
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
@@ -86,6 +87,22 @@ def test_what_if_of_a_cluster_ranks_the_nodes(capsys: pytest.CaptureFixture[str]
         run("what-if --cluster --gpus 1 --pods 3 --from cluster.ndjson", capsys)[0],
         run("why --gpus 1 --pods 3 --from cluster.ndjson", capsys)[1].splitlines()[0],
     )
+
+
+def test_what_if_of_a_cluster_shows_the_seam_of_several_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    """A pod of one GPU has no column SEAM; the JSON has the seam of every node, and `why` the same JSON."""
+    boards = ("hgx-b200", "hgx-b200-gpu0-off")
+    write("b200.ndjson", cluster(*(node_with(name, topology=catalogue.machine(name)) for name in boards)))
+    eight, one = "--gpus 8 --policy none --from b200.ndjson", "--gpus 1 --policy none --from b200.ndjson"
+
+    rows = [line.split(maxsplit=2) for line in run(f"what-if --cluster {eight}", capsys)[1].splitlines()[1:]]
+    answers = [run(f"{command} {eight} --json", capsys)[1] for command in ("what-if --cluster", "why")]
+
+    seams = ["18 NVLinks, 722 GB/s", "PCIe within a NUMA node"]
+    assert ["NODE", "SCORE", "SEAM"] == rows[0]
+    assert [*zip(boards, seams, strict=True)] == [(row[0], row[2]) for row in rows[1:]]
+    assert [seams, seams] == [[each["seam"] for each in json.loads(answer)["admitting"]] for answer in answers]
+    assert "SEAM" not in run(f"what-if --cluster {one}", capsys)[1]
 
 
 @pytest.mark.parametrize("command", ["why", "what-if --cluster"])

@@ -19,6 +19,7 @@ from draw_support import (
     devices,
     drawn,
     gpus,
+    inside,
     names,
     nodes,
 )
@@ -82,7 +83,8 @@ def test_holders_have_a_colour_and_a_letter_and_stand_in_the_legend() -> None:
     assert [*palette.HOLDERS[:3], palette.PLACE] == [swatch.fill for swatch in swatches][:4]
     assert {palette.HOLDERS[0]} == {fills[name] for name in ("GPU0", "GPU3", "NIC0", "NIC3")}
     assert (palette.HOLDERS[1], palette.HOLDERS[2], palette.PLACE) == (fills["GPU6"], fills["GPU7"], fills["GPU5"])
-    assert {"ml/train/main", "ml/tune/main", "research/notebook/main", "free", "unhealthy", "cordoned"} <= set(texts)
+    held = {"ml/train/main: 4 GPUs, 12 NVLinks, 240 GB/s", "ml/tune/main", "research/notebook/main"}
+    assert held | {"free", "unhealthy", "cordoned"} <= set(texts)
     assert (9, 3, 2) == tuple(texts.count(letter) for letter in "ABC")
 
 
@@ -129,6 +131,30 @@ def test_what_is_wrong_with_a_device_is_told_by_more_than_colour(health: DeviceH
     assert 0 == lines[0] < lines[1]
     assert mark in [item.text for item in scene_of(hurt).items if isinstance(item, Text)]
     assert f"[GPU0 {MARKS[mark]}]" in text(hurt, 100)
+
+
+@pytest.mark.parametrize("name", ["hgx-b200-gpu0-off", "hgx-b200-gpu0-half"])
+def test_the_box_of_a_degraded_gpu_alone_has_the_word(name: str) -> None:
+    diagram = diagram_of(name, MACHINES[name])
+    scene = scene_of(diagram)
+    boxes = {box.story.split()[0]: box for box in devices(scene)}
+
+    words = [item for item in scene.items if isinstance(item, Text) and item.text == "degraded"]
+    assert ["GPU0"] == [gpu for gpu, box in boxes.items() for word in words if inside(word, box)]
+    assert 1 == len(words) and words[0].bold
+    assert "[GPU0 *]" in text(diagram, 100) and "[GPU1]" in text(diagram, 100) and "* degraded" in text(diagram, 100)
+
+
+def test_the_legend_names_the_seam_of_whole_gpus_over_all_allocations() -> None:
+    """Two allocations of one container are one set; a MIG instance and a share of a GPU are no whole GPUs."""
+    mig = (MigDevice(uuid=DeviceID("MIG-0"), profile="1g.10gb", gpu_instance=0, compute_instance=0, memory=1),)
+    topology = Topology(gpus=(*gpus(4, switch_links=18), Gpu(id=DeviceID("GPU-4"), index=4, mig=mig)))
+    held = [allocation("a", ["GPU-0"]), allocation("a", ["GPU-2"]), allocation("b", ["GPU-1", "GPU-3::0", "MIG-0"])]
+    diagram = diagram_of("x", topology, held)
+
+    assert ["ml/a/main: 2 GPUs, 18 NVLinks", "ml/b/main"] == diagram.legend
+    assert [f"[{key(i)}] {entry}" for i, entry in enumerate(diagram.legend)] == text(diagram, 100).splitlines()[-2:]
+    assert {*diagram.legend} <= {item.text for item in scene_of(diagram).items if isinstance(item, Text)}
 
 
 def test_parts_of_a_device_show_all_their_holders() -> None:

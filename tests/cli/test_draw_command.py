@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from anyio.from_thread import start_blocking_portal
+from decision_support import container, granted, node, pod
 from draw_support import ALLOCATIONS, HEALTH
 
 from topoalign.cli import root
@@ -14,6 +15,7 @@ from topoalign.cli.draw.diagram import diagram_of
 from topoalign.cli.draw.layout import scene_of
 from topoalign.cli.draw.svg import svg
 from topoalign.core import wire
+from topoalign.core.admission.admit import admit
 from topoalign.core.model.events import (
     AllocationsSnapshot,
     DeviceHealth,
@@ -21,12 +23,13 @@ from topoalign.core.model.events import (
     HealthState,
     TopologyDiscovered,
 )
-from topoalign.core.model.ids import NodeName
+from topoalign.core.model.ids import GPU, NodeName
+from topoalign.core.model.requests import AdmissionRules
 from topoalign.machines import catalogue
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
 
-PICTURE = Path(__file__).parents[2] / "docs" / "pictures" / "dgx-a100.svg"
+PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 NODE = NodeName("gpu.node-1")
 
 
@@ -105,14 +108,30 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.Ca
     assert "a.svg: No such file or directory" in capsys.readouterr().err
 
 
-def test_the_picture_in_the_documents_is_up_to_date() -> None:
+def test_the_picture_of_a_dgx_a100_is_up_to_date() -> None:
     """It was drawn of a node that `up --machine dgx-a100` plays, with three pods on it."""
     topology = catalogue.machine("dgx-a100")
 
     healthy = DeviceHealth(state=HealthState.HEALTHY)
     health = dict.fromkeys((*topology.gpu_by_id, *topology.nic_by_id), healthy)
 
-    assert svg(scene_of(diagram_of("dgx-a100", topology, ALLOCATIONS, health))) == PICTURE.read_text("utf-8")
+    assert svg(scene_of(diagram_of("dgx-a100", topology, ALLOCATIONS, health))) == (
+        PICTURES / "dgx-a100.svg"
+    ).read_text("utf-8")
+
+
+def test_the_picture_of_a_degraded_board_is_up_to_date() -> None:
+    """It shows the GPUs that `admit` gives on an empty board to a pod with four GPUs, then to one with a single GPU."""
+    topology = catalogue.machine("hgx-b200-gpu0-off")
+    state = node(topology)
+    for name, count in (("train", 4), ("notebook", 1)):
+        asked = pod(container(gpus=count, nics=count), name=name)
+        state = granted(state, admit(state, asked, AdmissionRules()))
+
+    held = {each.owner.pod: each.devices[GPU] for each in state.allocations.values() if each.owner is not None}
+    drawn = svg(scene_of(diagram_of("hgx-b200-gpu0-off", topology, state.allocations.values())))
+    assert {"train": ("GPU-4", "GPU-5", "GPU-6", "GPU-7"), "notebook": ("GPU-0",)} == held
+    assert drawn == (PICTURES / "hgx-b200-gpu0-off.svg").read_text("utf-8")
 
 
 @asynccontextmanager

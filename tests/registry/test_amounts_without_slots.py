@@ -222,7 +222,7 @@ def of_cluster(given: dict[str, Any], directory: Path, *nodes: NodeRecord) -> st
     file = directory / "cluster"
     file.write_bytes(b"".join(encode_lines(record_of(*nodes))))
     try:
-        _, answer = ask(None, ClusterOptions(None, None, None, file), requested(given, directory), {})
+        _, answer = ask(None, ClusterOptions(None, None, None, file), requested(given, directory), {}, as_json=False)
     except InvalidShare as error:
         return f"{error.finding}; {error.remedy}"
     return answer.reason.code if answer.reason is not None else ""

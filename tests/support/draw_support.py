@@ -105,6 +105,11 @@ def extent(text: Text) -> tuple[float, float, float, float]:
     return text.left, text.y - 0.75 * text.size, text.left + text_width(text.text, text.size, text.bold), text.y
 
 
+def inside(text: Text, box: Box) -> bool:
+    left, top, right, bottom = extent(text)
+    return box.x <= left and box.y <= top and right <= box.right and bottom <= box.bottom
+
+
 def overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
     return a[0] < b[2] - EDGE and b[0] < a[2] - EDGE and a[1] < b[3] - EDGE and b[1] < a[3] - EDGE
 

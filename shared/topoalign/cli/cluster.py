@@ -6,7 +6,7 @@ from these facts alone.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,7 +84,9 @@ def of_cluster(command: Callable[..., Any]) -> Callable[..., Any]:
     return asking
 
 
-def ask(nats: str | None, whole: ClusterOptions, pod: PodRequest, rules: Changes) -> tuple[ClusterRecord, Answer]:
+def ask(
+    nats: str | None, whole: ClusterOptions, pod: PodRequest, rules: Changes, *, as_json: bool
+) -> tuple[ClusterRecord, Answer]:
     """
     What the cluster says, and what that stands on.
 
@@ -93,7 +95,8 @@ def ask(nats: str | None, whole: ClusterOptions, pod: PodRequest, rules: Changes
     record = facts(nats, whole.from_file)
     check_in_cluster(pod, record, rules)
     scorer = scorer_of(Scoring(whole.scoring or Scoring.QUALITY), Packing.BINPACK)
-    answer = diagnose(Nodes(record), pod, scorer, rules, whole.pods or 1)
+    shown = len(record.nodes) if as_json else MOST_ROWS
+    answer = diagnose(Nodes(record), pod, scorer, rules, whole.pods or 1, seams=shown)
     if whole.snapshot is not None:
         with whole.snapshot.open("wb") as file:
             file.writelines(encode_lines(record))
@@ -173,17 +176,24 @@ def show_where(record: ClusterRecord, answer: Answer, as_json: bool) -> int | No
         return document(record, answer)
     output.say(output.heading(headline(answer)))
     if answer.admitting:
-        titles = ("NODE", "SCORE", *(("PODS",) if answer.placed else ()))
-        output.columns(titles, list(rows(answer)))
+        output.columns(*table(answer))
         if len(answer.admitting) > MOST_ROWS:
             output.say(f"and {len(answer.admitting) - MOST_ROWS} more (--json lists all)")
     return status(answer)
 
 
-def rows(answer: Answer) -> Iterator[tuple[object, ...]]:
-    """The best nodes, with the pods that each takes where several are asked for."""
-    for each in answer.admitting[:MOST_ROWS]:
-        yield each.node, each.score, *((answer.placed.get(each.node, 0),) if answer.placed else ())
+def table(answer: Answer) -> tuple[list[str], list[list[object]]]:
+    """
+    Titles and rows of the best nodes. PODS, which each node takes, where several are asked for; SEAM where a container
+    would get several GPUs.
+    """
+    best = answer.admitting[:MOST_ROWS]
+    columns: dict[str, list[object]] = {"NODE": [each.node for each in best], "SCORE": [each.score for each in best]}
+    if answer.placed:
+        columns["PODS"] = [answer.placed.get(each.node, 0) for each in best]
+    if any(each.seam for each in best):
+        columns["SEAM"] = [each.seam for each in best]
+    return [*columns], [list(row) for row in zip(*columns.values(), strict=True)]
 
 
 def headline(answer: Answer) -> str:

@@ -75,7 +75,7 @@ def what_if(
             or link.node_option is not None
         ):
             raise click.UsageError("--cluster asks all nodes: leave out --node, --machine and the kubelet's files")
-        return show_where(*ask(link.nats_option, whole, pod, rules), link.as_json)
+        return show_where(*ask(link.nats_option, whole, pod, rules, as_json=link.as_json), link.as_json)
     if whole.given:
         raise click.UsageError("--pods, --scoring, --snapshot and --from go with --cluster")
     if machine is None:

@@ -61,7 +61,7 @@ def why(
         pod, rules = pod_of_kubernetes(name, pod_file, asked)
     else:
         pod, rules = pod_request(**asked) if pod_file is None else pod_in(pod_file, **asked)
-    return show_why(*ask(nats, whole, pod, rules), as_json)
+    return show_why(*ask(nats, whole, pod, rules, as_json=as_json), as_json)
 
 
 def pod_of_kubernetes(name: str, pod_file: Path | None, asked: dict[str, Any]) -> tuple[PodRequest, Changes]:

@@ -48,7 +48,8 @@ def draw(
     Draw a machine: sockets, NUMA nodes, PCIe switches, GPUs, NICs and NVLinks.
 
     Without --machine: a running node, else this machine. The picture of a running node also shows which pods hold which
-    devices, how GPUs are divided and what is left of them, and which devices are unhealthy or cordoned.
+    devices, the weakest seam of a container's GPUs, how GPUs are divided and what is left of them, and which devices are
+    unhealthy or cordoned. Degraded GPUs are marked on every machine.
 
     \b
     Examples:

@@ -10,7 +10,9 @@ from topoalign.core.model.errors import clean
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState, Owner
 from topoalign.core.model.ids import AllocationID, DeviceID
 from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.degraded import degraded_gpus
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
+from topoalign.core.placement.preference import seam_of
 from topoalign.core.state.divisions import Division, Parts
 
 SHORT_WAYS = {
@@ -48,6 +50,8 @@ class Device:
     broken: bool
     """Unhealthy, or never judged."""
     cordoned: bool
+    degraded: str = ""
+    """The finding about a degraded GPU (`topology.degraded`); empty for others."""
     story: str = ""
     """All there is to say, for whoever points at it."""
 
@@ -63,8 +67,9 @@ class Device:
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """The words for its problems: `unhealthy`, `cordoned`, both or none."""
-        return ("unhealthy",) * self.broken + ("cordoned",) * self.cordoned
+        """The words for its problems: some of `unhealthy`, `cordoned` and `degraded`."""
+        found = {"unhealthy": self.broken, "cordoned": self.cordoned, "degraded": bool(self.degraded)}
+        return tuple(word for word, applies in found.items() if applies)
 
 
 def key(holder: int) -> str:
@@ -88,6 +93,15 @@ def holders_of(topology: Topology, allocations: Iterable[Allocation]) -> tuple[d
     devices: tuple[Gpu | Nic, ...] = (*topology.gpus, *topology.nics)
     by_device = {one.id: list(held.get(one.id, ())) for one in devices}
     return by_device, list(dict.fromkeys(name for names in by_device.values() for name in names))
+
+
+def seams_of(topology: Topology, allocations: Iterable[Allocation]) -> dict[str, str]:
+    """Holder -> its set of GPUs, of each that holds several whole ones: `4 GPUs, 18 NVLinks, 371 GB/s`."""
+    whole: dict[str, set[DeviceID]] = {}
+    for allocation in allocations:
+        held = whole.setdefault(holder_name(allocation.owner, allocation.id), set())
+        held |= allocation.device_ids & topology.gpu_by_id.keys()
+    return {name: f"{len(gpus)} GPUs, {seam_of(topology, gpus)}" for name, gpus in whole.items() if len(gpus) > 1}
 
 
 def holder_name(owner: Owner | None, allocation: AllocationID) -> str:
@@ -122,9 +136,10 @@ def device_of(
         ),
         broken=health is not None and health.state is not HealthState.HEALTHY,
         cordoned=health is not None and health.cordoned,
+        degraded=degraded_gpus(topology).get(one.id, ""),
     )
     facts = gpu_facts(one) if isinstance(one, Gpu) else nic_facts(one)
-    facts |= health_facts(health) | {"held by": ", ".join(holders)}
+    facts |= health_facts(health) | {"degraded:": device.degraded, "held by": ", ".join(holders)}
     if division is not None:
         held = "; ".join(map(holder_text, division.held))
         facts |= {"divided:": way_text(division), "held by": held, "left:": left_text(division)}

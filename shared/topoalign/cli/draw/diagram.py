@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from topoalign.cli.draw.device import Device, device_of, holders_of
+from topoalign.cli.draw.device import Device, device_of, holders_of, seams_of
 from topoalign.cli.draw.nvlinks import NvLinks, nvlinks_of
 from topoalign.cli.draw.tree import MEANINGS, PATHS, Child, devices_in, paths_in, pcie_tree
 from topoalign.cli.quantities import binary
@@ -47,8 +47,15 @@ class Diagram:
     groups: tuple[Group, ...]
     nvlinks: NvLinks
     holders: tuple[str, ...]
-    """The legend: who holds devices."""
+    """Who holds devices: `namespace/pod/container`."""
+    seams: dict[str, str]
+    """Holder -> its set of GPUs and their weakest seam, of each that holds several whole GPUs."""
     notes: tuple[str, ...]
+
+    @property
+    def legend(self) -> list[str]:
+        """The legend entry of each holder: `ml/tune/main`, `ml/train/main: 4 GPUs, 18 NVLinks, 371 GB/s`."""
+        return [f"{holder}: {self.seams[holder]}" if holder in self.seams else holder for holder in self.holders]
 
     @property
     def devices(self) -> list[Device]:
@@ -72,6 +79,7 @@ def diagram_of(
     A machine as it stands. `health`: what is known of its devices; one that is not in it is drawn as healthy. `divided`: the
     GPUs that are not given as a whole.
     """
+    allocations = tuple(allocations)
     names, holders = holders_of(topology, allocations)
     homes: dict[int | None, list[Device]] = {}
     devices: tuple[Gpu | Nic, ...] = (*topology.gpus, *topology.nics)
@@ -85,6 +93,7 @@ def diagram_of(
         groups=groups,
         nvlinks=nvlinks_of(topology),
         holders=tuple(holders),
+        seams=seams_of(topology, allocations),
         notes=(*paths(groups), *notes(topology, bare)),
     )
 

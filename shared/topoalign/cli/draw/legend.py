@@ -44,8 +44,8 @@ def legend_items(diagram: Diagram, notes: Iterable[str], x: float, y: float, wid
 
 def entries(diagram: Diagram) -> Iterator[tuple[Box, str, str]]:
     """Swatch, letter and words of each entry: only of what can be seen in the drawing."""
-    for i, holder in enumerate(diagram.holders):
-        yield replace(SWATCH, fill=palette.of_holder(i)), key(i), holder
+    for i, entry in enumerate(diagram.legend):
+        yield replace(SWATCH, fill=palette.of_holder(i)), key(i), entry
     devices = diagram.devices
     if diagram.holders:
         yield SWATCH, "", "free"

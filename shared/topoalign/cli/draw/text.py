@@ -31,7 +31,7 @@ LEAST_BESIDE = 42
 """Columns that something needs to stand beside another."""
 COLOURS = ("bright_blue", "yellow", "green", "magenta", "cyan", "bright_yellow", "bright_green", "bright_magenta")
 """Of the first holder, the second, …"""
-MARKS = {"unhealthy": "!", "cordoned": "#"}
+MARKS = {"unhealthy": "!", "cordoned": "#", "degraded": "*"}
 MOST_KEYS = 3
 """Holders of one device that are named; a `+` stands for the others."""
 
@@ -125,8 +125,8 @@ def token(device: Device) -> str:
 
 def legend(diagram: Diagram) -> Iterator[str]:
     """The lines below a drawing: holders, GPUs with memory of their own, and the meaning of the marks."""
-    for i, holder in enumerate(diagram.holders):
-        yield f"[{key(i)}] {holder}"
+    for i, entry in enumerate(diagram.legend):
+        yield f"[{key(i)}] {entry}"
     for one in sorted(diagram.devices, key=lambda device: device.order):
         if one.divided:
             held = "".join(f"; {key(holder)} {amount}" for holder, amount in one.parts)

@@ -28,6 +28,11 @@ class Ranked(msgspec.Struct, frozen=True):
     node: NodeName
     score: int
     """0 to 10, the best first; equals in the order of the scorer if it has one, else by name."""
+    seam: str = ""
+    """
+    The weakest seam of the GPUs that the pod would get, for people: `18 NVLinks, 722 GB/s`. Empty: no container would get
+    several GPUs, or it was not computed.
+    """
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
