@@ -42,9 +42,9 @@ class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True):
     Default: that of the API server, or `1.36`, which harms no later one."""
 
     scoring: Scoring = Scoring.QUALITY
-    """How nodes are scored for a pod: `quality` of the devices that it would get and leave; by what NUMA nodes have left,
-    `least-allocated`, `most-allocated`, `balanced`, `least-numa-nodes`; `gaia`: in the order of gpu-admission; `hami`: in
-    that of HAMi's scheduler."""
+    """How nodes are scored for a pod: `quality`: how fast a collective runs on the GPUs that it would get, and how well the
+    node is packed; by what NUMA nodes have left, `least-allocated`, `most-allocated`, `balanced`, `least-numa-nodes`;
+    `gaia`: in the order of gpu-admission; `hami`: in that of HAMi's scheduler."""
 
     scoring_packing: Packing = Packing.BINPACK
     """Which nodes `quality` puts first where devices are equally good: `binpack` those that are fuller, so that whole

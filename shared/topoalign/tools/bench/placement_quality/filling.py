@@ -46,7 +46,7 @@ Workload = Sequence[tuple[Task, float]]
 """Kinds of pods, and how often each comes."""
 Node = tuple[int, ...]
 """Thousandths that are free of each GPU, ascending."""
-Place = Callable[[list[Node], Task], tuple[int, Node] | None]
+Place = Callable[[Sequence[Node], Task], tuple[int, Node] | None]
 """The node that takes a pod, and what is free there afterwards; None: no node does."""
 
 
@@ -119,14 +119,14 @@ def gradient_descent(workload: Workload) -> Place:
         rests = (without(node, gpus, task.milli) for gpus in choices(node, task))
         return min(((round(unusable(rest) - unusable(node), 6), rest) for rest in rests), default=None)
 
-    def place(nodes: list[Node], task: Task) -> tuple[int, Node] | None:
+    def place(nodes: Sequence[Node], task: Task) -> tuple[int, Node] | None:
         found = [(step[0], at, step[1]) for at, node in enumerate(nodes) if (step := best(node, task)) is not None]
         return min(found)[1:] if found else None
 
     return place
 
 
-def best_fit(nodes: list[Node], task: Task) -> tuple[int, Node] | None:
+def best_fit(nodes: Sequence[Node], task: Task) -> tuple[int, Node] | None:
     """The placement of `best-fit`."""
     found = []
     for at, node in enumerate(nodes):
