@@ -166,7 +166,7 @@ def test_what_an_alignment_costs_is_named() -> None:
     aligned, *_ = considered(board, GPU, every, None, every[:4], (), Placement.TOPOLOGY)
     fast, *_ = considered(board, GPU, every, None, every[4:], (), Placement.TOPOLOGY)
 
-    assert aligned.why.endswith("; the alignment costs: free on other NUMA nodes is a set with 18 NVLinks, 722 GB/s")
+    assert aligned.why.endswith("; the alignment costs bandwidth: among all free GPUs is a set with 18 NVLinks, 722 GB/s")
     assert "PCIe within a NUMA node" == aligned.seam
     assert "costs" not in fast.why
 

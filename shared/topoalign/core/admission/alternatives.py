@@ -3,12 +3,12 @@ Which other sets of devices could have been chosen, and why they were not: what 
 
 GPUs are compared by the key of device policy `topology` (`SetOrder`), whatever policy chose, NICs by their PCIe paths to the
 container's GPUs; of the devices of foreign plugins no links are known. Of a small choice all sets are compared, of a large
-one those that differ from the chosen set in a single device; the best few are kept.
+one the first MOST_COMPARED that differ from the chosen set in a single device; the best few are kept.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import nsmallest
-from itertools import combinations
+from itertools import combinations, islice
 from math import comb
 from typing import Any
 
@@ -128,10 +128,11 @@ def best_others(free: Sequence[int], taken: Members, rank: Callable[[Members], A
     return nsmallest(MOST_KEPT, (members for members in compared if members != taken), key=rank)
 
 
-def neighbours(free: Sequence[int], taken: Members) -> list[Members]:
-    """The sets that differ from the one taken in a single device."""
+def neighbours(free: Sequence[int], taken: Members) -> Iterator[Members]:
+    """The first MOST_COMPARED sets that differ from the one taken in a single device."""
     rest = [position for position in free if position not in taken]
-    return [tuple(sorted({*taken, new} - {old})) for old in taken for new in rest]
+    sets = (tuple(sorted({*taken, new} - {old})) for old in taken for new in rest)
+    return islice(sets, MOST_COMPARED)
 
 
 def unweighed(members: Members) -> str:
@@ -152,7 +153,7 @@ def cost_of_alignment(order: SetOrder, free: Sequence[int], taken: Members) -> s
     best = by_topology(order.scorer, free, (), len(taken))
     if order.scorer.seam(best) <= order.scorer.seam(taken):
         return ""
-    return f"; the alignment costs: free on other NUMA nodes is a set with {order.scorer.describe(best)}"
+    return f"; the alignment costs bandwidth: among all free GPUs is a set with {order.scorer.describe(best)}"
 
 
 def reason_against(more: int, offered: bool, weighed: str = "") -> str:
