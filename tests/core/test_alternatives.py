@@ -163,12 +163,15 @@ def test_what_an_alignment_costs_is_named() -> None:
     board = on_numa_nodes(off=0)
     every = tuple(board.gpu_by_id)
 
-    aligned, *_ = considered(board, GPU, every, None, every[:4], (), Placement.TOPOLOGY)
-    fast, *_ = considered(board, GPU, every, None, every[4:], (), Placement.TOPOLOGY)
+    slow, *others = considered(board, GPU, every, None, every[:4], (), Placement.TOPOLOGY, aligned=True)
+    fast, *_ = considered(board, GPU, every, None, every[4:], (), Placement.TOPOLOGY, aligned=True)
+    taken_over, *_ = considered(board, GPU, every, None, every[:4], (), Placement.TOPOLOGY, aligned=False)
 
-    assert aligned.why.endswith("; the alignment costs bandwidth: among all free GPUs is a set with 18 NVLinks, 722 GB/s")
-    assert "PCIe within a NUMA node" == aligned.seam
-    assert "costs" not in fast.why
+    assert ("PCIe within a NUMA node", "without the alignment: 18 NVLinks, 722 GB/s") == (
+        slow.seam,
+        slow.alignment_cost,
+    )
+    assert {""} == {each.alignment_cost for each in (*others, fast, taken_over)}
 
 
 def on_numa_nodes(off: int) -> Topology:

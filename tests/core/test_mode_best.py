@@ -27,6 +27,7 @@ from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.model.topology.model import NumaNode, PluginDevice, Topology
 from topoalign.core.model.topology.queries import pair_score, pcie_class
 from topoalign.core.state.fold import NodeState
+from topoalign.machines import load_machine
 
 PAGES = ResourceName("hugepages-1Gi")
 WIDE, LOOSE = ResourceName("example.com/between"), ResourceName("example.com/anywhere")
@@ -394,19 +395,37 @@ def test_distance_settles_equally_many_nodes_except_in_single_numa_node() -> Non
 @pytest.mark.parametrize(("gpus", "node_id"), [(4, 1), (1, 0)])
 def test_numa_nodes_are_those_with_the_best_connected_gpus(gpus: int, node_id: int) -> None:
     """GPU 0 of an NVSwitch board has lost its NVLinks; a kubelet aligns to the lowest node."""
-    board = machine(gpus=(0,) * 4 + (1,) * 4, nics=())
-    broken = msgspec.structs.replace(
+    broken = without_nvlinks(machine(gpus=(0,) * 4 + (1,) * 4, nics=()))
+    modes = {mode: affinity_of(broken, gpus, mode) for mode in Mode}
+
+    assert {Mode.BEST: (node_id,), Mode.KUBELET: (0,)} == modes
+
+
+def test_numa_nodes_are_compared_on_machines_with_many_of_them() -> None:
+    """On a GB200 tray, with 34 NUMA nodes, GPU 0 has lost its NVLinks: two GPUs are those of the other Grace."""
+    tray = without_nvlinks(load_machine("gb200-tray").topology)
+
+    assert (1,) == affinity_of(tray, 2, Mode.BEST)
+    assert (0,) == affinity_of(load_machine("gb200-tray").topology, 2, Mode.BEST)
+
+
+def without_nvlinks(board: Topology) -> Topology:
+    """The machine with 18 NVLinks to an NVSwitch for each GPU but the first, which has none."""
+    first = board.gpus[0].id
+    return msgspec.structs.replace(
         board,
         gpus=tuple(msgspec.structs.replace(gpu, nvswitch_links=18 if gpu.index else 0) for gpu in board.gpus),
         links=tuple(
-            msgspec.structs.replace(link, nvlinks=0 if DeviceID("GPU-0") in (link.a, link.b) else 18)
+            msgspec.structs.replace(link, nvlinks=0 if first in (link.a, link.b) else 18)
+            if link.b in board.gpu_by_id
+            else link
             for link in board.links
         ),
     )
-    modes = {}
-    for mode in Mode:
-        decision = admit(node(broken), pod(container(gpus=gpus)), AdmissionRules(mode=mode, policy=RESTRICTED))
-        assert isinstance(decision, Admission)
-        modes[mode] = decision.allocations[0].affinity
 
-    assert {Mode.BEST: (node_id,), Mode.KUBELET: (0,)} == modes
+
+def affinity_of(topology: Topology, gpus: int, mode: Mode) -> tuple[int, ...] | None:
+    """The NUMA nodes that a pod with so many GPUs is aligned to."""
+    decision = admit(node(topology), pod(container(gpus=gpus)), AdmissionRules(mode=mode, policy=RESTRICTED))
+    assert isinstance(decision, Admission)
+    return decision.allocations[0].affinity

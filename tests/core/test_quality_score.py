@@ -89,7 +89,7 @@ def by_rule(state: NodeState, size: int, nics: int, packing: Packing) -> NodeKey
     left = len(free) - size + (len(spare) - nics if nics else 0)
     cut = sum(table[a][b] for a in members for b in all_free if b not in members)
     return NodeKey(
-        seam=-Seam(nvlinks, pcie).bandwidth(topology.gpus[0].name) if size > 1 else 0.0,
+        seam=-round(Seam(nvlinks, pcie).bandwidth(topology.gpus[0].name), 1) if size > 1 else 0.0,
         nics=(-min(local, nics), -min(near, nics)),
         numa=width / len(least_nodes(topology, every, size)[0]),
         packing=(-left,) if packing is Packing.SPREAD else (cut, 0, left),
@@ -229,6 +229,60 @@ def test_shares_fill_gpus_by_amounts(cores: int, expected: list[int]) -> None:
     got = ranked(states, pod(asks(cores=cores, memory=1_000)))
 
     assert expected == got, [key(state, pod(asks(cores=cores, memory=1_000))) for state in states]
+
+
+def test_in_mode_best_the_key_is_that_of_the_gpus_that_the_pod_gets() -> None:
+    """A board whose GPU 0 is off the fabric: four GPUs are those of the other NUMA node, unless a kubelet aligns."""
+    board = node(load_machine("hgx-b200-gpu0-off").topology)
+    best = msgspec.structs.replace(RULES, mode=Mode.BEST)
+
+    found, aligned = (key(board, pod(container(gpus=4)), rules=rules) for rules in (best, RULES))
+
+    assert found is not None and aligned is not None
+    assert (-721.8, -20.0) == (found.seam, aligned.seam)
+
+
+def test_containers_that_fill_a_gpu_have_a_key() -> None:
+    """30, 30 and 40 cores of one GPU add up to all of it, as `admit` counts."""
+    full = holding_slots(node(SLOTS), *((gpu, 100, 1_000) for gpu in range(3)))
+    thirds = pod(*(asks(cores=cores, memory=1_000, name=f"c{number}") for number, cores in enumerate((30, 30, 40))))
+
+    found = key(full, thirds)
+
+    assert found is not None
+    assert (0, 0.0, 0.0) == found.packing
+
+
+def test_what_stays_free_is_judged_after_the_last_container() -> None:
+    """Two containers with 50 and 40 cores of the only GPU that has any left: a tenth stays free."""
+    state = holding_slots(node(SLOTS), *((gpu, 100, 1_000) for gpu in range(3)))
+
+    found = key(state, pod(asks(cores=50, memory=1_000, name="a"), asks(cores=40, memory=1_000, name="b")))
+
+    assert found is not None
+    assert (0, 0.1, 0.1) == found.packing
+
+
+def test_two_containers_cut_nothing_where_they_take_all_that_is_free() -> None:
+    """Two pairs of the last four GPUs of a DGX-1V."""
+    state = holding(load_machine("dgx1-volta").topology, *(DeviceID(f"GPU-{i}") for i in range(4)))
+
+    found = key(state, pod(container("a", gpus=2), container("b", gpus=2)))
+
+    assert found is not None
+    assert (0, 0, 0) == found.packing
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_pod_without_gpus_finds_all_nodes_equal(first: int) -> None:
+    """Whichever of an empty and a full node of one shape is looked at first."""
+    shapes = Shapes()
+    machine_ = shapes.interned(SLOTS)
+    states = [node(machine_), holding_slots(node(machine_), *((gpu, 100, 1_000) for gpu in range(4)))]
+    plain = pod(container(cpus=1))
+
+    for packing in Packing:
+        assert key(states[first], plain, packing) == key(states[1 - first], plain, packing)
 
 
 def test_machines_of_one_shape_have_the_same_keys() -> None:

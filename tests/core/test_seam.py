@@ -126,6 +126,32 @@ def test_a_fabric_that_keeps_gpus_apart_connects_them_by_pcie_alone() -> None:
     assert (Seam(18), Seam(0, 10)) == (weakest_seam(links, (0, 1)), weakest_seam(links, (0, 1, 2)))
 
 
+def test_a_gpu_without_a_fabric_reaches_a_fabric_by_the_switch() -> None:
+    """The fabric of one GPU is not known; where it could not be set up, the GPU has no NVLink."""
+    tray = Fabric(cluster="c", clique=1)
+    board = on_switch(18, 9, 18, fabrics=(None, tray, tray))
+    failed = msgspec.structs.replace(
+        board, gpus=(msgspec.structs.replace(board.gpus[0], fabric_state="failed"), *board.gpus[1:])
+    )
+
+    assert Seam(9) == weakest_seam(gpu_links(board), (0, 1, 2))
+    assert Seam(0, 10) == weakest_seam(gpu_links(failed), (0, 1, 2))
+    assert Seam(9) == weakest_seam(gpu_links(failed), (1, 2))
+
+
+def test_a_mesh_with_more_nvlinks_than_gpus_have_is_no_switch_if_one_is_missing() -> None:
+    """Eight GPUs with three NVLinks a pair; one pair has none."""
+    gpus = tuple(Gpu(id=DeviceID(f"GPU-{i}"), index=i) for i in range(8))
+    links = tuple(
+        Link(a=a.id, b=b.id, nvlinks=0 if (a.index, b.index) == (0, 1) else 3) for a, b in combinations(gpus, 2)
+    )
+    found = gpu_links(Topology(gpus=gpus, links=links))
+
+    assert [Seam(0, 10), Seam(3), Seam(3), Seam(6)] == [
+        weakest_seam(found, members) for members in ((0, 1), (0, 2), (0, 1, 2), (2, 3, 4))
+    ]
+
+
 def test_gpus_of_one_numa_node_are_never_across_sockets() -> None:
     """nvidia-smi prints SYS between the GPUs of one Grace."""
     gpus = tuple(Gpu(id=DeviceID(f"GPU-{i}"), index=i, numa_affinity=(i // 2,)) for i in range(3))

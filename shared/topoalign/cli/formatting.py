@@ -142,6 +142,9 @@ def show_decision(decision: Decision, topology: Topology) -> None:
         return
     for allocation in decision.allocations:
         show_allocation(allocation, topology)
+    for one in decision.explanation.considered:
+        if one.alignment_cost:
+            output.say(f"{shorts(one.resource, one.devices, topology)}: {one.seam}; {one.alignment_cost}")
 
 
 def show_explanation(explanation: Explanation, topology: Topology) -> None:
@@ -205,7 +208,7 @@ def considered(one: Considered, topology: Topology) -> tuple[str, str, str, str,
         shorts(one.resource, one.devices, topology),
         one.seam or "-",
         one.score,
-        one.why,
+        f"{one.why}; {one.alignment_cost}" if one.alignment_cost else one.why,
     )
 
 

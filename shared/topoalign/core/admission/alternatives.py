@@ -35,18 +35,21 @@ def considered(
     chosen: Sequence[DeviceID],
     near: Sequence[DeviceID],
     placement: str,
+    *,
+    aligned: bool = False,
 ) -> tuple[Considered, ...]:
     """
     The chosen set, and then the best of its alternatives, the best first.
 
     `free` are all devices the container could have got, in the hardware's order, `asked` is what the device policy was asked
-    (None where there was nothing to choose), `near` the container's GPUs where NICs are chosen.
+    (None where there was nothing to choose), `near` the container's GPUs where NICs are chosen; `aligned`: NUMA nodes alone
+    kept other free devices out of the choice.
     """
     kind = topology.kind_of(resource)
     if kind not in ("gpu", "nic") or not chosen:
         return ()
     if kind == "gpu":
-        return considered_gpus(topology, resource, free, asked, chosen, placement)
+        return considered_gpus(topology, resource, free, asked, chosen, placement, aligned)
     return considered_nics(topology, resource, free, asked, chosen, near)
 
 
@@ -57,6 +60,7 @@ def considered_gpus(
     asked: PreferenceQuestion | None,
     chosen: Sequence[DeviceID],
     placement: str,
+    aligned: bool,
 ) -> tuple[Considered, ...]:
     """`considered` for whole GPUs."""
     gpus, scorer = tuple(topology.gpu_by_id), set_scorer(topology)
@@ -71,8 +75,7 @@ def considered_gpus(
         won += policy.uncompared(choice) if can_be_met(choice) else ""
         difference = policy.weigh(choice, taken)
         order = SetOrder(scorer, choice.free.union(could_have), choice.nics)
-    if not offered.issuperset(could_have):
-        won += cost_of_alignment(order, could_have, taken)
+    cost = cost_of_alignment(order, could_have, taken) if aligned else ""
     others = best_others(could_have, taken, order.rank)
     reasons = [won]
     for other in others:
@@ -86,6 +89,7 @@ def considered_gpus(
             score=scorer.own(members),
             chosen=members == taken,
             why=why,
+            alignment_cost=cost if members == taken else "",
         )
         for members, why in zip([taken, *others], reasons, strict=True)
     )
@@ -149,11 +153,11 @@ def reason_for_gpus(asked: PreferenceQuestion | None, placement: str) -> str:
 
 
 def cost_of_alignment(order: SetOrder, free: Sequence[int], taken: Members) -> str:
-    """What a stronger seam could have been had on other NUMA nodes, as the end of a sentence; empty: none."""
+    """The stronger seam that could be had without the alignment, for people; empty: there is none."""
     best = by_topology(order.scorer, free, (), len(taken))
     if order.scorer.seam(best) <= order.scorer.seam(taken):
         return ""
-    return f"; the alignment costs bandwidth: among all free GPUs is a set with {order.scorer.describe(best)}"
+    return f"without the alignment: {order.scorer.describe(best)}"
 
 
 def reason_against(more: int, offered: bool, weighed: str = "") -> str:
@@ -163,8 +167,8 @@ def reason_against(more: int, offered: bool, weighed: str = "") -> str:
     if weighed:
         return weighed
     if more > 0:
-        return f"scores {more} more by itself, but what it leaves is worse by more than that, or it has no link"
-    return "scores the same by itself; what it leaves, or its indexes, decided" if more == 0 else f"scores {-more} less"
+        return f"scores {more} more by itself; the device policy compares something else"
+    return "scores the same by itself; the device policy decided" if more == 0 else f"scores {-more} less"
 
 
 def positions(topology: Topology, gpus: Collection[DeviceID]) -> tuple[int, ...]:

@@ -85,8 +85,7 @@ class AdmissionRun:
         """Why nothing is aligned any more: the limit on work is one for all containers."""
         self.alignments: list[Alignment] = []
         self.considered: list[Considered] = []
-        self.by_chance: list[str] = []
-        """What the kubelet picks at random, for people."""
+        self.by_chance: list[str] = []  # what the kubelet picks at random, for people
 
     def decide(self) -> Steps[None]:
         """Aligns and gives, container by container. Raises NoFit where the pod is refused."""
@@ -210,8 +209,9 @@ class AdmissionRun:
             could_have = [device for device in devices if device in could]
             if not self.profile.tells_plugins_context:
                 asking, near = asking and asking.without_context(), ()
+            aligned, placement = hint.affinity is not None and not reusable, self.rules.placement
             self.considered += considered(
-                self.state.hardware, resource, could_have, asking, chosen, near, self.rules.placement
+                self.state.hardware, resource, could_have, asking, chosen, near, placement, aligned=aligned
             )
         return chosen
 

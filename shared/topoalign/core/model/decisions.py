@@ -27,6 +27,8 @@ class Considered(msgspec.Struct, frozen=True, kw_only=True):
     chosen: bool
     why: str
     """Why it won or lost, for people."""
+    alignment_cost: str = ""
+    """Of the chosen GPUs the stronger seam that the alignment to NUMA nodes cost, for people. Empty: it cost none."""
 
 
 class Alignment(msgspec.Struct, frozen=True, kw_only=True):

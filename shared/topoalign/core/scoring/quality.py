@@ -36,13 +36,19 @@ from topoalign.core.model.topology.bitmask import mask_of, nodes_of
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.views import made_once
 from topoalign.core.placement.gpus.nics import Nics, count_nics
-from topoalign.core.placement.preference import nic_localities
+from topoalign.core.placement.preference import nic_localities, set_scorer
 from topoalign.core.policy import POLICIES
-from topoalign.core.scoring.taken_gpus import SharedGpus, WholeGpus, places_of_cards
-from topoalign.core.sharing.slot_cards import places_of
+from topoalign.core.profile import profile_of
+from topoalign.core.scoring.taken_gpus import (
+    GpuLeft,
+    SharedGpus,
+    WholeGpus,
+    left_in_slots,
+    left_in_units,
+    places_of_cards,
+)
+from topoalign.core.sharing.slot_cards import places_of, scorer_of
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.slot_amounts import SlotsLeft
-from topoalign.core.state.unit_amounts import UnitsLeft
 
 MOST_KEPT = 16_384
 """Keys that are remembered for machines of one model."""
@@ -69,7 +75,9 @@ class DeviceNeed(NamedTuple):
     parts: tuple[tuple[ResourceName, int], ...]
     """How many of other devices that are offered here."""
     aligned: bool
-    """Whether the kubelet looks at NUMA nodes."""
+    """Whether NUMA nodes count."""
+    by_gpus: bool
+    """Whether equally few NUMA nodes are compared by their GPUs."""
     placement: str
     """The node's device policy."""
 
@@ -79,9 +87,9 @@ class FreeDevices(NamedTuple):
 
     masks: Mapping[ResourceName, int]
     """Resource -> the whole GPUs or NICs, as bits by their positions on the machine; of parts how many."""
-    slots: tuple[SlotsLeft | None, ...]
+    slots: tuple[GpuLeft, ...]
     """What is left of each GPU or MIG instance in slots, in the order of `places_of`. Empty: there is none."""
-    units: tuple[UnitsLeft | None, ...]
+    units: tuple[GpuLeft, ...]
     """What is left of each GPU in units, by position. Empty: there is none."""
 
 
@@ -120,6 +128,7 @@ def device_need(topology: Topology, demand: PodDemand) -> DeviceNeed:
         nics=tuple((name, demand.devices[name]) for name, kind in kinds.items() if kind == "nic"),
         parts=tuple((name, demand.devices[name]) for name, kind in kinds.items() if kind == "part"),
         aligned=POLICIES[demand.rules.policy].asks,
+        by_gpus=profile_of(demand.rules.mode).compares_gpus_of_nodes,
         placement=demand.rules.placement,
     )
 
@@ -134,25 +143,22 @@ def free_devices(state: NodeState) -> FreeDevices:
         for name, kind in kinds.items()
         if kind in ("gpu", "nic", "part")
     }
-    slots = (
-        tuple(map(owned.slots_left.get, (base for base, _ in places_of(topology)))) if "slot" in kinds.values() else ()
-    )
-    units = tuple(map(owned.units_left.get, topology.gpu_by_id)) if "unit" in kinds.values() else ()
-    return FreeDevices(masks, slots, units)
+    slots = map(owned.slots_left.get, (base for base, _ in places_of(topology))) if "slot" in kinds.values() else ()
+    units = map(owned.units_left.get, topology.gpu_by_id) if "unit" in kinds.values() else ()
+    return FreeDevices(masks, tuple(map(left_in_slots, slots)), tuple(map(left_in_units, units)))
 
 
 def key_of(topology: Topology, need: DeviceNeed, free: FreeDevices, packing: Packing) -> NodeKey | None:
     """
     The key of a node of this topology: the one that was announced, whose shape others share. None: a device is short.
 
-    2 µs where such a node was looked at before; else 0.1 ms with eight GPUs, up to 3 ms with sixteen.
+    Some µs where such a node was looked at before; else 0.1 ms with eight GPUs, up to 3 ms with sixteen.
     """
     shape = topology.shape
-    if need.shares:  # amounts are seldom the same on two nodes
-        return compute_key(shape, need, free, packing)
     known = keys_of(shape)
     names = (name for some in (need.gpus, need.nics, need.parts) for name, _ in some)
-    question = need, tuple(free.masks.get(name, 0) for name in names), packing
+    shared = (free.slots, free.units) if need.shares else ()
+    question = need, tuple(free.masks.get(name, 0) for name in names), shared, packing
     if question not in known:
         if len(known) >= MOST_KEPT:
             known.clear()
@@ -160,7 +166,7 @@ def key_of(topology: Topology, need: DeviceNeed, free: FreeDevices, packing: Pac
     return known[question]
 
 
-Question = tuple[DeviceNeed, tuple[int, ...], Packing]
+Question = tuple[DeviceNeed, tuple[int, ...], tuple[tuple[GpuLeft, ...], ...], Packing]
 
 
 @made_once
@@ -175,20 +181,25 @@ def compute_key(shape: Topology, need: DeviceNeed, free: FreeDevices, packing: P
     if short or any(count < amount for count, amount in amounts(free, need.parts)):
         return None
     gpus = {name: nodes_of(free.masks.get(name, 0)) for name, _ in need.gpus}
-    whole = WholeGpus(shape, gpus, need.placement, aligned=need.aligned)
-    shared = SharedGpus(shape, free.slots, free.units)
-    if not all(whole.take(name, size) for name, size in need.gpus) or not all(map(shared.take, need.shares)):
+    whole = WholeGpus(shape, gpus, need.placement, aligned=need.aligned, by_gpus=need.by_gpus)
+    in_slots, in_units = SharedGpus(scorer_of(shape), free.slots), SharedGpus(set_scorer(shape), free.units)
+    shares = [(in_slots if isinstance(share, SlotShare) else in_units, share) for share in need.shares]
+    if not all(whole.take(name, size) for name, size in need.gpus) or not all(
+        gpus.take(share) for gpus, share in shares
+    ):
         return None
-    taken = [*whole.taken, *shared.taken]
-    seams = [seam for each in taken if (seam := each.seam)]
-    left = whole.left + shared.left + sum(nodes.bit_count() - amount for nodes, amount in amounts(free, need.nics))
+    shared = [gpus for gpus in (in_slots, in_units) if gpus.taken]
+    seams = [*whole.seams, *(seam for gpus in shared for seam in gpus.seams)]
+    left = whole.left + sum(gpus.left for gpus in shared)
+    left += sum(nodes.bit_count() - amount for nodes, amount in amounts(free, need.nics))
     left += sum(count - amount for count, amount in amounts(free, need.parts))
-    cut, rest = sum(each.cut for each in taken), round(sum(each.rest for each in taken), 4)
+    cut = whole.cut + sum(gpus.cut for gpus in shared)
+    rest = sum(gpus.rest for gpus in shared)
     return NodeKey(
-        seam=-min(seams) if seams else 0.0,
-        nics=count_local_nics(shape, need, free, [gpu for each in whole.taken for gpu in each.members]),
-        numa=max((each.numa for each in taken), default=1.0),
-        packing=(-left,) if packing is Packing.SPREAD else (cut, rest, left),
+        seam=-round(min(seams), 1) if seams else 0.0,
+        nics=count_local_nics(shape, need, free, [gpu for members in whole.taken for gpu in members]),
+        numa=whole.numa,
+        packing=(-round(left, 4),) if packing is Packing.SPREAD else (cut, round(rest, 4), round(left, 4)),
     )
 
 

@@ -1,9 +1,11 @@
 """
 Which GPUs a pod would get on a node, for the score `quality`.
 
-Whole GPUs are those that the node's device policy prefers on the lowest of the fewest NUMA nodes that have enough, or on all
-under policy `none`. A share is on the GPU with the least left that has enough, shares of several GPUs are on those that come
-first by policy `topology`. Containers take GPUs one after another.
+Whole GPUs are those that the node's device policy prefers. If the node aligns, they are on the lowest of the fewest NUMA
+nodes that have enough; where topoalign decides itself (mode `best`), on those of the fewest NUMA nodes whose GPUs come first
+by policy `topology`. A share is on the GPU with the least left that has enough; shares of several GPUs are on those that
+come first by policy `topology`. Containers take GPUs one after another; what is cut and what stays free is judged after the
+last.
 """
 
 from collections import Counter
@@ -12,7 +14,7 @@ from itertools import accumulate, combinations
 from math import comb
 from typing import NamedTuple
 
-from topoalign.core.demand.slots import SlotShare, has_slot_for
+from topoalign.core.demand.slots import SlotShare
 from topoalign.core.demand.units import Share
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -25,48 +27,57 @@ from topoalign.core.placement.gpus.scores import Members
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import SetOrder, by_topology
 from topoalign.core.placement.preference import PLACEMENTS, choose, set_scorer
-from topoalign.core.sharing.slot_cards import scorer_of
 from topoalign.core.state.slot_amounts import SlotsLeft
 from topoalign.core.state.unit_amounts import UnitsLeft
 
 MOST_SETS = 1_000
 """Sets of NUMA nodes of which the lowest is searched for; of more, those that have the most GPUs are taken."""
-
-
-class Taken(NamedTuple):
-    """The GPUs that one container would get."""
-
-    members: Members
-    seam: float
-    """GB/s; 0 for a single GPU."""
-    cut: int
-    """Scores of the links to GPUs that stay unused."""
-    numa: float = 1.0
-    rest: float = 0.0
-    """What stays free of these GPUs, in GPUs."""
+MOST_ALIGNED = 64
+"""Sets of NUMA nodes that are compared by their GPUs."""
 
 
 class WholeGpus:
     """Takes whole GPUs from a node, one container after another."""
 
-    def __init__(self, shape: Topology, free: Mapping[ResourceName, Members], placement: str, *, aligned: bool) -> None:
-        """`free`: resource -> the free GPUs; `placement`: the device policy; `aligned`: whether NUMA nodes count."""
-        self.shape, self.scorer, self.policy, self.aligned = shape, set_scorer(shape), PLACEMENTS[placement], aligned
+    def __init__(
+        self, shape: Topology, free: Mapping[ResourceName, Members], placement: str, *, aligned: bool, by_gpus: bool
+    ) -> None:
+        """
+        `free`: resource -> the free GPUs; `placement`: the device policy; `aligned`: whether NUMA nodes count; `by_gpus`:
+        whether equally few NUMA nodes are compared by their GPUs.
+        """
+        self.shape, self.scorer, self.policy = shape, set_scorer(shape), PLACEMENTS[placement]
+        self.aligned, self.by_gpus = aligned, by_gpus
         self.free = dict(free)
-        self.taken: list[Taken] = []
+        self.order = SetOrder(self.scorer, {gpu for some in free.values() for gpu in some})
+        self.taken: list[Members] = []
+        self.numa = 1.0
+        """The largest `excess_of_nodes` of a container."""
 
     def take(self, name: ResourceName, size: int) -> bool:
         """Takes GPUs for a container. False: too few are free."""
         free, node_of = self.free[name], numa_nodes(self.shape).get(name, {})
-        available = within(node_of, free, size) if self.aligned else free
-        members = choose(self.policy, GpuChoice(self.scorer, available, (), size, frozenset(free)))
-        if not members:
+        offered = within(node_of, free, size, several=self.by_gpus) if self.aligned else [free]
+        questions = (GpuChoice(self.scorer, available, (), size, frozenset(free)) for available in offered)
+        sets = [members for question in questions if (members := choose(self.policy, question))]
+        if not sets:
             return False
-        seam = bandwidth(self.scorer, members)
-        cut = SetOrder(self.scorer, free).cut(members)
-        self.taken.append(Taken(members, seam, cut, excess_of_nodes(node_of, members)))
+        order = SetOrder(self.scorer, free)
+        members = sets[0] if len(sets) == 1 else min(sets, key=lambda each: order.rank(each)[:-1])
+        self.taken.append(members)
+        self.numa = max(self.numa, excess_of_nodes(node_of, members))
         self.free[name] = tuple(gpu for gpu in free if gpu not in members)
         return True
+
+    @property
+    def seams(self) -> list[float]:
+        """GB/s across the weakest seam of each container with several GPUs."""
+        return [bandwidth(self.scorer, members) for members in self.taken if len(members) > 1]
+
+    @property
+    def cut(self) -> int:
+        """Scores of the links between the GPUs that are taken and those that stay free."""
+        return self.order.cut(tuple(sorted(gpu for members in self.taken for gpu in members)))
 
     @property
     def left(self) -> int:
@@ -75,98 +86,104 @@ class WholeGpus:
 
 
 class GpuLeft(NamedTuple):
-    """What is left of a GPU that is shared, as a share of what is offered of it."""
+    """What is left of a GPU that is shared. Memory is in bytes of a GPU in slots, in blocks of one in units."""
 
-    cores: float
-    memory: float
+    cores: int
+    memory: int
+    all_cores: int
+    all_memory: int
+    """That are offered. 0: the size is not known, and cores alone count."""
+    slots: int
+    """Containers that it can still take."""
     unused: bool
 
     @property
-    def both(self) -> float:
-        """What a share of equal parts could still have."""
-        return min(self.cores, self.memory)
+    def part(self) -> float:
+        """The part of the GPU that is left: of cores or memory, whichever is less."""
+        cores = self.cores / self.all_cores if self.all_cores else 0.0
+        return min(cores, self.memory / self.all_memory) if self.all_memory else cores
+
+    def has(self, cores: int, memory: int, *, alone: bool) -> bool:
+        """Whether it has so much for one more container, which is to be `alone` on it."""
+        return self.slots > 0 and self.cores >= max(1, cores) and self.memory >= memory and (self.unused or not alone)
+
+    def less(self, cores: int, memory: int) -> "GpuLeft":
+        """The same after a container has got so much."""
+        return self._replace(cores=self.cores - cores, memory=self.memory - memory, slots=self.slots - 1, unused=False)
 
 
-NOTHING_LEFT = GpuLeft(0.0, 0.0, False)
+NOTHING_LEFT = GpuLeft(0, 0, 0, 0, 0, False)
+
+
+def left_in_slots(gpu: SlotsLeft | None) -> GpuLeft:
+    """What is left of a GPU in slots."""
+    if gpu is None or not gpu.usable:
+        return NOTHING_LEFT
+    left, offered = gpu.left, gpu.offered
+    return GpuLeft(left.cores, left.memory, offered.cores, offered.memory, gpu.slots, not gpu.sharers)
+
+
+def left_in_units(gpu: UnitsLeft | None) -> GpuLeft:
+    """What is left of a GPU in units."""
+    if gpu is None:
+        return NOTHING_LEFT
+    return GpuLeft(gpu.cores, gpu.blocks, CORES, gpu.all_blocks, gpu.cores, gpu.unused)
 
 
 class SharedGpus:
-    """Takes shares of GPUs from a node, one container after another."""
+    """Takes shares of GPUs that are offered in one way from a node, one container after another."""
 
-    def __init__(self, shape: Topology, slots: Sequence[SlotsLeft | None], units: Sequence[UnitsLeft | None]) -> None:
-        """What is left of each GPU in slots and in units, by position."""
-        self.shape, self.slots_left, self.units_left = shape, slots, units
-        self.slots = [*map(left_of_slots, slots)]
-        self.units = [*map(left_of_units, units)]
-        self.taken: list[Taken] = []
+    def __init__(self, scorer: SetScorer, gpus: Sequence[GpuLeft]) -> None:
+        self.scorer, self.gpus = scorer, list(gpus)
+        self.order = SetOrder(scorer, [at for at, gpu in enumerate(gpus) if gpu.unused])
+        self.taken: list[Members] = []
 
     def take(self, share: SlotShare | Share) -> bool:
         """Takes a share for a container. False: too few GPUs have enough."""
-        if isinstance(share, SlotShare):
-            scorer, gpus = scorer_of(self.shape), self.slots
-            asked = [slot_part(left, share) for left in self.slots_left]
-        else:
-            scorer, gpus = set_scorer(self.shape), self.units
-            asked = [unit_part(left, share) for left in self.units_left]
-        size = share.gpus
-        enough = [
-            at
-            for at, (gpu, part) in enumerate(zip(gpus, asked, strict=True))
-            if part is not None and part.cores <= gpu.cores and part.memory <= gpu.memory and gpu.both > 0
-        ]
-        if len(enough) < size:
+        amounts = [amount_of(share, gpu) for gpu in self.gpus]
+        alone = share.whole or (isinstance(share, SlotShare) and share.rules.mutex)
+        pairs = zip(self.gpus, amounts, strict=True)
+        enough = [at for at, (gpu, amount) in enumerate(pairs) if gpu.has(*amount, alone=alone)]
+        if len(enough) < share.gpus:
             return False
-        unused = [at for at, gpu in enumerate(gpus) if gpu.unused]
-        if size == 1:  # the GPU with the least left
-            least = min((gpus[at].cores, gpus[at].memory) for at in enough)
-            enough = [at for at in enough if (gpus[at].cores, gpus[at].memory) == least]
-        members = by_topology(scorer, enough, (), size, unused)
-        cut = SetOrder(scorer, unused).cut(members)
+        if share.gpus == 1:  # the GPU with the least left
+            least = min(self.gpus[at][:2] for at in enough)
+            enough = [at for at in enough if self.gpus[at][:2] == least]
+        unused = [at for at, gpu in enumerate(self.gpus) if gpu.unused]
+        members = by_topology(self.scorer, enough, (), share.gpus, unused)
         for at in members:
-            gpu, part = gpus[at], asked[at] or NOTHING_LEFT
-            gpus[at] = GpuLeft(gpu.cores - part.cores, gpu.memory - part.memory, False)
-        self.taken.append(Taken(members, bandwidth(scorer, members), cut, rest=sum(gpus[at].both for at in members)))
+            self.gpus[at] = self.gpus[at].less(*amounts[at])
+        self.taken.append(members)
         return True
+
+    @property
+    def seams(self) -> list[float]:
+        """As of `WholeGpus`."""
+        return [bandwidth(self.scorer, members) for members in self.taken if len(members) > 1]
+
+    @property
+    def cut(self) -> int:
+        """Scores of the links between the unused GPUs that are taken and those that stay unused."""
+        return self.order.cut(tuple(sorted({gpu for members in self.taken for gpu in members})))
+
+    @property
+    def rest(self) -> float:
+        """What stays free of the GPUs that are taken, in GPUs."""
+        return sum(self.gpus[at].part for at in {gpu for members in self.taken for gpu in members})
 
     @property
     def left(self) -> float:
         """What stays free, in GPUs."""
-        return round(sum(gpu.both for gpu in (*self.slots, *self.units)), 4)
+        return sum(gpu.part for gpu in self.gpus)
 
 
-def left_of_slots(gpu: SlotsLeft | None) -> GpuLeft:
-    """What is left of a GPU in slots."""
-    if gpu is None or not gpu.usable:
-        return NOTHING_LEFT
-    return part_of(gpu.left, gpu.offered, unused=not gpu.sharers)
-
-
-def slot_part(gpu: SlotsLeft | None, share: SlotShare) -> GpuLeft | None:
-    """What a share is of a GPU in slots; None: the GPU does not have it."""
-    if gpu is None or not has_slot_for(gpu, share):
-        return None
-    return part_of(share.amount_of(gpu.offered), gpu.offered)
-
-
-def part_of(amount: Amount, offered: Amount, *, unused: bool = False) -> GpuLeft:
-    """The amount as a share of what is offered of a GPU. Of a GPU whose size is not known only cores count."""
-    memory = amount.memory / offered.memory if offered.memory else 1.0
-    return GpuLeft(amount.cores / offered.cores if offered.cores else 0.0, memory, unused)
-
-
-def left_of_units(gpu: UnitsLeft | None) -> GpuLeft:
-    """What is left of a GPU in units."""
-    if gpu is None or not gpu.all_blocks:
-        return NOTHING_LEFT
-    return GpuLeft(gpu.cores / CORES, gpu.blocks / gpu.all_blocks, gpu.unused)
-
-
-def unit_part(gpu: UnitsLeft | None, share: Share) -> GpuLeft | None:
-    """What a share is of a GPU in units; None: the GPU does not have it."""
-    if gpu is None or not gpu.all_blocks or (share.whole and not gpu.unused):
-        return None
+def amount_of(share: SlotShare | Share, gpu: GpuLeft) -> tuple[int, int]:
+    """Cores and memory of a share of this GPU."""
+    if isinstance(share, SlotShare):
+        amount = share.amount_of(Amount(cores=gpu.all_cores, memory=gpu.all_memory))
+        return amount.cores, 0 if share.whole and not gpu.all_memory else amount.memory
     part = share.of_each
-    return GpuLeft(part.cores / CORES, 1.0 if share.whole else part.blocks / gpu.all_blocks, False)
+    return part.cores, gpu.all_memory if share.whole else part.blocks
 
 
 def bandwidth(scorer: SetScorer, members: Members) -> float:
@@ -191,17 +208,21 @@ def numa_nodes(topology: Topology) -> Mapping[ResourceName, Mapping[int, int]]:
     }
 
 
-def within(node_of: Mapping[int, int], free: Sequence[int], size: int) -> Sequence[int]:
-    """The free GPUs of the lowest of the fewest NUMA nodes that have enough of them; all where too few nodes are known."""
+def within(node_of: Mapping[int, int], free: Members, size: int, *, several: bool) -> list[Sequence[int]]:
+    """
+    The free GPUs of the lowest of the fewest NUMA nodes that have enough of them; with `several` of each set of so few NUMA
+    nodes, MOST_ALIGNED at most. All of them where too few nodes are known.
+    """
     counts = Counter(node_of[place] for place in free if place in node_of)
     least = fewest(counts, size)
     if not least:
-        return free
+        return [free]
     sets = combinations(sorted(counts), least) if comb(len(counts), least) <= MOST_SETS else ()
-    enough = (nodes for nodes in sets if sum(counts[node] for node in nodes) >= size)
-    most = tuple(node for node, _ in counts.most_common(least))
-    chosen = min(enough, key=mask_of, default=most)
-    return [place for place in free if node_of.get(place) in chosen]
+    enough = [nodes for nodes in sets if sum(counts[node] for node in nodes) >= size]
+    if not enough:
+        enough = [tuple(node for node, _ in counts.most_common(least))]
+    chosen = sorted(enough, key=mask_of)[: MOST_ALIGNED if several else 1]
+    return [[place for place in free if node_of.get(place) in nodes] for nodes in chosen]
 
 
 def fewest(counts: Mapping[int, int], size: int) -> int:

@@ -161,7 +161,9 @@ class Scheduler:
 
     def prioritize(self, pod: PodToSchedule, nodes: Sequence[NodeName]) -> Sequence[int]:
         """As `Scheduling.prioritize`; a node that is not known has 0, and one that comes last. Raises NotReadYet."""
-        return scores_among(self._request(pod), self.view, nodes, self.lone.last_for(pod.uid))
+        request = self._request(pod)
+        self._verdicts.codes(request)
+        return scores_among(request, self.view, nodes, self.lone.last_for(pod.uid))
 
     async def best(self, pod: PodToSchedule, chosen: NodeName | None = None) -> Sequence[NodeName]:
         """

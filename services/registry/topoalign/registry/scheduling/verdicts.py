@@ -2,8 +2,8 @@
 What each node says to what a pod asks for, decided again only for the nodes that changed.
 
 Pods that ask for the same are one `Request`, whatever their names: a pod that is to come holds nothing, and what a pod of
-its name has on a node belongs to another one (`as_others`). For each request there is a byte for each node, the number of
-the refusal or 0, and the version of the cluster up to which they are right.
+its name has on a node belongs to another one (`as_others`). For each request and node there is a byte, the number of the
+refusal or 0, and the key that sorts the node; and the version of the cluster up to which they are right.
 """
 
 from collections import Counter, OrderedDict
@@ -83,14 +83,15 @@ class Asked:
         is_joint = any(each.joint is not None for each in self.demand.containers)
         return has_rest or is_joint or bool(parts_of(self._kind.topology, self.demand))
 
-    def score_need(self, shape: Topology, scorer: Scorer[Any, Any]) -> Any:
-        """What of the pod its score depends on, on machines of this shape."""
-        known = self._score_needs.get(id(shape))
-        if known is None:
+    def key(self, node: NodeView, scorer: Scorer[Any, Any]) -> Key:
+        """What sorts a node of this kind for the pod; None where what is left on it is not known."""
+        if (shape := node.shape) is None:
+            return None
+        if id(shape) not in self._score_needs:
             if len(self._score_needs) >= MOST_SHAPES:
                 self._score_needs.clear()
-            known = self._score_needs[id(shape)] = shape, scorer.need(shape, self.demand)
-        return known[1]
+            self._score_needs[id(shape)] = shape, scorer.need(shape, self.demand)
+        return scorer.key(shape, self._score_needs[id(shape)][1], node.left)
 
 
 class RefusedByAll(NamedTuple):
@@ -114,14 +115,17 @@ class Request:
         self.codes = bytearray()
         """By the place of a node: 0 where it would admit the pod, else the number of the refusal."""
         self.version = -1
-        """Of the cluster, up to which `codes` are right."""
+        """Of the cluster, up to which `codes` and `keys` are right."""
         self.refused_by_all: RefusedByAll | None = None
         """What was answered last, where no node was left: pods that wait ask for it again and again."""
         self.keys: list[Key] = []
         """By the place of a node: what sorts it for this request."""
-        self.scored = -1
-        """Of the cluster, up to which `keys` are right."""
         self._asked: WeakKeyDictionary[Kind, Asked] = WeakKeyDictionary()
+
+    def extend(self, more: int) -> None:
+        """Makes room for so many more nodes."""
+        self.codes.extend(bytes(more))
+        self.keys.extend([None] * more)
 
     def of(self, kind: Kind, view: ClusterView) -> Asked:
         """What it is to the nodes of a kind. Raises InvalidField as `Asked` does."""
@@ -132,7 +136,7 @@ class Request:
 
     def reset(self) -> None:
         """Nothing that was decided counts any more."""
-        self.version = self.scored = -1
+        self.version = -1
         self.refused_by_all = None
         self._asked.clear()
 
@@ -169,7 +173,7 @@ class Verdicts:
         view = self._view
         self._note_resources()
         if request.version < view.version:
-            request.codes.extend(bytes(view.size - len(request.codes)))
+            request.extend(view.size - len(request.codes))
             for node in view.changed_since(request.version):
                 self._note(request, node)
             request.version = view.version
@@ -183,7 +187,7 @@ class Verdicts:
         turns = self._view.turns()
         self._note_resources()
         while request.version < self._view.version:
-            request.codes.extend(bytes(self._view.size - len(request.codes)))
+            request.extend(self._view.size - len(request.codes))
             due = [(node.version, node) for node in self._view.changed_since(request.version)]
             if not due:  # what changed was dropped
                 return
@@ -206,6 +210,8 @@ class Verdicts:
 
     def _note(self, request: Request, node: NodeView) -> None:
         request.codes[node.place] = self.number(self.judge(request, node), helped=self._is_helped(request, node))
+        asked = None if node.kind is None else request.of(node.kind, self._view)
+        request.keys[node.place] = None if asked is None else asked.key(node, self._view.scorer)
 
     def judge(self, request: Request, node: NodeView) -> str:
         """The code of a node's refusal; empty where it would admit the pod. Raises InvalidField as `Asked` does."""

@@ -1,6 +1,7 @@
 """Questions about a node's hardware that more than one part of the core asks."""
 
 from collections.abc import Mapping
+from itertools import combinations
 
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.links import NVLINK_SCORE, PCIE_SCORE, PcieClass
@@ -41,20 +42,25 @@ def pair_score(topology: Topology, a: DeviceID, b: DeviceID) -> int:
     return score + NVLINK_SCORE * link.nvlinks if nvlinks else score
 
 
-MOST_NVLINKS = 36
-"""NVLinks of one GPU that NVML 13 can name; GPUs have up to 18. More than that must end at an NVSwitch."""
+MOST_NVLINKS_OF_A_GPU = 18
+"""Of an H100 and of a B200."""
 
 
 @made_once
 def links_to_switch(topology: Topology) -> Mapping[DeviceID, int]:
     """
-    GPU -> its NVLinks that end at an NVSwitch. A pasted matrix does not show the switch: there, GPUs are on one if the pairs
-    of one of them have more than MOST_NVLINKS in all, and each reaches its best connected peer with all of its links.
+    GPU -> its NVLinks that end at an NVSwitch. A pasted matrix does not show the switch: there, GPUs are on one if a GPU has
+    more NVLinks to all peers together than GPUs have, and each pair has the smaller number of what both have at most.
     """
     pairs = nvlinks_of_pairs(topology)
     unnamed = not any(gpu.nvswitch_links for gpu in topology.gpus)
-    if unnamed and max(map(sum, pairs.values()), default=0) > MOST_NVLINKS:
-        return {gpu: max(counts, default=0) for gpu, counts in pairs.items()}
+    if unnamed and max(map(sum, pairs.values()), default=0) > MOST_NVLINKS_OF_A_GPU:
+        most = {gpu: max(counts, default=0) for gpu, counts in pairs.items()}
+        links = topology.link_by_pair
+        if all(
+            min(most[a], most[b]) == (links[a, b].nvlinks if (a, b) in links else 0) for a, b in combinations(most, 2)
+        ):
+            return most
     return {gpu.id: gpu.nvswitch_links for gpu in topology.gpus}
 
 

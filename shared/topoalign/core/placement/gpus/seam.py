@@ -51,6 +51,8 @@ PCIE_TEXT = {
     PcieClass.NODE: "PCIe within a NUMA node",
     PcieClass.SYS: "PCIe across sockets",
 }
+NOT_JOINED = {"not-started", "in-progress", "failed"}
+"""States of a fabric (`Gpu.fabric_state`) in which NVLinks carry nothing."""
 CLASS_OF_SCORE = {score: path for path, score in PCIE_SCORE.items()}
 
 
@@ -99,7 +101,10 @@ class Links(NamedTuple):
 
 @made_once
 def gpu_links(topology: Topology) -> Links:
-    """The links of all GPUs of a machine. SYS between GPUs of one NUMA node counts as NODE, as NCCL treats it on Grace."""
+    """
+    The links of all GPUs of a machine. SYS between GPUs of one NUMA node counts as NODE, as NCCL treats it on Grace. A GPU
+    that has not joined its NVLink fabric has no NVLinks.
+    """
     gpus = topology.gpus
     strength = [[0] * len(gpus) for _ in gpus]
     for (i, a), (j, b) in combinations(enumerate(gpus), 2):
@@ -107,12 +112,14 @@ def gpu_links(topology: Topology) -> Links:
         if path is PcieClass.SYS and share_node(topology, a.id, b.id):
             path = PcieClass.NODE
         link = topology.link_by_pair.get((a.id, b.id))
-        count = 0 if link is None or kept_apart(topology, a.id, b.id) else link.nvlinks
+        usable = link is not None and not ({a.fabric_state, b.fabric_state} & NOT_JOINED)
+        count = link.nvlinks if link is not None and usable and not kept_apart(topology, a.id, b.id) else 0
         strength[i][j] = strength[j][i] = NVLINK_SCORE * count + PCIE_SCORE[path]
     models = {gpu.name for gpu in gpus}
     model = models.pop() if len(models) == 1 else ""
     ends = links_to_switch(topology)
-    return Links(strength, [(gpu.fabric, ends[gpu.id]) for gpu in gpus], model)
+    switch = [(gpu.fabric, 0 if gpu.fabric_state in NOT_JOINED else ends[gpu.id]) for gpu in gpus]
+    return Links(strength, switch, model)
 
 
 def weakest_seam(links: Links, members: Sequence[int]) -> Seam:
@@ -120,9 +127,8 @@ def weakest_seam(links: Links, members: Sequence[int]) -> Seam:
     if len(members) < 2:
         return ONE_GPU
     if links.switch:
-        fabric, fewest = links.switch[members[0]]
         ends = [links.switch[member] for member in members]
-        if fewest and all(count and same == fabric for same, count in ends):
+        if all(count for _, count in ends) and len({fabric for fabric, _ in ends if fabric is not None}) <= 1:
             return Seam(min(count for _, count in ends))
     if len(members) == 2:
         nvlinks, pcie = divmod(links.strength[members[0]][members[1]], NVLINK_SCORE)

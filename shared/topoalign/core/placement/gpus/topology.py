@@ -14,9 +14,10 @@ Sets are compared by one key, element by element:
     the same machine, 1 GPU: GPU-0, because it cuts no NVLink
     4 linked pairs, GPU-1 is held: 1 GPU is GPU-0, because all others have a free partner
 
-While there are at most 126 sets, which nine GPUs have, all are compared. Of more the sets are compared that grow from each
-GPU by the strongest links, and the set that is left when the GPUs with the weakest links are removed one by one. On machines
-whose links form a hierarchy, such as PCIe switches, and at an NVSwitch the strongest seam is among these sets.
+Up to 126 sets of up to nine GPUs are all compared, as many as nine GPUs have. Of more the sets are compared that grow from a
+GPU of each kind by the strongest links, and the set that is left when the GPUs with the weakest links are removed one by
+one; NICs have no influence on what grows. On machines whose links form a hierarchy, such as PCIe switches, and at an
+NVSwitch the strongest seam is among these sets.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -33,6 +34,8 @@ from topoalign.core.placement.gpus.set_scorer import SetScorer
 
 MOST_COMPARED = comb(9, 4)
 """Sets: all there are of nine GPUs."""
+MOST_IN_A_SET = 9
+"""GPUs of the sets of which all are compared."""
 MOST_GROWN = 8
 """Sets that grow whose seam is computed. The minimum cut of 33 of 64 GPUs takes some 10 ms."""
 
@@ -58,8 +61,8 @@ class ByTopology(DevicePolicy):
 
 
 def compares_all(gpus: int, size: int) -> bool:
-    """Whether all sets of this size of so many GPUs are compared."""
-    return comb(gpus, size) <= MOST_COMPARED
+    """Whether all sets of this size of so many GPUs are compared. The seams of many large sets would take too long."""
+    return comb(gpus, size) <= MOST_COMPARED and size <= MOST_IN_A_SET
 
 
 Rank = tuple[tuple[int, int], tuple[int, int], int, int, Members]
@@ -88,6 +91,11 @@ class SetOrder:
             -self.scorer.own(members),  # then the most links of its own,
             members,  # then the lowest indexes
         )
+
+    def first_look(self, members: Members) -> tuple[int, tuple[int, int], int, Members]:
+        """The key that sorts sets before their seams are known."""
+        local, near = count_nics(self.nics, members)
+        return -self.scorer.most_nvlinks(members), (-local, -near), self.cut(members), members
 
     def first(self, sets: Iterable[Members]) -> Members:
         """The first of these sets, of which there is one. The costly minimum cut is computed only where it may decide."""
@@ -155,9 +163,7 @@ def candidates(order: SetOrder, available: Sequence[int], required: Collection[i
         for seed in (seeds(strength, available, others) if len(required) < size else [()])
     }
     sets.add(peel(strength, others, tuple(required), size))
-    return nsmallest(
-        MOST_GROWN, sets, key=lambda members: (-order.scorer.most_nvlinks(members), order.cut(members), members)
-    )
+    return nsmallest(MOST_GROWN, sets, key=order.first_look)
 
 
 def seeds(strength: Scores, available: Sequence[int], others: Sequence[int]) -> Iterable[tuple[int]]:

@@ -12,7 +12,7 @@ has no such nodes at all, and `restricted` refuses it there on an empty machine.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from operator import or_
 
 from topoalign.core.model.errors import TooMuchWork
@@ -22,6 +22,9 @@ from topoalign.core.numa_sets.search import Choosing, SearchBudget
 from topoalign.core.numa_sets.subsets import MOST_NODES, Subsets, subsets
 from topoalign.core.policy.merge.closeness import Distances, MaskOrder, closest, narrowest
 from topoalign.core.policy.merge.hint_combinations import Offer, combinations, narrowest_width
+
+MOST_ORDERED = 64
+"""Equally narrow masks of one search that are compared by their GPUs."""
 
 
 def narrowest_fit(
@@ -67,7 +70,7 @@ def narrowest_mask(
     if all(not isinstance(offer, HintRule) for offer in offers) and (named & machine).bit_count() <= MOST_NODES:
         masks = listed_fits(listed, subsets(nodes_of(named & machine)))
     else:
-        masks = searched_fits(offers, machine, distances, work)
+        masks = searched_fits(offers, machine, distances, work, several=order is not None)
     return narrowest(masks, distances, order) if masks else None
 
 
@@ -113,9 +116,12 @@ def lattice(nodes: int) -> tuple[list[int], list[int]]:
 
 
 def searched_fits(
-    offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: SearchBudget
+    offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: SearchBudget, *, several: bool = False
 ) -> list[Mask]:
-    """The best of the narrowest masks for each way to combine the listed hints. Raises TooMuchWork."""
+    """
+    The best of the narrowest masks for each way to combine the listed hints, with `several` also the lowest MOST_ORDERED of
+    each. Raises TooMuchWork.
+    """
     leaner = [offer if isinstance(offer, HintRule) else minimal(masks_of(offer)) for offer in offers]
     searches = []
     for members, mask in combinations(leaner, 0, or_, work):
@@ -128,6 +134,8 @@ def searched_fits(
     lowest = [next(search.masks(least)) for search in narrow]
     try:
         found = [closest(search.masks, search.nodes, least, distances, search.fixed) for search in narrow]
+        if several:
+            found += [mask for search in narrow for mask in islice(search.masks(least), MOST_ORDERED)]
     except TooMuchWork:
         return lowest
     return [mask for mask in found if mask is not None]
