@@ -2,8 +2,8 @@
 Which other sets of devices could have been chosen, and why they were not: what `explain` shows of a choice.
 
 GPUs are compared by the key of device policy `topology` (`SetOrder`), whatever policy chose, NICs by their PCIe paths to the
-container's GPUs; of the devices of foreign plugins no links are known. Of a small choice all sets are compared, of a large
-one the first MOST_COMPARED that differ from the chosen set in a single device; the best few are kept.
+container's GPUs; of the devices of foreign plugins no links are known. If there are few sets, all are compared; otherwise
+the first MOST_COMPARED that differ from the chosen set in a single device; the best few are kept.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -140,7 +140,7 @@ def neighbours(free: Sequence[int], taken: Members) -> Iterator[Members]:
 
 
 def unweighed(members: Members) -> str:
-    """What a device policy that was not asked holds against a set: nothing."""
+    """The reason against a set where no device policy was called: none."""
     return ""
 
 

@@ -23,8 +23,8 @@ NO_SET = (1,)
 
 def order_by_gpus(asked: HintRequest) -> MaskOrder | None:
     """
-    What sorts sets of NUMA nodes by the GPUs that the demand would get there. None: the lowest nodes are to be taken, or it
-    asks for no whole GPUs, or for some that are chosen jointly with other devices.
+    The sort key of sets of NUMA nodes, by the GPUs that the demand would get there. None: the lowest nodes are to be taken,
+    or the demand asks for no whole GPUs, or for some that are chosen jointly with other devices.
     """
     state, devices = asked.state, asked.demand.devices
     hardware = state.hardware

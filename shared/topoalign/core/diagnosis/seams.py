@@ -1,7 +1,7 @@
 """
 The weakest seam of the GPUs that a pod would get on a node.
 
-The node's kubelet is asked in full, so these are the GPUs of its decision, whatever the nodes are ranked by. Of several
+The kubelet's full decision is computed, so these are the GPUs that it would give, whatever ranks the nodes. Of several
 containers the weakest seam counts. Plain init containers count only where no other container gets GPUs, because the others
 take their GPUs over. MIG instances have no traffic between GPUs and thus no seam.
 """

@@ -1,4 +1,4 @@
-"""How much what is free has suffered: the best connected free sets of GPUs against the best ones of the empty machine."""
+"""How fragmented the free GPUs are: the best connected free sets of GPUs against the best ones of the empty machine."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -50,7 +50,7 @@ def fragmentation(topology: Topology, free: Collection[DeviceID]) -> Fragmentati
 
 
 def sets_left(scorer: SetScorer, free: Collection[int]) -> Fragmentation:
-    """Of a machine with this scorer, of whose GPUs those at these positions are free."""
+    """The fragmentation of a machine with this scorer, on which the GPUs at these positions are free."""
     every, left = range(len(scorer.scores)), sorted(free)
     sizes = [size for size in SIZES if size <= len(left)]
     sets = tuple(

@@ -1,24 +1,24 @@
 """
-The score `quality`: how fast a collective runs on the GPUs that a pod would get on a node, and what it would spoil there.
+The score `quality`: how fast a collective runs on the GPUs that a pod would get on a node, and how it fragments the node.
 
 Nodes are compared by one key, element by element, which begins like that of device policy `topology`:
 
 1. the weakest seam of the GPUs that each container would get, in GB/s; of several containers the weakest one. The strongest
    node wins. A single GPU has no seam;
 2. NICs, where the pod asks for some: how many can be local to these GPUs, then how many near;
-3. NUMA nodes: how many times more of them the GPUs are on than so many GPUs need at least. The fewest win;
+3. NUMA nodes: the number that the GPUs are on, divided by the fewest that so many GPUs need. The lowest wins;
 4. packing, by amounts of GPUs. With `binpack`: the links that are cut between these GPUs and GPUs that stay unused, then
    what stays free of GPUs that are shared, then what stays free of the node, the least each. With `spread`: what stays free
    of the node, the most.
 
     8 GPUs in two groups of four with NVLinks inside, 1 GPU is asked for; binpack
-    a: one GPU is held; another of its group cuts the links to two GPUs     first
-    b: none is held; each GPU cuts the links to three                       second
-    c: all but one are held; it cuts none                                   before both
+    a: one GPU is held; another of its group cuts the links to two GPUs     second
+    b: none is held; each GPU cuts the links to three                       third
+    c: all but one are held; it cuts none                                   first
 
 Element 4 fills GPUs and nodes as well as fragmentation gradient descent does (docs/decisions/0021), and knows no workload.
-Which GPUs a pod would get is in `taken_gpus`; which CPUs and memory are free there is not looked at. Of MIG instances and
-functions only the packing tells nodes apart.
+Which GPUs a pod would get is in `taken_gpus`; which CPUs and memory are free there is not looked at. For MIG instances and
+functions nodes differ in the packing only.
 
 Which machine it is, what is free by position, and what is asked for decide the key; so it is remembered by these for all
 machines of one model. A node with too few of a device has none.
@@ -64,7 +64,7 @@ class Packing(StrEnum):
 
 
 class DeviceNeed(NamedTuple):
-    """What of a pod and of the rules of a node's kubelet the score depends on."""
+    """The properties of a pod and of the rules of a node's kubelet that the score depends on."""
 
     gpus: tuple[tuple[ResourceName, int], ...]
     """How many whole GPUs each container asks for."""
@@ -152,7 +152,7 @@ def key_of(topology: Topology, need: DeviceNeed, free: FreeDevices, packing: Pac
     """
     The key of a node of this topology: the one that was announced, whose shape others share. None: a device is short.
 
-    Some µs where such a node was looked at before; else 0.1 ms with eight GPUs, up to 3 ms with sixteen.
+    A few µs if such a node was evaluated before; otherwise 0.1 ms with eight GPUs, and up to 3 ms with sixteen.
     """
     shape = topology.shape
     known = keys_of(shape)

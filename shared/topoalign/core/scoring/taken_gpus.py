@@ -31,7 +31,7 @@ from topoalign.core.state.slot_amounts import SlotsLeft
 from topoalign.core.state.unit_amounts import UnitsLeft
 
 MOST_SETS = 1_000
-"""Sets of NUMA nodes of which the lowest is searched for; of more, those that have the most GPUs are taken."""
+"""Sets of NUMA nodes that are searched for the lowest; if there are more, the nodes with the most GPUs are taken."""
 MOST_ALIGNED = 64
 """Sets of NUMA nodes that are compared by their GPUs."""
 
@@ -226,7 +226,7 @@ def within(node_of: Mapping[int, int], free: Members, size: int, *, several: boo
 
 
 def fewest(counts: Mapping[int, int], size: int) -> int:
-    """So many NUMA nodes are needed for a set of this size; 0 where all of them have too few."""
+    """The number of NUMA nodes needed for a set of this size; 0 where all of them together have too few."""
     sums = accumulate(sorted(counts.values(), reverse=True))
     return next((nodes for nodes, has in enumerate(sums, 1) if has >= size), 0)
 

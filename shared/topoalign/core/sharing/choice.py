@@ -15,7 +15,7 @@ The rule, among the cards that have enough (`fitting`):
   and memory as parts of what there is, each weighted. Of equally full ones those that come first by policy `topology`.
 
 The lowest index comes last, so that no tie is left to chance. Memory left is compared in blocks of 256 MiB, since cards of
-one model differ by a few pages. Up to 126 sets are all compared, which are all that nine cards have; of more the sets that
+one model differ by a few pages. Up to 126 sets (nine cards have no more) are all compared; beyond that, the sets that
 policy `topology` compares, the same among cards in use, and the first in order.
 """
 

@@ -1,5 +1,5 @@
 """
-The suite `openb`: how full a cluster gets with sizes of pods as production has them, beside fragmentation gradient descent.
+The suite `openb`: how full a cluster gets with pod sizes from production, compared with fragmentation gradient descent.
 
 The file has named workloads: how many pods ask for `gpus` GPUs with `milli` thousandths of each. A case is a workload, drawn
 20 times (`bench placement-quality`, `filling`): the part of the capacity that is given when the first pod finds no place,

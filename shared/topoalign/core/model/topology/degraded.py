@@ -1,12 +1,12 @@
 """
-Degraded GPUs: they work, but they have fewer NVLinks than their peers, or an NVLink fabric that is not in order.
+Degraded GPUs: they work, but they have fewer NVLinks than their peers, or an NVLink fabric that is not fully working.
 
 The peers of a GPU are the GPUs of its model on the node. Its NVLinks are compared with the most that a peer has:
 
 - On an NVSwitch the links to the switch are counted (`links_to_switch`), and a GPU that has fewer is degraded.
 - Elsewhere the links of all its pairs are counted, and fewer can be the design: a board without a bridge, or four GPUs of a
   mesh of eight in a virtual machine. So a GPU is degraded only if some of its links are up and some are down, while a peer
-  has all links up. A GPU with all links down is degraded only if these peers have as many links down: the other ends.
+  has all links up. A GPU with all links down is degraded only if those with some down have as many: the other ends.
 
     8 B200 on an NVSwitch, one with 9 links, the others with 18          "9 of 18 NVLinks are up"
     4 A100 PCIe, a bridge on one pair, the 12 links of the others down   none is degraded

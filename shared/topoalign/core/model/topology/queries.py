@@ -50,7 +50,7 @@ MOST_NVLINKS_OF_A_GPU = 18
 def links_to_switch(topology: Topology) -> Mapping[DeviceID, int]:
     """
     GPU -> its NVLinks that end at an NVSwitch. A pasted matrix does not show the switch: there, GPUs are on one if a GPU has
-    more NVLinks to all peers together than GPUs have, and each pair has the smaller number of what both have at most.
+    more NVLinks to all peers together than any GPU has, and each pair has the smaller of both GPUs' largest counts.
     """
     pairs = nvlinks_of_pairs(topology)
     unnamed = not any(gpu.nvswitch_links for gpu in topology.gpus)

@@ -11,7 +11,7 @@ agrees with it more often than with the sum of all links (docs/decisions/0020).
     GPUs 0 and 5: no NVLink, PCIe across sockets
 
 Any NVLink is stronger than any PCIe path. At an NVSwitch every GPU reaches every other with all of its links, so the seam is
-that of the GPU with the fewest links. Not known to the seam: bandwidth that was measured, congestion, and other jobs.
+that of the GPU with the fewest links. The seam does not include measured bandwidth, congestion or other jobs.
 """
 
 from collections.abc import Sequence
@@ -92,7 +92,7 @@ class Links(NamedTuple):
     """The links of some GPUs, by their positions."""
 
     strength: Scores
-    """Of each pair its NVLinks, 100 for each, and the score of its PCIe path. No NVLinks where a fabric keeps them apart."""
+    """For each pair 100 per NVLink, plus the score of its PCIe path. NVLinks count 0 where a fabric separates the pair."""
     switch: Sequence[tuple[object, int]]
     """For each GPU the NVSwitch fabric that its NVLinks end at and their number; 0 links: at none. Empty: not known."""
     model: str = ""

@@ -42,7 +42,7 @@ class SetScorer:
         return [[strength // NVLINK_SCORE for strength in row] for row in self.links.strength]
 
     def most_nvlinks(self, members: Members) -> int:
-        """What the NVLinks of its seam do not exceed: those of the member that has the fewest to the others."""
+        """An upper bound for the NVLinks of its seam: those of the member that has the fewest to the others."""
         if any(count for _, count in self.links.switch):  # known at once
             return self.seam(members).nvlinks
         rows = map(self._nvlinks.__getitem__, members)

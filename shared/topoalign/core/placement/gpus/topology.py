@@ -1,5 +1,5 @@
 """
-topology: the set of GPUs on which a collective runs fastest, and of equally fast ones the one that spoils the least.
+topology: the set of GPUs on which a collective runs fastest; of equally fast sets the one that fragments the rest the least.
 
 Sets are compared by one key, element by element:
 
@@ -14,7 +14,7 @@ Sets are compared by one key, element by element:
     the same machine, 1 GPU: GPU-0, because it cuts no NVLink
     4 linked pairs, GPU-1 is held: 1 GPU is GPU-0, because all others have a free partner
 
-Up to 126 sets of up to nine GPUs are all compared, as many as nine GPUs have. Of more the sets are compared that grow from a
+All sets are compared up to 126 sets (as many as nine GPUs have) and nine GPUs a set; beyond that, those that grow from a
 GPU of each kind by the strongest links, and the set that is left when the GPUs with the weakest links are removed one by
 one; NICs have no influence on what grows. On machines whose links form a hierarchy, such as PCIe switches, and at an
 NVSwitch the strongest seam is among these sets.
@@ -76,7 +76,7 @@ class SetOrder:
         self.links_to_free = scorer.links_to(self.free)
 
     def cut(self, members: Members) -> int:
-        """The sum of the scores of the links between free members and the free GPUs that are no members."""
+        """The sum of the scores of the links between free members and the free GPUs that are not members."""
         taken = members if self.free.issuperset(members) else tuple(filter(self.free.__contains__, members))
         return sum([self.links_to_free[member] for member in taken]) - 2 * self.scorer.own(taken)
 
@@ -98,7 +98,7 @@ class SetOrder:
         return -self.scorer.most_nvlinks(members), (-local, -near), self.cut(members), members
 
     def first(self, sets: Iterable[Members]) -> Members:
-        """The first of these sets, of which there is one. The costly minimum cut is computed only where it may decide."""
+        """The first of these sets (at least one). The costly minimum cut is computed only where it may decide."""
         bounds = sorted(((self.scorer.most_nvlinks(members), members) for members in sets), reverse=True)
         best: Rank | None = None
         for most, members in bounds:

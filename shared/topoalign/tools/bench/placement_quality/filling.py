@@ -91,7 +91,7 @@ def node_in_slots() -> NodeState:
 
 
 def admitted_by_first(states: list[NodeState], demand: PodDemand) -> bool:
-    """Admits the pod on the first node, in the order of their scores, that would. False: none would."""
+    """Admits the pod on the first node, in the order of the scores, that accepts it. False: none does."""
     scorer = scorer_of(Scoring.QUALITY, Packing.BINPACK)
     need = scorer.need(states[0].hardware, demand)
     keys = [scorer.key(state.hardware, need, scorer.left(state, RULES)) for state in states]

@@ -1,7 +1,7 @@
 """
-Streams of pods with 1 to 8 GPUs that arrive at one node and leave it, and what a device policy makes of them.
+Streams of pods with 1 to 8 GPUs that arrive at one node and leave it, and the GPUs that a device policy gives them.
 
-A pod arrives; before, pods that are drawn at random leave until its GPUs are free and less than `load` of the machine is in
+Before a pod arrives, pods that are drawn at random leave until its GPUs are free and less than `load` of the machine is in
 use. Which pods come and go depends on the seed alone, so all policies get the same pods.
 """
 

@@ -30,9 +30,9 @@ class End(NamedTuple):
     """Where an NVLink leads."""
 
     address: str | None
-    """PCI address. None: not told."""
+    """PCI address. None: not reported."""
     kind: int | None
-    """GPU_KIND, NPU_KIND, SWITCH_KIND, or another number. None: not told."""
+    """GPU_KIND, NPU_KIND, SWITCH_KIND, or another number. None: not reported."""
     up: bool = True
     """False: the GPU has the link, but it is not enabled; where it leads is not read."""
 
