@@ -5,18 +5,21 @@ from itertools import combinations
 from random import Random
 
 import pytest
+from decision_support import container, node, pod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from seam_reference import naive_rank
 
+from topoalign.core.admission.admit import admit
 from topoalign.core.admission.alternatives import considered
 from topoalign.core.model.decisions import Considered, PreferenceQuestion
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, ResourceName
-from topoalign.core.model.requests import Placement
+from topoalign.core.model.requests import AdmissionRules, Mode, Placement, Policy
 from topoalign.core.model.topology.links import Link, PcieClass
 from topoalign.core.model.topology.model import Gpu, Nic, PluginDevice, Topology
 from topoalign.core.model.topology.queries import pair_score
 from topoalign.core.placement.preference import prefer
+from topoalign.machines import load_machine
 
 
 def machine(seed: int, gpus: int, nics: int) -> Topology:
@@ -188,3 +191,23 @@ def on_numa_nodes(off: int) -> Topology:
     )
     pairs = [(a, b) for a, b in combinations(gpus, 2) if off not in (a.index, b.index)]
     return Topology(gpus=gpus, links=tuple(Link(a=a.id, b=b.id, nvlinks=18) for a, b in pairs))
+
+
+@pytest.mark.parametrize(
+    ("policy", "gpus", "cost"),
+    [
+        (Policy.RESTRICTED, 4, {"without the alignment: 18 NVLinks, 722 GB/s"}),
+        (Policy.RESTRICTED, 8, set[str]()),
+        (Policy.NONE, 4, set[str]()),
+    ],
+)
+def test_a_decision_that_is_explained_names_the_cost_of_its_alignment(
+    policy: Policy, gpus: int, cost: set[str]
+) -> None:
+    """A kubelet aligns four GPUs to NUMA node 0, whose GPU 0 is off the fabric."""
+    board = load_machine("hgx-b200-gpu0-off").topology
+    rules = AdmissionRules(mode=Mode.KUBELET, policy=policy)
+
+    decision = admit(node(board), pod(container(gpus=gpus)), rules, explain=True)
+
+    assert cost == {each.alignment_cost for each in decision.explanation.considered if each.alignment_cost}

@@ -165,6 +165,17 @@ def test_on_machines_with_many_gpus_the_seam_is_the_strongest(size: int, held: S
         assert max(map(scorer.seam, combinations(free, size))) == scorer.seam(got)
 
 
+def test_a_set_that_remains_by_removing_gpus_is_compared_too() -> None:
+    """Six of 12 GPUs behind PCIe switches: no set that grows from a GPU is as good as one that is left."""
+    scorer = SetScorer([[pcie_tree(a, b) for b in range(16)] for a in range(16)])
+    free = (2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14)
+    order = SetOrder(scorer, free)
+
+    got = by_topology(scorer, free, (), 6)
+
+    assert min(map(order.rank, combinations(free, 6))) == order.rank(got)
+
+
 def pcie_tree(a: int, b: int) -> int:
     if a == b:
         return 0

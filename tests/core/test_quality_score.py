@@ -253,6 +253,14 @@ def test_containers_that_fill_a_gpu_have_a_key() -> None:
     assert (0, 0.0, 0.0) == found.packing
 
 
+def test_a_whole_gpu_is_one_that_nobody_uses() -> None:
+    """Of GPU 3 another container has memory alone: all its cores are left, and it cannot be had whole."""
+    used = holding_slots(node(SLOTS), *((gpu, 100, 1_000) for gpu in range(3)), (3, 0, 1_000))
+
+    assert key(used, pod(asks(cores=100, memory=1_000))) is None
+    assert key(used, pod(asks(cores=99, memory=1_000))) is not None
+
+
 def test_what_stays_free_is_judged_after_the_last_container() -> None:
     """Two containers with 50 and 40 cores of the only GPU that has any left: a tenth stays free."""
     state = holding_slots(node(SLOTS), *((gpu, 100, 1_000) for gpu in range(3)))
@@ -281,8 +289,9 @@ def test_a_pod_without_gpus_finds_all_nodes_equal(first: int) -> None:
     states = [node(machine_), holding_slots(node(machine_), *((gpu, 100, 1_000) for gpu in range(4)))]
     plain = pod(container(cpus=1))
 
-    for packing in Packing:
-        assert key(states[first], plain, packing) == key(states[1 - first], plain, packing)
+    for packing, expected in ((Packing.BINPACK, (0, 0.0, 0.0)), (Packing.SPREAD, (0.0,))):
+        keys = [key(states[at], plain, packing) for at in (first, 1 - first)]
+        assert [NodeKey(0.0, (0, 0), 1.0, expected)] * 2 == keys
 
 
 def test_machines_of_one_shape_have_the_same_keys() -> None:
