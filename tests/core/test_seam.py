@@ -139,7 +139,7 @@ def test_a_gpu_without_a_fabric_reaches_a_fabric_by_the_switch() -> None:
     assert Seam(9) == weakest_seam(gpu_links(failed), (1, 2))
 
 
-def test_a_mesh_with_more_nvlinks_than_gpus_have_is_no_switch_if_one_is_missing() -> None:
+def test_a_mesh_that_lacks_a_link_is_no_switch() -> None:
     """Eight GPUs with three NVLinks a pair; one pair has none."""
     gpus = tuple(Gpu(id=DeviceID(f"GPU-{i}"), index=i) for i in range(8))
     links = tuple(
