@@ -169,9 +169,6 @@ def by_place(keys: Sequence[Key]) -> list[int]:
     The scores of nodes by their keys: 10 for the lowest, one less for each that follows, and 1 from the tenth on. Equal keys
     have equal scores; None has 0.
     """
-    numbers = [*map(id, keys)]  # thousands of nodes share few keys, and an object is found faster by its identity
-    distinct = dict(zip(numbers, keys, strict=True))
-    lowest = nsmallest(TEN - 1, {key for key in distinct.values() if key is not None})
+    lowest = nsmallest(TEN - 1, {key for key in keys if key is not None})
     scores = {None: 0} | {key: TEN - place for place, key in enumerate(lowest)}
-    found = {number: scores.get(key, 1) for number, key in distinct.items()}
-    return [*map(found.__getitem__, numbers)]
+    return [scores.get(key, 1) for key in keys]

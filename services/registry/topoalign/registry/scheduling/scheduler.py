@@ -25,7 +25,6 @@ from topoalign.registry.scheduling.orders import MOST_PENDING, all_fit, are_mist
 from topoalign.registry.scheduling.planned_pods import PlannedPods, later_than
 from topoalign.registry.scheduling.pod_checks import PodChecks
 from topoalign.registry.scheduling.quotas import Quotas, has_room
-from topoalign.registry.scheduling.scores import scores_among
 from topoalign.registry.scheduling.siblings import NewNodes
 from topoalign.registry.scheduling.standing import UNKNOWN_NODE
 from topoalign.registry.scheduling.verdicts import RefusedByAll, Request, Verdicts, decided
@@ -163,7 +162,7 @@ class Scheduler:
         """As `Scheduling.prioritize`; a node that is not known has 0, and one that comes last. Raises NotReadYet."""
         request = self._request(pod)
         self._verdicts.codes(request)
-        return scores_among(request, self.view, nodes, self.lone.last_for(pod.uid))
+        return request.keys.scores_among(self.view, nodes, self.lone.last_for(pod.uid))
 
     async def best(self, pod: PodToSchedule, chosen: NodeName | None = None) -> Sequence[NodeName]:
         """

@@ -34,6 +34,7 @@ from topoalign.core.scoring.scorers import Key, Scorer
 from topoalign.core.sharing.slot_checks import WITHOUT_EFFECT
 from topoalign.core.state.fold import NodeState, announced
 from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSchedule
+from topoalign.registry.scheduling.node_keys import NodeKeys
 from topoalign.registry.scheduling.nodes import NodeView
 from topoalign.registry.scheduling.view import ClusterView
 
@@ -118,14 +119,8 @@ class Request:
         """Of the cluster, up to which `codes` and `keys` are right."""
         self.refused_by_all: RefusedByAll | None = None
         """What was answered last, where no node was left: pods that wait ask for it again and again."""
-        self.keys: list[Key] = []
-        """By the place of a node: what sorts it for this request."""
+        self.keys = NodeKeys()
         self._asked: WeakKeyDictionary[Kind, Asked] = WeakKeyDictionary()
-
-    def extend(self, more: int) -> None:
-        """Makes room for so many more nodes."""
-        self.codes.extend(bytes(more))
-        self.keys.extend([None] * more)
 
     def of(self, kind: Kind, view: ClusterView) -> Asked:
         """What it is to the nodes of a kind. Raises InvalidField as `Asked` does."""
@@ -139,6 +134,7 @@ class Request:
         self.version = -1
         self.refused_by_all = None
         self._asked.clear()
+        self.keys = NodeKeys()
 
 
 class Verdicts:
@@ -173,7 +169,7 @@ class Verdicts:
         view = self._view
         self._note_resources()
         if request.version < view.version:
-            request.extend(view.size - len(request.codes))
+            request.codes.extend(bytes(view.size - len(request.codes)))
             for node in view.changed_since(request.version):
                 self._note(request, node)
             request.version = view.version
@@ -186,8 +182,10 @@ class Verdicts:
         """
         turns = self._view.turns()
         self._note_resources()
+        if request.keys.are_stale:
+            request.reset()
         while request.version < self._view.version:
-            request.extend(self._view.size - len(request.codes))
+            request.codes.extend(bytes(self._view.size - len(request.codes)))
             due = [(node.version, node) for node in self._view.changed_since(request.version)]
             if not due:  # what changed was dropped
                 return
@@ -211,7 +209,7 @@ class Verdicts:
     def _note(self, request: Request, node: NodeView) -> None:
         request.codes[node.place] = self.number(self.judge(request, node), helped=self._is_helped(request, node))
         asked = None if node.kind is None else request.of(node.kind, self._view)
-        request.keys[node.place] = None if asked is None else asked.key(node, self._view.scorer)
+        request.keys.note(node.place, None if asked is None else asked.key(node, self._view.scorer))
 
     def judge(self, request: Request, node: NodeView) -> str:
         """The code of a node's refusal; empty where it would admit the pod. Raises InvalidField as `Asked` does."""
