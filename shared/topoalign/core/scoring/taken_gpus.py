@@ -46,8 +46,11 @@ class WholeGpus:
         `free`: resource -> the free GPUs; `placement`: the device policy; `aligned`: whether NUMA nodes count; `by_gpus`:
         whether equally few NUMA nodes are compared by their GPUs.
         """
-        self.shape, self.scorer, self.policy = shape, set_scorer(shape), PLACEMENTS[placement]
-        self.aligned, self.by_gpus = aligned, by_gpus
+        self.shape = shape
+        self.scorer = set_scorer(shape)
+        self.policy = PLACEMENTS[placement]
+        self.aligned = aligned
+        self.by_gpus = by_gpus
         self.free = dict(free)
         self.order = SetOrder(self.scorer, {gpu for some in free.values() for gpu in some})
         self.taken: list[Members] = []
@@ -134,7 +137,8 @@ class SharedGpus:
     """Takes shares of GPUs that are offered in one way from a node, one container after another."""
 
     def __init__(self, scorer: SetScorer, gpus: Sequence[GpuLeft]) -> None:
-        self.scorer, self.gpus = scorer, list(gpus)
+        self.scorer = scorer
+        self.gpus = list(gpus)
         self.order = SetOrder(scorer, [at for at, gpu in enumerate(gpus) if gpu.unused])
         self.taken: list[Members] = []
 

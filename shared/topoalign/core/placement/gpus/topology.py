@@ -72,7 +72,9 @@ class SetOrder:
     """The order of sets of GPUs that are taken from the free ones."""
 
     def __init__(self, scorer: SetScorer, free: Iterable[int], nics: Nics = NO_NICS) -> None:
-        self.scorer, self.nics, self.free = scorer, nics, frozenset(free)
+        self.scorer = scorer
+        self.nics = nics
+        self.free = frozenset(free)
         self.links_to_free = scorer.links_to(self.free)
 
     def cut(self, members: Members) -> int:

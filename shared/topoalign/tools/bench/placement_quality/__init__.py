@@ -71,7 +71,8 @@ class Machine:
     """One machine, and what sets of its GPUs are worth."""
 
     def __init__(self, scorer: SetScorer) -> None:
-        self.scorer, self.gpus = scorer, len(scorer.scores)
+        self.scorer = scorer
+        self.gpus = len(scorer.scores)
         every = tuple(range(self.gpus))
         sizes = [size for size in streams.SIZES if 1 < size <= self.gpus]
         self.best = {size: self.bandwidth(by_topology(scorer, every, (), size)) for size in sizes}
