@@ -63,7 +63,7 @@ PREFER_SECONDS = 1.0
 class DeviceAllocations:
     """Answers the kubelet front (`AllocatorPort`): prefers devices, records what the kubelet allocates, and reconciles."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         ledger: Ledger,
         clock: Clock,

@@ -47,7 +47,7 @@ log = structlog.get_logger("topoalign.discovery")
 class Discovery:
     """The service: `run` it."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         node: NodeName,
         driver: Driver,

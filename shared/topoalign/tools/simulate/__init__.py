@@ -31,7 +31,7 @@ Progress = Callable[[int], None]
 """Told how many pods nodes have judged."""
 
 
-async def simulate(
+async def simulate(  # noqa: PLR0913
     nodes: int,
     machines: Sequence[str],
     policies: Sequence[str],

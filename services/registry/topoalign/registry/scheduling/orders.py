@@ -247,7 +247,7 @@ def in_amounts(pod: Comer) -> Waiting:
     return Waiting(pod.key, pod.must_fit, pod.takes, pod.decides)
 
 
-async def fit_from(
+async def fit_from(  # noqa: C901
     state: NodeState,
     pods: Sequence[Comer],
     turns: Turns,
