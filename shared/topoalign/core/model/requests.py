@@ -221,6 +221,11 @@ class ConfirmRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     pod: PodRequest
     reserved: tuple[Reservation, ...] = ()
     """Reservations of the node for other pods, as the asker knows them; what the node has given of them counts once."""
+    terminated: tuple[str, ...] = ()
+    """
+    UIDs of pods that the API server shows as terminated or deleted, and the node's newest facts still show with devices,
+    CPUs or memory. Whether they hold them is read from the kubelet before the answer.
+    """
 
 
 class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
