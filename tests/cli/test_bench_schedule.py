@@ -2,6 +2,7 @@
 
 from contextlib import AbstractContextManager
 from functools import reduce
+from random import Random
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from topoalign.core.model.requests import ConfirmRequest
 from topoalign.core.ports import Stream
 from topoalign.core.state.fold import NodeState, replay
 from topoalign.kubelet.files.manifest import Pod, request_of
+from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.tools.bench import schedule as bench_schedule
 from topoalign.tools.bench.device_plugin import agent
@@ -19,14 +21,14 @@ from topoalign.tools.bench.device_plugin.agent import Agent
 from topoalign.tools.bench.filter.cluster import ALL, FACTS, HALF, BusyNode
 from topoalign.tools.bench.filter.scheduler import Amounts, pod_json
 from topoalign.tools.bench.schedule.control_plane import control_plane
-from topoalign.tools.bench.schedule.nodes import Admitted, Bound, Node
+from topoalign.tools.bench.schedule.node import AT_ONCE, Admitted, Bound, Node
 
 POD = msgspec.json.decode(pod_json(0, Amounts(gpus=1)), type=Pod)
 
 
 def spoken(number: int) -> Node:
     """A node that has said its first facts."""
-    node = Node(number)
+    node = Node(lambda: BusyNode(number, HALF), SystemClock(), AT_ONCE, Random(0))
     assert FACTS == len(list(node.busy.said()))
     return node
 
@@ -52,7 +54,7 @@ async def test_a_node_shows_what_it_gives_a_pod_as_it_confirmed(number: int) -> 
     """What it publishes is folded without a gap, and is what the next decision stands on."""
     node, bus = spoken(number), MemoryBus()
     request = ConfirmRequest(node=node.busy.node, pod=request_of(POD))
-    confirmed, again = node.decide(request), node.decide(request)
+    confirmed, again = node.confirm(request), node.confirm(request)
     assert Admitted("u1", "") == await node.admit(bus, Bound(node.busy.node, "u1", POD))
 
     first = BusyNode(number, HALF)
@@ -67,7 +69,7 @@ async def test_a_node_shows_what_it_gives_a_pod_as_it_confirmed(number: int) -> 
     (wanted,) = confirmed.allocations  # type: ignore[union-attr]  # it fits
     assert (wanted.devices[GPU], wanted.cpus) == (given.devices[GPU], entry.cpus)
     assert (state.digest, state.seq) == (node.busy.state.digest, node.busy.state.seq)
-    assert given.devices[GPU] != node.decide(request).allocations[0].devices[GPU]  # type: ignore[union-attr]  # it fits
+    assert given.devices[GPU] != node.confirm(request).allocations[0].devices[GPU]  # type: ignore[union-attr]  # it fits
 
 
 @pytest.mark.anyio

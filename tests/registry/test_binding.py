@@ -394,13 +394,16 @@ async def test_no_lock_is_kept_of_a_node_without_a_bind(site: Site, bus: MemoryB
     assert [] == [*registry.binder._turns]
 
 
-async def test_what_is_reserved_stays_while_others_are_pending(site: Site, bus: MemoryBus, api: Troubled) -> None:
+async def test_what_is_reserved_stays_while_others_are_pending(
+    site: Site, bus: MemoryBus, api: Troubled, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As for a pod of a gang: it is planned there, and only has to wait."""
-    answers = ["", PODS_PENDING]
+    answers = [""]
 
     async def fits(node: NodeName, pod: PodToSchedule) -> str:
-        return answers.pop(0)
+        return answers.pop() if answers else PODS_PENDING
 
+    monkeypatch.setattr(binding, "BIND_SECONDS", 0.5)
     registry = Registry(site, bus, api=api, fits=fits)
     uid = site.add("a")
     async with running(site, bus, registry):
@@ -413,7 +416,71 @@ async def test_what_is_reserved_stays_while_others_are_pending(site: Site, bus: 
             await registry.bind("a", uid)
 
     assert {"a": ["GPU-0"]} == registry.reserved()
-    assert 0 == len(answers)
+
+
+async def test_a_bind_waits_for_pods_that_come_first(
+    site: Site, bus: MemoryBus, api: Troubled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S05. An error would make the scheduler wait for seconds. The next change of the node ends the wait."""
+    monkeypatch.setattr(binding, "BIND_SECONDS", 60.0)
+    monkeypatch.setattr(binding, "RETRY_SECONDS", 60.0)
+    answers = [PODS_PENDING]
+
+    async def fits(node: NodeName, pod: PodToSchedule) -> str:
+        return answers[0]
+
+    registry = Registry(site, bus, api=api, fits=fits)
+    uid = site.add("a")
+    async with running(site, bus, registry), anyio.create_task_group() as tasks:
+        tasks.start_soon(registry.bind, "a", uid)
+        await all_tasks_blocked()
+        before = site.node_of("a")
+        answers[0] = ""
+        registry.checks.change()
+
+    assert ("", "node-1") == (before, site.node_of("a"))
+    assert {"waited": 1, "bound": 1} == registry.binder.counts
+
+
+async def test_a_bind_that_waits_keeps_no_other_from_the_node(
+    site: Site, bus: MemoryBus, api: Troubled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pod that it waits for may have to be bound there first."""
+    monkeypatch.setattr(binding, "BIND_SECONDS", 60.0)
+
+    async def fits(node: NodeName, pod: PodToSchedule) -> str:
+        return "" if pod.request.name == "first" or site.node_of("first") else PODS_PENDING
+
+    registry = Registry(site, bus, api=api, fits=fits)
+    second, first = site.add("second"), site.add("first")
+    async with running(site, bus, registry), anyio.create_task_group() as tasks:
+        tasks.start_soon(registry.bind, "second", second)
+        await all_tasks_blocked()
+        await registry.bind("first", first)
+        registry.checks.change()
+
+    assert ("node-1", "node-1") == (site.node_of("first"), site.node_of("second"))
+
+
+async def test_a_bind_waits_for_the_devices_of_terminated_pods(
+    site: Site, bus: MemoryBus, api: Troubled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S01, S05. The API server shows their end before the node does, which refuses the pod until then."""
+    monkeypatch.setattr(binding, "BIND_SECONDS", 60.0)
+    monkeypatch.setattr(binding, "RETRY_SECONDS", 60.0)
+    every = {GPU: tuple(DeviceID(f"GPU-{n}") for n in range(4))}
+    site.ledgers[NODE].grant([Allocation(id=AllocationID("x"), devices=every, pod_uid="old")])
+    registry = Registry(site, bus, api=api)
+    registry.checks.ended = ("old",)
+    uid = site.add("a")
+    async with running(site, bus, registry), anyio.create_task_group() as tasks:
+        tasks.start_soon(registry.bind, "a", uid)
+        await all_tasks_blocked()
+        before = site.node_of("a")
+        site.ledgers[NODE].release([AllocationID("x")], "gone")
+        registry.checks.change()
+
+    assert ("", "node-1") == (before, site.node_of("a"))
 
 
 async def test_a_bound_pod_is_ok_though_the_bus_is_gone(

@@ -64,6 +64,10 @@ async def test_recorded_calls_are_answered_by_what_nodes_have_free(vectors: Path
             answer = (await http.post("filter", content=go_json(body))).json()
             names, passed = named(body), named(answer)
             refused = answer["FailedAndUnresolvableNodes"]
+            if answer["Error"]:  # nobody has shown this registry what the pod preempted on its nominated node
+                assert body["Pod"]["status"]["nominatedNodeName"] in names
+                assert answer["Error"].startswith("VictimsTerminating")
+                continue
             assert sorted(names) == sorted((*passed, *refused)), "each once"
             assert ({}, "") == (answer["FailedNodes"], answer["Error"])
             asked = gpus_of(body)

@@ -21,11 +21,20 @@ from topoalign.core.placement.reserved import prefer_reserved
 from topoalign.core.sharing.reserved_units import ShareQuestion
 from topoalign.core.state.reservations import NodeReservations
 from topoalign.machines import catalogue
+from topoalign.registry.scheduling import binding
 from topoalign.registry.scheduling.binding import PodsPending
 from topoalign.registry.scheduling.service import Scheduling
 from topoalign.runtime.clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bind that waits for others gives up soon."""
+    monkeypatch.setattr(binding, "BIND_SECONDS", 1.0)
+
+
 OF_GANG = {GANG: "g", GANG_SIZE: "2"}
 BESIDE = {JOINT_ANNOTATION: json.dumps({"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"})}
 CORES = {"a": 60, "b": 20}

@@ -11,12 +11,21 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import ContainerName, NodeName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode
 from topoalign.core.model.reservations import ReservedContainer
+from topoalign.registry.scheduling import binding
 from topoalign.registry.scheduling.binding import PodsPending
 from topoalign.registry.scheduling.mistakable import are_mistakable
 from topoalign.registry.scheduling.reservations import Change
 from topoalign.runtime.memory_bus import MemoryBus
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bind that waits for others gives up soon."""
+    monkeypatch.setattr(binding, "BIND_SECONDS", 1.0)
+
+
 NODE = NodeName("node-1")
 SAME_PCIE = {JOINT_ANNOTATION: '{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}'}
 

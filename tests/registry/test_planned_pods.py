@@ -27,6 +27,7 @@ from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import reservation_of
+from topoalign.registry.scheduling import binding
 from topoalign.registry.scheduling.binding import NodeRefuses, PodsPending
 from topoalign.registry.scheduling.holds import Hold
 from topoalign.registry.scheduling.model import PodToSchedule, Victims
@@ -37,6 +38,14 @@ from topoalign.registry.scheduling.verdicts import Verdicts
 from topoalign.runtime.clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bind that waits for others gives up soon."""
+    monkeypatch.setattr(binding, "BIND_SECONDS", 1.0)
+
+
 THREE_AND_TWO = machine(gpus=(0, 0, 0, 1, 1))
 
 

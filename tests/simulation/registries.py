@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import anyio
 import msgspec
-from binding_support import Site
+from binding_support import ScriptedChecks, Site
 from simulation.bus import Broker, FaultyBus, happens
 from simulation.loop import Process, SimulatedLoop
 from simulation.registry_nodes import Node, companions_of, devices_of
@@ -108,7 +108,9 @@ class Replica:
         api = FaultyApi(world, process)
         self._shown = ShownPods()
         self._gangs = Gangs(self.reservations, world.clock, self._passing, self._hardware, self._candidate)
-        self.binder = Binder(bus, world.clock, api, self.reservations, self._fits, self._gangs.plan, self._shown)
+        self.binder = Binder(
+            bus, world.clock, api, self.reservations, ScriptedChecks(self._fits), self._gangs.plan, self._shown
+        )
         world.loop.start(process, self.reservations.run)
         world.loop.create_in(process, self._look)
 

@@ -100,6 +100,42 @@ async def always(node: NodeName, pod: PodToSchedule) -> str:
     return ""
 
 
+class ScriptedChecks:
+    """What a registry knows of its nodes at a bind, as a test sets it."""
+
+    def __init__(self, fits: Callable[[NodeName, PodToSchedule], Awaitable[str]] = always) -> None:
+        self._fits = fits
+        self.ended: tuple[str, ...] = ()
+        """UIDs of terminated pods."""
+        self.version = 0
+        self.changed = anyio.Event()
+
+    def foreign(self, node: NodeName) -> str:
+        return ""
+
+    async def fits(self, node: NodeName, pod: PodToSchedule) -> str:
+        return await self._fits(node, pod)
+
+    def terminated(self, node: NodeName) -> tuple[str, ...]:
+        return self.ended
+
+    def is_being_freed(self, node: NodeName, pod: PodToSchedule) -> bool:
+        return bool(self.ended)
+
+    def version_of(self, node: NodeName) -> int:
+        return self.version
+
+    async def until_changed(self, node: NodeName, version: int) -> None:
+        while self.version == version:
+            await self.changed.wait()
+
+    def change(self) -> None:
+        """The nodes change."""
+        self.version += 1
+        self.changed.set()
+        self.changed = anyio.Event()
+
+
 class Registry:
     """One replica of the registry, as far as it binds."""
 
@@ -116,8 +152,9 @@ class Registry:
         self.reservations = Reservations(bus, clock or SystemClock(), writer, site.facts)
         self.gangs = Gangs(self.reservations, SystemClock(), self.passing, self.hardware, self.candidate)
         self.shown = ShownPods()
+        self.checks = ScriptedChecks(fits)
         self.binder = Binder(
-            bus, clock or SystemClock(), self.api, self.reservations, fits, self.gangs.plan, self.shown
+            bus, clock or SystemClock(), self.api, self.reservations, self.checks, self.gangs.plan, self.shown
         )
 
     async def passing(self, pod: PodToSchedule, chosen: NodeName | None = None) -> list[NodeName]:

@@ -1,7 +1,8 @@
 """
 The pods that wait to be scheduled: ready, paused after an error, or refused and waiting for an event.
 
-An event makes every refused pod ready at once, also one that came while the pod was being tried. A pod that met an error is
+An event makes refused pods ready at once, also one that came while the pod was being tried: a pod that the extender refused
+by any event, a pod that only lacked resources by an event after which a node may have more room. A pod that met an error is
 ready after 1, 2, 4, 8 and then 10 s, whatever happens meanwhile (kube-scheduler v1.36.2, as recorded).
 """
 
@@ -33,9 +34,14 @@ class SchedulingQueue:
         """Pod -> monotonic second at which it is ready again."""
         self._errors: dict[Key, int] = {}
         """Pod -> errors in a row."""
-        self._numbers = self._events = 0
-        self._tried: tuple[Key, int] | None = None
-        """The pod that is being tried, and how many events there had been."""
+        self._lacking: set[Key] = set()
+        """Refused pods for which no node had room, so that no extender was called."""
+        self._numbers = 0
+        self._events = 0
+        self._room_events = 0
+        """Those of the events after which a node may have more room."""
+        self._tried: tuple[Key, int, int] | None = None
+        """The pod that is being tried, and how many events of either kind there had been."""
         self._changed = anyio.Event()
 
     def __len__(self) -> int:
@@ -48,6 +54,7 @@ class SchedulingQueue:
             return
         if self._tried is not None and self._tried[0] == pod:
             self._events += 1
+            self._room_events += 1
         else:
             self._make_ready([pod])
 
@@ -55,12 +62,18 @@ class SchedulingQueue:
         """The pod waits no more: it is bound, or gone."""
         for each in (self._priorities, self._ready, self._paused, self._errors):
             each.pop(pod, None)
+        self._lacking.discard(pod)
 
-    def wake(self) -> None:
-        """Something has happened by which refused pods may fit."""
+    def wake(self, *, has_room: bool = True) -> None:
+        """Something has happened by which refused pods may fit. `has_room`: a node may have more room than before."""
         self._events += 1
+        self._room_events += has_room
         tried = self._tried[0] if self._tried is not None else None
-        self._make_ready(pod for pod in self._priorities if pod not in self._paused and pod != tried)
+        self._make_ready(
+            pod
+            for pod in self._priorities
+            if pod not in self._paused and pod != tried and (has_room or pod not in self._lacking)
+        )
 
     async def next(self) -> Key:
         """The pod to try, once there is one. Until `refuse`, `fail` or `remove` is called for it, it is being tried."""
@@ -69,7 +82,8 @@ class SchedulingQueue:
             if self._ready:
                 pod = min(self._ready, key=lambda each: (-self._priorities[each], self._ready[each]))
                 del self._ready[pod]
-                self._tried = pod, self._events
+                self._lacking.discard(pod)
+                self._tried = pod, self._events, self._room_events
                 return pod
             self._changed = anyio.Event()
             if not self._paused:
@@ -78,11 +92,16 @@ class SchedulingQueue:
                 pause = max(0.0, min(self._paused.values()) - self._clock.monotonic())
                 await either(self._changed.wait, partial(self._clock.sleep, pause))
 
-    def refuse(self, pod: Key) -> None:
+    def refuse(self, pod: Key, *, by_extender: bool = True) -> None:
         """The pod that was tried fits nowhere: it waits for an event, which may have come meanwhile."""
         tried, self._tried = self._tried, None
         self._errors.pop(pod, None)
-        if pod in self._priorities and tried is not None and tried[1] != self._events:
+        if pod not in self._priorities or tried is None:
+            return
+        if not by_extender:
+            self._lacking.add(pod)
+        before, now = (tried[1], self._events) if by_extender else (tried[2], self._room_events)
+        if before != now:
             self._make_ready([pod])
 
     def assume(self, pod: Key) -> None:

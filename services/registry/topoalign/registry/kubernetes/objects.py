@@ -61,7 +61,7 @@ class PodSpec(node_filters.Spec, frozen=True, kw_only=True, rename="camel"):
     node_name: str | None = None
 
 
-class PodStatus(msgspec.Struct, frozen=True):
+class PodStatus(node_filters.Status, frozen=True, rename="camel"):
     """The fields of a pod's `status` that are looked at."""
 
     phase: str | None = None

@@ -13,6 +13,7 @@ from topoalign.core.demand.card_annotations import CHOOSING
 from topoalign.core.deviceshare.demand import OWN_DOMAIN
 from topoalign.core.deviceshare.names import ANNOTATIONS, DEVICE_PREFIX
 from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.sharing.slot_checks import WITHOUT_EFFECT
 from topoalign.kubelet.files import manifest
@@ -51,7 +52,13 @@ def with_counting(request: PodRequest) -> PodRequest:
 def read_pod(uid: str, pod: Pod) -> PodToSchedule:
     """A pod, of its annotations those that count. Raises InvalidField for one that cannot be meant."""
     request = with_counting(manifest.kubelet_request_of(pod))
-    return PodToSchedule(uid=uid, request=request, constraints=constraints_of(pod))
+    nominated = pod.status and pod.status.nominated_node_name
+    return PodToSchedule(
+        uid=uid,
+        request=request,
+        constraints=constraints_of(pod),
+        nominated=NodeName(nominated) if nominated else None,
+    )
 
 
 def without_others(pod: Pod) -> Pod:

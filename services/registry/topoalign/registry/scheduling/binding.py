@@ -12,13 +12,18 @@ is an error. The deadline is below the five seconds after which the scheduler tr
 try comes between. Binds of different nodes do not wait for one another; those of one node ask and reserve one after the
 other.
 
+A bind waits within its deadline for what passes by itself: for pods of the node that have to be admitted first, and for the
+end of pods whose devices it is to get. It is woken by the next change of the node, and fails only at the deadline: an error
+makes the scheduler try the pod again after seconds, and binds run beside its next cycles.
+
 A Binding that has failed for good cancels the reservation. One of which nothing is known keeps it: it is replaced when the
 scheduler tries again, and ends by its own time.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 import anyio
@@ -52,6 +57,8 @@ RESERVED_SECONDS = 300.0
 """For the kubelet of a pod that is bound to admit it. One that takes longer is busy; what it will give is predicted then."""
 PAUSE = 0.1
 """Seconds between two tries to reach the API server."""
+RETRY_SECONDS = 0.25
+"""After so long a bind that waits tries again although the node has not changed: its kubelet may have."""
 
 REMEMBERED = 10_000
 """Pods whose requests are kept: far more than are bound and not shown by their nodes."""
@@ -119,6 +126,28 @@ class BindUnknown(Unavailable):
         )
 
 
+class NodeChecks(Protocol):
+    """What a registry knows of a node at a bind."""
+
+    def foreign(self, node: NodeName) -> str:
+        """Code of the refusal where others give out the node's GPUs; empty: nobody does."""
+
+    async def fits(self, node: NodeName, pod: PodToSchedule) -> str:
+        """The code of why the node would not admit the pod in every order of the pods pending there; empty: it would."""
+
+    def terminated(self, node: NodeName) -> Sequence[str]:
+        """UIDs of pods that the API server shows as terminated, and the node's facts still show with something."""
+
+    def is_being_freed(self, node: NodeName, pod: PodToSchedule) -> bool:
+        """Whether pods of the node end now, so that what the pod lacks may be free within seconds."""
+
+    def version_of(self, node: NodeName) -> int:
+        """Rises with each change of what is known of the node."""
+
+    async def until_changed(self, node: NodeName, version: int) -> None:
+        """Until the node has changed since this version."""
+
+
 async def no_gangs(pod: PodToSchedule, node: NodeName) -> str:
     """No pod belongs to a gang."""
     return ""
@@ -133,28 +162,32 @@ class Binder:
         clock: Clock,
         api: KubernetesApi,
         reservations: Reservations,
-        fits: Callable[[NodeName, PodToSchedule], Awaitable[str]],
+        checks: NodeChecks,
         plan: Callable[[PodToSchedule, NodeName], Awaitable[str]] = no_gangs,
         shown: ShownPods | None = None,
-        foreign: Callable[[NodeName], str] = lambda node: "",
         check: Callable[[SeenPod, NodeName], None] = lambda pod, node: None,
     ) -> None:
         """
-        `fits`: the code of why a node would not admit the pod in every order of the pods that are pending there; empty: it
-        would. `plan` reserves for all of the pod's gang, if it has one and that was not done, and returns its name; raises
+        `plan` reserves for all of the pod's gang, if it has one and that was not done, and returns its name; raises
         NoFit where the pod must not be bound there. `shown`: what the watch of all pods has shown; None: there is none.
-        `foreign`: code of the refusal where others give out the node's GPUs; empty: nobody does. `check` raises NoFit where
-        the pod may not be bound to the node at all.
+        `check` raises NoFit where the pod may not be bound to the node at all.
         """
         self.counts: Counter[str] = Counter()
         """Binds by how they ended: `bound`, or the code of the error; and `stale`: the node knew better than the view."""
         self.requests: OrderedDict[str, PodRequest] = OrderedDict()
         """UID -> what it asks for, of the pods that were reserved here last."""
-        self._bus, self._clock, self._api, self._reservations = bus, clock, api, reservations
-        self._fits, self._plan, self._shown = fits, plan, shown or ShownPods()
-        self._foreign, self._check = foreign, check
+        self._bus = bus
+        self._clock = clock
+        self._api = api
+        self._reservations = reservations
+        self._checks = checks
+        self._plan = plan
+        self._shown = shown or ShownPods()
+        self._check = check
         self._turns: WeakValueDictionary[NodeName, anyio.Lock] = WeakValueDictionary()
         """Node -> its lock, while a bind waits for it or has it."""
+        self._awaited: dict[str, NoFit] = {}
+        """UID of a pod whose bind waits for others -> why, which it fails with at the deadline."""
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
         """As `Scheduling.bind`."""
@@ -162,10 +195,12 @@ class Binder:
             with anyio.move_on_after(BIND_SECONDS) as scope:
                 await self._bind(namespace, name, uid, node)
             if scope.cancelled_caught:
-                raise BindUnknown(f"{namespace}/{name}", node)
+                raise self._awaited.get(uid) or BindUnknown(f"{namespace}/{name}", node)
         except TopoalignError as error:
             self.counts[error.code] += 1
             raise
+        finally:
+            self._awaited.pop(uid, None)
         self.counts["bound"] += 1
         with anyio.move_on_after(TIDY_SECONDS):  # it is bound, whether the bus is there or not
             await self._end_elsewhere(uid, node)
@@ -225,40 +260,63 @@ class Binder:
 
     async def _reserve(self, pod: PodToSchedule, node: NodeName) -> None:
         """
-        Reserves what the node confirms, if that is anything. Raises NodeRefuses, PodsPending, and what asking the node and
-        writing raise.
+        Reserves what the node confirms, if that is anything, once pods that come first are admitted or have ended. Raises
+        NodeRefuses, and what asking the node and writing raise.
         """
         gang = await self._plan(pod, node)
         turn = self._turns.setdefault(node, anyio.Lock())
-        async with turn:
-            while True:
-                position = self._reservations.of(node).position
-                try:
-                    if code := self._foreign(node):
-                        raise NodeRefuses(node, code, REASONS[code]().finding)
-                    admission = await self._confirmed(pod, node)
-                    refusal = await self._fits(node, pod)
-                    if refusal == PODS_PENDING:
-                        raise PodsPending(node)
-                    if refusal:
-                        raise NodeRefuses(node, refusal, "not beside the pods that are pending there")
-                except NodeRefuses:  # nor is what an earlier try reserved of any use
-                    await self._reservations.cancel(pod.uid, {node})
-                    raise
-                made = reserved_for(pod.uid, pod.request, admission.allocations, RESERVED_SECONDS, gang)
-                if not made.containers:
-                    return
-                if any(are_mistakable(made, each) for each in self._left_over(pod.uid, node)):
-                    raise PodsPending(node)
-                if devices_of(made) & self._reserved_for_others(pod.uid, node):
-                    await self._clock.sleep(PAUSE)  # the node has given another pod its devices, which is not heard yet
-                    continue
-                self.requests[pod.uid] = pod.request
-                while len(self.requests) > REMEMBERED:
-                    self.requests.popitem(last=False)
-                with suppress(BusConflict):
-                    await self._reservations.write([Change(node=node, position=position, made=(made,))])
-                    return
+        while True:
+            version = self._checks.version_of(node)
+            async with turn:
+                obstacle = await self._try_to_reserve(pod, node, gang)
+            if obstacle is None:
+                self._awaited.pop(pod.uid, None)
+                return
+            if pod.uid not in self._awaited:
+                self.counts["waited"] += 1
+            self._awaited[pod.uid] = obstacle
+            with anyio.move_on_after(RETRY_SECONDS):
+                await self._checks.until_changed(node, version)
+
+    async def _try_to_reserve(self, pod: PodToSchedule, node: NodeName, gang: str) -> NoFit | None:
+        """As `_reserve`, at once: returns what passes by itself and is in the way; None: it is reserved."""
+        while True:
+            position = self._reservations.of(node).position
+            try:
+                admission = await self._judged(pod, node)
+            except PodsPending as pending:
+                return pending
+            except NodeRefuses as refusal:
+                if self._checks.is_being_freed(node, pod):
+                    return refusal
+                await self._reservations.cancel(pod.uid, {node})  # what an earlier try reserved is of no use
+                raise
+            made = reserved_for(pod.uid, pod.request, admission.allocations, RESERVED_SECONDS, gang)
+            if not made.containers:
+                return None
+            if any(are_mistakable(made, each) for each in self._left_over(pod.uid, node)):
+                return PodsPending(node)
+            if devices_of(made) & self._reserved_for_others(pod.uid, node):
+                await self._clock.sleep(PAUSE)  # the node has given another pod its devices, which is not known yet
+                continue
+            self.requests[pod.uid] = pod.request
+            while len(self.requests) > REMEMBERED:
+                self.requests.popitem(last=False)
+            with suppress(BusConflict):
+                await self._reservations.write([Change(node=node, position=position, made=(made,))])
+                return None
+
+    async def _judged(self, pod: PodToSchedule, node: NodeName) -> Admission:
+        """What the node will give the pod. Raises NodeRefuses, PodsPending, and what asking the node raises."""
+        if code := self._checks.foreign(node):
+            raise NodeRefuses(node, code, REASONS[code]().finding)
+        admission = await self._confirmed(pod, node)
+        refusal = await self._checks.fits(node, pod)
+        if refusal == PODS_PENDING:
+            raise PodsPending(node)
+        if refusal:
+            raise NodeRefuses(node, refusal, "not beside the pods that are pending there")
+        return admission
 
     def _reserved_for_others(self, uid: str, node: NodeName) -> frozenset[DeviceID]:
         held = (each for each in self._reservations.held(node) if each.pod_uid != uid)
@@ -272,7 +330,8 @@ class Binder:
     async def _confirmed(self, pod: PodToSchedule, node: NodeName) -> Admission:
         """What the node will give the pod. Raises NodeRefuses; raises Unavailable if its allocator does not answer."""
         others = tuple(each for each in self._reservations.held(node) if each.pod_uid != pod.uid)
-        request = ConfirmRequest(node=node, pod=pod.request, reserved=others)
+        terminated = tuple(self._checks.terminated(node))
+        request = ConfirmRequest(node=node, pod=pod.request, reserved=others, terminated=terminated)
         answer = await self._bus.ask(
             wire.admission_subject(node, "confirm"), msgspec.json.encode(request), CONFIRM_SECONDS
         )

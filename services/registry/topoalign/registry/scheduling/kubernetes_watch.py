@@ -173,7 +173,10 @@ class KubernetesWatch:
             elif understood(pod):
                 self.pods.wait(pod)
                 self.wake_ups.show()
-        elif pod.uid not in self.pods.bound:
+            return
+        if pod.deleting:
+            self._view.begin_termination(pod.node, pod.uid)
+        if pod.uid not in self.pods.bound:
             self.pods.bind(pod.uid, pod.node)
             asked = understood(pod)
             if asked is not None:
@@ -245,6 +248,7 @@ class KubernetesWatch:
                 if uid in self.pods.bound and nodes - {self.pods.bound[uid]}:
                     self._cancel(uid)
             asked = unknown
+            self._view.expire_terminated()
             await self._clock.sleep(PAUSE)
 
     async def _end_gone(self, uid: str, namespace: str, name: str) -> None:

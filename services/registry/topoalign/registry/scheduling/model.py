@@ -19,6 +19,8 @@ class PodToSchedule(msgspec.Struct, frozen=True, kw_only=True):
     """Its names, what its containers ask for, and its annotations, which are not trusted."""
     constraints: Constraints = Constraints()
     """To which nodes it may go. The scheduler asks about no others."""
+    nominated: NodeName | None = None
+    """`status.nominatedNodeName`: the node on which it has preempted others. None: it has not."""
 
 
 class NodeRefusal(msgspec.Struct, frozen=True, kw_only=True):

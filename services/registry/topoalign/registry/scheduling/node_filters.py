@@ -94,10 +94,17 @@ class Spec(manifest.Spec, frozen=True, kw_only=True, rename="camel"):
     scheduler_name: str | None = None
 
 
+class Status(msgspec.Struct, frozen=True, rename="camel"):
+    """The fields of a pod's `status` that a scheduler's call is about."""
+
+    nominated_node_name: str | None = None
+
+
 class Pod(manifest.Pod, frozen=True, kw_only=True):
     """A v1 Pod with these fields."""
 
     spec: Spec | None = None
+    status: Status | None = None
 
 
 def constraints_of(pod: Pod) -> Constraints:

@@ -23,12 +23,12 @@ from topoalign.core.admission.realignment import Waiting, fit_as_counted, left_e
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.model.ids import PodName
 from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.state.terminated_pods import without_pods
 from topoalign.registry.scheduling.holds import Requested, unknown_request
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.nodes import NodeView
 from topoalign.registry.scheduling.orders import Comer, Later, in_amounts, leaves_room
 from topoalign.registry.scheduling.verdicts import Request
-from topoalign.registry.scheduling.victims import without_pods
 from topoalign.registry.scheduling.view import ClusterView
 
 GANG_FIRST = "GangFirst"

@@ -6,17 +6,18 @@ the machine of `topoalign.io/machine`, or an empty sibling of the same instance 
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import compress
 from operator import not_
 from typing import Protocol
 
 import msgspec
 
-from topoalign.core.model.errors import Unavailable
+from topoalign.core.model.errors import Unavailable, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG
 from topoalign.core.scoring.scorers import HamiScorer
+from topoalign.core.state.terminated_pods import without_pods
 from topoalign.registry.scheduling.binding import PODS_PENDING
 from topoalign.registry.scheduling.holds import Requested
 from topoalign.registry.scheduling.lone_pods import LonePods
@@ -28,11 +29,14 @@ from topoalign.registry.scheduling.quotas import Quotas, has_room
 from topoalign.registry.scheduling.siblings import NewNodes
 from topoalign.registry.scheduling.standing import UNKNOWN_NODE
 from topoalign.registry.scheduling.verdicts import RefusedByAll, Request, Verdicts, decided
-from topoalign.registry.scheduling.victims import without_pods
 from topoalign.registry.scheduling.view import ClusterView
 
 PLANNED_ELSEWHERE = "PlannedElsewhere"
 """The pods of a gang are planned together, and this one to another node."""
+NOMINATED_KEPT = 1_024
+"""Pods with a nominated node that refused them."""
+NOMINATED_SECONDS = 15.0
+"""For so long a nominated node may still show what the victims held; afterwards it refuses the pod as any other node."""
 GANGS_KEPT = 256
 """Of which it is kept among which nodes the scheduler chose."""
 
@@ -55,6 +59,21 @@ class NoKubernetes(Unavailable):
         super().__init__(
             "the registry does not bind pods: it has no access to Kubernetes",
             "leave bindVerb out of the scheduler's configuration, or set TOPOALIGN_KUBERNETES",
+        )
+
+
+class VictimsTerminating(Unavailable):
+    """
+    Raised for a pod that has preempted others on a node which does not show yet that they are gone. A refusal would start
+    another preemption; an error does not (kube-scheduler v1.36).
+    """
+
+    code = "VictimsTerminating"
+
+    def __init__(self, node: NodeName) -> None:
+        super().__init__(
+            f"pods were preempted for the pod on node {clean(node)}, which does not show yet that they are gone",
+            "the scheduler tries again",
         )
 
 
@@ -90,6 +109,8 @@ class Scheduler:
         """Pods beside which none is pending."""
         self._asked: OrderedDict[object, Sequence[NodeName]] = OrderedDict()
         """Gang and what its pod asks for, and where -> the nodes that were asked about last: others are not for it."""
+        self._nominated: OrderedDict[tuple[str, NodeName], float] = OrderedDict()
+        """UID of a pod and its nominated node -> monotonic second of its first refusal there."""
 
     @property
     def requested(self) -> Requested:
@@ -127,7 +148,7 @@ class Scheduler:
         codes = self._verdicts.codes(request)
         places, refusals = self.view.places, self._verdicts.refusals
         own, planned = self.view.reserved_on.get(pod.uid), self.planned(pod.uid)
-        repeated = own is None and planned is None  # else the answer is this pod's alone
+        repeated = own is None and planned is None and pod.nominated is None  # else the answer is this pod's alone
         if repeated and (known := refused_before(request, self.view.version, nodes)) is not None:
             self.refused(pod, known.counts)
             return known.filtered
@@ -145,6 +166,10 @@ class Scheduler:
         if planned is not None:
             other = self._verdicts.number(PLANNED_ELSEWHERE, helped=False)
             numbers = bytes(number if node == planned else other for node, number in zip(nodes, numbers, strict=True))
+        if pod.nominated is not None and pod.nominated in nodes:
+            place = nodes.index(pod.nominated)
+            number = self._number_of_nominated(pod, request, pod.nominated, numbers[place])
+            numbers = bytes((*numbers[:place], number, *numbers[place + 1 :]))
         if numbers.count(0) == len(numbers):
             return Filtered(passed=nodes, refused={})
         refused = dict(zip(compress(nodes, numbers), map(refusals.__getitem__, filter(None, numbers)), strict=True))
@@ -157,6 +182,26 @@ class Scheduler:
             if repeated:
                 request.refused_by_all = RefusedByAll(self.view.version, frozenset(refused), filtered, told)
         return filtered
+
+    def _number_of_nominated(self, pod: PodToSchedule, request: Request, node: NodeName, number: int) -> int:
+        """
+        The number of the refusal of the pod's nominated node, whose pods that are being deleted count as gone: preempt has
+        judged so. Raises VictimsTerminating while it may be that the node does not show their end yet.
+        """
+        if not number or not self._verdicts.refusals[number].helped_by_victims:
+            return number
+        if self.view.terminating(node):
+            number = self._verdicts.number(
+                self._refusal_without(pod, request, node, self.view.terminating(node)), helped=True
+            )
+        if not number:
+            return number
+        since = self._nominated.setdefault((pod.uid, node), self.view.now)
+        if len(self._nominated) > NOMINATED_KEPT:
+            self._nominated.popitem(last=False)
+        if self.view.now < since + NOMINATED_SECONDS:
+            raise VictimsTerminating(node)
+        return number
 
     def prioritize(self, pod: PodToSchedule, nodes: Sequence[NodeName]) -> Sequence[int]:
         """As `Scheduling.prioritize`; a node that is not known has 0, and one that comes last. Raises NotReadYet."""
@@ -188,13 +233,7 @@ class Scheduler:
         for node, each in victims.items():
             await turns.give()
             self.view.renew()  # nodes may have changed, or gone, in the turn
-            gone = frozenset((*each.uids, pod.uid))
-            is_crowded = self.planned(pod.uid) is None and self._crowds(request, node, gone)
-            if (
-                not is_crowded
-                and not self._judge_without(request, node, gone)
-                and has_room(self.quotas, pod, each.uids)
-            ):
+            if not self._refusal_without(pod, request, node, each.uids) and has_room(self.quotas, pod, each.uids):
                 helped[node] = each
         planned = self.planned(pod.uid)  # filter will refuse all other nodes, whoever ends there
         return helped if planned is None else {node: each for node, each in helped.items() if node == planned}
@@ -237,6 +276,12 @@ class Scheduler:
         fit = await all_fit(self.view.basis_of(facts, moving).state, comers, self.view.turns(), later)
         return "" if fit else PODS_PENDING
 
+    def _refusal_without(self, pod: PodToSchedule, request: Request, node: NodeName, uids: Collection[str]) -> str:
+        """The code of a node's refusal of the pod if these pods were gone; empty where it would admit the pod then."""
+        gone = frozenset((*uids, pod.uid))
+        crowded = "" if self.planned(pod.uid) is not None else self._crowds(request, node, gone)
+        return crowded or self._judge_without(request, node, gone)
+
     def _crowds(self, request: Request, node: NodeName, gone: frozenset[str]) -> str:
         """As `PlannedPods.refusal`, of a node that may not be offered."""
         view = self.view.nodes.get(node)
@@ -268,7 +313,7 @@ class Scheduler:
         self.view.renew()
         self.checks.check_waiting(pod)
         if quota and self.quotas is not None:
-            self.quotas.check_waiting(pod)
+            self.quotas.check_waiting(pod, () if pod.nominated is None else self.view.terminating(pod.nominated))
         return self._verdicts.request(pod)
 
     def _judge_without(self, request: Request, node: NodeName, uids: frozenset[str]) -> str:

@@ -18,12 +18,12 @@ from topoalign.registry.cluster import Cluster
 from topoalign.registry.foreign import ForeignNodes
 from topoalign.registry.foreign_questions import serve_foreign
 from topoalign.registry.ports import KubernetesApi
+from topoalign.registry.scheduling.bind_checks import BindChecks
 from topoalign.registry.scheduling.binding import Binder
 from topoalign.registry.scheduling.figures import Figures
 from topoalign.registry.scheduling.gang_reservations import Gangs
 from topoalign.registry.scheduling.holds import Hold
 from topoalign.registry.scheduling.kubernetes_watch import KubernetesWatch, understood
-from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.placement_checks import check_placement
 from topoalign.registry.scheduling.pod_events import PodEvents
 from topoalign.registry.scheduling.quotas import Quotas
@@ -95,9 +95,8 @@ class Scheduling:
         self.scheduler.planned, self.scheduler.allows = gangs.node_of, self.watch.allows
         self.scheduler.requested = self._requested
         may_be = partial(check_placement, allows=self.watch.allows, scheduler=self._settings.scheduler_name)
-        self.binder = Binder(
-            context.bus, clock, api, self.reservations, self._fits, gangs.plan, shown, foreign.refusal, may_be
-        )
+        checks = BindChecks(self.scheduler, self.behind, foreign.refusal, quotas)
+        self.binder = Binder(context.bus, clock, api, self.reservations, checks, gangs.plan, shown, may_be)
         events = PodEvents(self.binder, self.reservations.of_pod, self.watch.reports.tell, quotas.claim)
         self.scheduler.binder, self.scheduler.refused = events, events.refuse
         if self._settings.publish_topologies:
@@ -121,15 +120,7 @@ class Scheduling:
         """Until cancelled; has started, with the URL of the extender, once that listens."""
         watch = self.watch
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.view.run, self._registry.behind, PAUSE)
-            tasks.start_soon(self.reservations.run)
-            tasks.start_soon(self._freeze_once)
-            if watch is not None:
-                tasks.start_soon(watch.run)
-                tasks.start_soon(self.foreign.run)
-                await tasks.start(serve_foreign, self._context.bus, self.foreign)
-            if self.topologies is not None:
-                tasks.start_soon(self.topologies.run)
+            await tasks.start(self.follow)
             await serve_scheduler(
                 self._context,
                 self._settings,
@@ -140,6 +131,20 @@ class Scheduling:
                 left_out=self.view.offers.left_out,
                 task_status=task_status,
             )
+
+    async def follow(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Keeps up with nodes, reservations and Kubernetes until cancelled: all but the server of the extender."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.view.run, self._registry.behind, PAUSE)
+            tasks.start_soon(self.reservations.run)
+            tasks.start_soon(self._freeze_once)
+            if self.watch is not None:
+                tasks.start_soon(self.watch.run)
+                tasks.start_soon(self.foreign.run)
+                await tasks.start(serve_foreign, self._context.bus, self.foreign)
+            if self.topologies is not None:
+                tasks.start_soon(self.topologies.run)
+            task_status.started()
 
     async def _freeze_once(self) -> None:
         """As soon as all is known: what was made of it stays, and the collector would look through it at the next call."""
@@ -175,21 +180,6 @@ class Scheduling:
             return own
         asked = understood(waiting)
         return asked.request if asked is not None else None
-
-    async def _fits(self, node: NodeName, pod: PodToSchedule) -> str:
-        """
-        As `fits_in_every_order`, of a pod that its node has confirmed: only others that are pending, or end, can change
-        that. Raises NotReadYet as that does: without what is reserved and bound nobody would be pending; and as
-        `Quotas.check_read`.
-        """
-        finding = self.behind()
-        if finding is not None:
-            raise NotReadYet(finding)
-        if self.quotas is not None:
-            self.quotas.check_read(pod)
-        if not self.view.holds(node).has_others(pod.uid):
-            return await self.scheduler.lone.refusal(node, pod)
-        return await self.scheduler.fits_in_every_order(node, pod)
 
     def _observe(self, node: NodeName) -> None:
         """A node has said something, or nothing is known of it any more."""

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import anyio
@@ -29,6 +29,8 @@ from topoalign.core.ports import Clock
 from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scorer, Scoring, scorer_of
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.reserved_parts import PodNames
+from topoalign.core.state.terminated_pods import has_anything_of, without_pods
 from topoalign.registry.cluster import Cluster, bare
 from topoalign.registry.scheduling.holds import Hold, NodeHolds
 from topoalign.registry.scheduling.model import PodToSchedule
@@ -42,10 +44,24 @@ FEW = 16
 """Nodes that are renewed at once, which takes some milliseconds."""
 HELD_SECONDS = 0.005
 """Before a node is renewed for no more than what was reserved on it: its bind has other things to do first."""
+TERMINATED_SECONDS = 15.0
+"""
+For so long what a pod held counts as free although the node's facts still show it: a kubelet has freed it before the API
+server shows the pod as terminated, and facts of the node follow within a second. A pod that was deleted by force may run on.
+"""
 BASES_KEPT = 128
 """Nodes of which the basis of predictions is kept."""
 NOTHING_HELD = NodeHolds()
 """Of all nodes on which nothing is held: to be asked alone, never to be changed."""
+
+
+class TerminatedPod(NamedTuple):
+    """A pod that the API server shows as terminated, or has no longer."""
+
+    names: frozenset[PodNames]
+    """Its namespace and name, where they are known."""
+    until: float
+    """Monotonic seconds up to which it counts as gone, whatever the node's facts show."""
 
 
 class ClusterView:
@@ -76,6 +92,10 @@ class ClusterView:
         self._cluster, self._unsettled_now, self._clock = cluster, unsettled, clock
         self._unsettled = Unsettled(frozenset(), frozenset())
         self._holds: dict[NodeName, NodeHolds] = {}
+        self._terminating: dict[NodeName, set[str]] = {}
+        """Node -> UIDs of its pods that are being deleted."""
+        self._terminated: dict[NodeName, dict[str, TerminatedPod]] = {}
+        """Node -> UID -> a pod that has ended there."""
         self._labels: dict[NodeName, Mapping[str, str]] = {}
         self._deleted: set[NodeName] = set()
         self._free_places: list[int] = []
@@ -87,6 +107,8 @@ class ClusterView:
         """The nodes that are to be renewed, in the order of their facts."""
         self._is_due, self._is_due_now = anyio.Event(), anyio.Event()
         """Now: one of them is due because of more than what is reserved on it."""
+        self._renewed = anyio.Event()
+        """Set at the next renewal of a node."""
         self._started = False
         """Whether all that the past told of was looked at."""
         cluster.listeners.append(self.mark)
@@ -151,6 +173,24 @@ class ClusterView:
                 return
             yield self.nodes[node]
 
+    @property
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self._clock.monotonic()
+
+    def version_of(self, node: NodeName) -> int:
+        """The version at which the node changed last; 0: it is not known."""
+        return self._changed.get(node, 0)
+
+    async def until_changed(self, node: NodeName, version: int) -> None:
+        """Until the node has changed since this version."""
+        while self.version_of(node) == version:
+            await self._renewed.wait()
+
+    def _has_renewed(self) -> None:
+        self._renewed.set()
+        self._renewed = anyio.Event()
+
     def hold(self, node: NodeName, holds: Sequence[Hold]) -> None:
         """These are the pods now for which something of the node is reserved, and no other."""
         kept = self._holds.setdefault(node, NodeHolds())
@@ -170,11 +210,53 @@ class ClusterView:
             self.mark(node)
 
     def gone(self, node: NodeName, pod_uid: str) -> None:
-        """A pod that was reserved for or bound to the node is no more, or will not be admitted."""
+        """
+        A pod that was reserved for or bound to the node has terminated, is gone, or will not be admitted. What the node's
+        facts show of it counts as free from now on.
+        """
         self._end_reserved(pod_uid, node)
-        if node in self._holds and self._holds[node].end(pod_uid):
-            self._let_go(node)
-            self.mark(node)
+        self._end_terminating(node, pod_uid)
+        names = self.holds(node).names_of({pod_uid})
+        if node not in self._holds or not self._holds[node].end(pod_uid):
+            return
+        self._let_go(node)
+        until = self._clock.monotonic() + TERMINATED_SECONDS
+        self._terminated.setdefault(node, {})[pod_uid] = TerminatedPod(names, until)
+        self.mark(node)
+
+    def begin_termination(self, node: NodeName, pod_uid: str) -> None:
+        """A pod of the node is being deleted."""
+        self._terminating.setdefault(node, set()).add(pod_uid)
+
+    def terminating(self, node: NodeName) -> frozenset[str]:
+        """UIDs of the pods of the node that are being deleted, and still there."""
+        return frozenset(self._terminating.get(node, ()))
+
+    def terminated(self, node: NodeName) -> tuple[str, ...]:
+        """UIDs of the pods that have terminated on the node and that its facts still show with something."""
+        ended = self._terminated.get(node)
+        if not ended or node not in self._cluster:
+            return ()
+        state = self._cluster.member(node).state
+        return tuple(uid for uid, each in ended.items() if has_anything_of(state, uid, each.names))
+
+    def expire_terminated(self) -> None:
+        """From now on the facts of a node count again for pods that have terminated `TERMINATED_SECONDS` ago."""
+        now = self._clock.monotonic()
+        for node, ended in list(self._terminated.items()):
+            over = [uid for uid, each in ended.items() if each.until <= now]
+            for uid in over:
+                del ended[uid]
+            if over:
+                self.mark(node)
+            if not ended:
+                del self._terminated[node]
+
+    def _end_terminating(self, node: NodeName, pod_uid: str) -> None:
+        here = self._terminating.get(node, set())
+        here.discard(pod_uid)
+        if not here:
+            self._terminating.pop(node, None)
 
     def _let_go(self, node: NodeName) -> None:
         if not self._holds[node].uids:
@@ -226,7 +308,7 @@ class ClusterView:
         The same for any facts of a node. `without`: UIDs of pods that count as gone; `settle`: these facts are what the node
         shows now. Raises KubeletUnknown, and InvalidField for rules by which no kubelet starts.
         """
-        basis = prediction_basis(bare(state), self._clock.wall())
+        basis = prediction_basis(bare(self._without_terminated(state)), self._clock.wall())
         check_rules(basis.rules)
         holds = self._holds.get(state.node)
         if holds is None:
@@ -234,6 +316,15 @@ class ClusterView:
         if settle:
             holds.settle(state, basis.state, basis.rules)
         return msgspec.structs.replace(basis, state=holds.added_to(basis.state, basis.rules, without))
+
+    def _without_terminated(self, state: NodeState) -> NodeState:
+        """The facts without what terminated pods have. A name that a bound pod has, too, may be meant for that one."""
+        ended = self._terminated.get(state.node)
+        if not ended:
+            return state
+        names = frozenset[PodNames]().union(*(each.names for each in ended.values()))
+        holds = self.holds(state.node)
+        return without_pods(state, ended.keys(), names - holds.names_of(holds.uids))
 
     def facts(self, node: NodeName) -> NodeState:
         """What a node has said. Raises NotFound."""
@@ -251,6 +342,7 @@ class ClusterView:
             self._drop(node)
             return
         self.version += 1
+        self._has_renewed()
         view = self.nodes.get(node)
         if view is None:
             place = self._free_places.pop() if self._free_places else len(self.nodes)
@@ -295,6 +387,7 @@ class ClusterView:
         if view is None:
             return
         self.version += 1
+        self._has_renewed()
         self._free_places.append(self.places.pop(node))
         self._changed.pop(node)
         self._bases.pop(node, None)

@@ -7,7 +7,7 @@ containers on a node that is half full, eight on one that is full. What they hav
 node whose GPUs are shared a container has half of the shares of its GPU.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from random import Random
 from uuid import NAMESPACE_OID, uuid5
@@ -108,10 +108,10 @@ class Container(msgspec.Struct, frozen=True):
 class BusyNode:
     """A node, by its number in the cluster: its state after the facts that were taken from here."""
 
-    def __init__(self, number: int, gpus_held: int, replicas: int = 1) -> None:
-        """`replicas`: in so many ways each GPU is shared."""
+    def __init__(self, number: int, gpus_held: int, replicas: int = 1, kinds: Sequence[Kind] = KINDS) -> None:
+        """`replicas`: in so many ways each GPU is shared. `kinds`: nodes take turns with them."""
         self.node = NodeName(f"gpu-{number:05}.example.com")
-        self.kind = KINDS[number % len(KINDS)]
+        self.kind = kinds[number % len(kinds)]
         self.state = NodeState(node=self.node)
         self.revision = 0
         """Of the usage; topology and health have one."""
@@ -122,7 +122,7 @@ class BusyNode:
         self._boot = str(uuid5(NAMESPACE_OID, f"{self.node}/boot"))
         random = Random(number)
         left = {node: list(cpus) for node, cpus in self.kind.cpus.items()}
-        held = sorted(random.sample(range(len(self._gpus)), gpus_held))
+        held = sorted(random.sample(range(len(self._gpus)), min(gpus_held, len(self._gpus))))
         self.containers = [self._container(gpu, left, random) for gpu in held]
         """Those that run."""
 
@@ -155,18 +155,24 @@ class BusyNode:
         yield snapshot
 
     def ended(self) -> Iterator[Event]:
-        """The first of its containers ends. The usage comes first: who has the other has it too, as a rule."""
-        gone = self.containers.pop(0)
-        released = AllocationReleased(
-            node=self.node,
-            epoch=EPOCH,
-            seq=self.state.seq + 1,
-            allocation=self._allocation(gone).id,
-            reason="gone",
-        )
-        self.state = self.state.fold(released)
+        """The first of its containers ends."""
+        return self.end_pod(self.containers[0].uid)
+
+    def end_pod(self, uid: str) -> Iterator[Event]:
+        """All containers of a pod end. The usage comes first: who has the other has it too, as a rule."""
+        gone = [each for each in self.containers if each.uid == uid]
+        self.containers = [each for each in self.containers if each.uid != uid]
         yield self._usage()
-        yield released
+        for each in gone:
+            released = AllocationReleased(
+                node=self.node,
+                epoch=EPOCH,
+                seq=self.state.seq + 1,
+                allocation=self._allocation(each).id,
+                reason="gone",
+            )
+            self.state = self.state.fold(released)
+            yield released
 
     def admitted(self, uid: str, given: Allocation) -> Iterator[Event]:
         """Its kubelet admits a container of the pod with this UID, and gives it this."""
@@ -187,7 +193,9 @@ class BusyNode:
 
     def _container(self, gpu: int, left: Mapping[int, list[int]], random: Random) -> Container:
         (place,) = self.kind.bare.listed_nodes(self.kind.bare.gpus[gpu].numa_affinity) or (0,)
-        cpus = [left[place].pop(0) for _ in range(random.randrange(2, 13))]
+        neighbours = sum(each.numa_affinity == self.kind.bare.gpus[gpu].numa_affinity for each in self.kind.bare.gpus)
+        most = len(self.kind.cpus[place]) // neighbours
+        cpus = [left[place].pop(0) for _ in range(min(most, random.randrange(2, 13)))]
         size = random.randrange(8, 61) * GIB
         pod = PodName(f"train-{self.node.split('.')[0]}-{gpu}")
         return Container(

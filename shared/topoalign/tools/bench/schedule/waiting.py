@@ -47,9 +47,9 @@ async def wait(
         used, began = plane.registry.cpu_seconds, time.monotonic()
         for number in range(int(RATE * seconds)):
             ended = nodes[number % len(nodes)]
-            pod = ended.containers.pop(0).owner
-            everywhere.end(ended.node)
-            cluster.set_status(pod.namespace, pod.pod, phase="Succeeded")
+            gone = ended.containers.pop(0)
+            everywhere.terminate(ended.node, gone.uid)
+            cluster.set_status(gone.owner.namespace, gone.owner.pod, phase="Succeeded")
             await anyio.sleep(max(0.0, began + (number + 1) / RATE - time.monotonic()))
         used, took = plane.registry.cpu_seconds - used, time.monotonic() - began
         await plane.extender.until_answered("filter", before + 1)  # on a busy machine the first one may be late

@@ -86,6 +86,7 @@ FINDINGS: Mapping[str, str] = {
     "NodeNotAllowed": "Kubernetes keeps the pod off the node; look at its cordon and taints and at the affinity of the pod",
     "OtherScheduler": "the pod names another scheduler; leave it to that one",
     "PodsPending": "other pods of the node come first; the scheduler tries again",
+    "VictimsTerminating": "the node does not show yet that preempted pods are gone; the scheduler tries again",
     "PodGone": "the pod is gone or another one has its name; nothing is to be done",
     "BoundElsewhere": "the pod is bound to another node; nothing is to be done",
     "BindUnknown": "not known in time whether the pod is bound; the scheduler tries again",

@@ -1,4 +1,4 @@
-"""The facts of a node as they will be when some of its pods are gone."""
+"""The facts of a node without what some of its pods have: pods that have terminated, or would be preempted."""
 
 from collections.abc import Collection
 
@@ -22,6 +22,16 @@ def without_pods(state: NodeState, uids: Collection[str], names: Collection[PodN
     if state.usage is None:
         return state
     return msgspec.structs.replace(state, usage=without_usage(state.usage, uids, names))
+
+
+def has_anything_of(state: NodeState, uid: str, names: Collection[PodNames]) -> bool:
+    """Whether the facts show this pod with devices, CPUs or memory, by its UID or, where that is not known, its names."""
+    if any(
+        each.pod_uid == uid or (not each.pod_uid and named(each.owner, names)) for each in state.allocations.values()
+    ):
+        return True
+    kubelet = state.usage.kubelet if state.usage is not None else None
+    return kubelet is not None and any(each.pod_uid == uid for each in kubelet.entries)
 
 
 def without_usage(usage: UsageObserved, uids: Collection[str], names: Collection[PodNames]) -> UsageObserved:

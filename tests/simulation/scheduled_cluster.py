@@ -1,0 +1,256 @@
+"""
+A cluster in virtual time: a scheduler, an API server, registries with their extenders, and nodes that lag as real ones do.
+
+Product code are the registries, from the messages of the bus to the answers of the extender. Stand-ins are the scheduler,
+the API server, whose watch reaches a registry a moment after the scheduler, and the nodes, whose kubelets admit pods late
+and whose facts show the end of pods later still (`tools.bench.schedule.node`).
+"""
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import partial
+from random import Random
+from typing import Any
+
+import anyio
+import msgspec
+from simulation.loop import SimulatedLoop
+from simulation.world import SimulatedClock
+
+from topoalign.client import Client
+from topoalign.core import wire
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import AliveRequest, ConfirmRequest
+from topoalign.core.ports import Endpoint
+from topoalign.kubelet.files.manifest import Pod
+from topoalign.registry.cluster import Cluster
+from topoalign.registry.kubernetes.memory import MemoryKubernetes
+from topoalign.registry.metrics import Metrics
+from topoalign.registry.ports import GonePod, SeenPod, Synced
+from topoalign.registry.scheduling.extender.pages import Extender
+from topoalign.registry.scheduling.service import Scheduling
+from topoalign.registry.service import Registry
+from topoalign.registry.settings import RegistrySettings
+from topoalign.runtime.answers import answering
+from topoalign.runtime.context import Context
+from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.testing.fake_api_server.cluster import FakeCluster
+from topoalign.testing.fake_api_server.objects import ApiError, Object
+from topoalign.testing.fake_scheduler.extender import ExtenderFailed
+from topoalign.testing.fake_scheduler.scheduler import FakeScheduler
+from topoalign.tools.bench.filter.cluster import BusyNode, Kind
+from topoalign.tools.bench.registry.allocators import standing
+from topoalign.tools.bench.schedule.control_plane import register
+from topoalign.tools.bench.schedule.node import AS_RECORDED, Bound, Delays, Node
+
+WATCH_SECONDS = (0.0, 0.0, 0.001, 0.02)
+"""By one of these a change reaches a registry after it has reached the scheduler."""
+CALL_SECONDS = (0.0005, 0.003)
+"""Between which two a call of the extender takes on its way."""
+GRACE_SECONDS = (0.05, 1.5)
+"""Between which two the containers of a deleted pod take to end."""
+CYCLE_SECONDS = 0.015
+"""What a kube-scheduler needs for a pod beside its extender."""
+READY_SECONDS = 60.0
+GPU = "nvidia.com/gpu"
+
+
+class LateWatch(MemoryKubernetes):
+    """The API server as a registry sees it: a moment later than the scheduler does."""
+
+    def __init__(self, cluster: FakeCluster, chance: Random) -> None:
+        super().__init__(cluster)
+        self._chance = chance
+
+    async def pods(self) -> AsyncGenerator[SeenPod | GonePod | Synced, None]:
+        async for each in super().pods():
+            await anyio.sleep(self._chance.choice(WATCH_SECONDS))
+            yield each
+
+
+class Replica:
+    """One registry."""
+
+    def __init__(self, cluster: "ScheduledCluster", name: str) -> None:
+        settings = RegistrySettings(scheduler_port=0)
+        bus, clock = cluster.bus, cluster.clock
+        context = Context(bus=bus, clock=clock, environment={})
+        client = Client(bus, clock, "registry", usage=True)
+        members = Cluster(usage=True)
+        self.registry = Registry(bus, clock, client, members, Metrics(context.metrics, client), settings)
+        api = LateWatch(cluster.api, cluster.chance)
+        self.scheduling = Scheduling(context, settings, client, members, self.registry, api, name)
+        self.extender = Extender(self.scheduling.scheduler, lambda: (1, 36))
+
+
+class ServiceOfReplicas:
+    """The extender as the scheduler reaches it: any of the registries that are ready."""
+
+    def __init__(self, cluster: "ScheduledCluster") -> None:
+        self._cluster = cluster
+
+    async def ask(self, verb: str, arguments: Mapping[str, Any]) -> Any:
+        chance = self._cluster.chance
+        await anyio.sleep(chance.uniform(*CALL_SECONDS))
+        ready = [each for each in self._cluster.replicas if each.scheduling.behind() is None]
+        if not ready:
+            raise ExtenderFailed("the Service has no endpoints")
+        answer = getattr(chance.choice(ready).extender, verb)
+        return msgspec.json.decode(await answer(msgspec.json.encode(arguments)))
+
+
+class ScheduledCluster:
+    """All of a run."""
+
+    def __init__(
+        self,
+        loop: SimulatedLoop,
+        seed: int,
+        kinds: Sequence[Kind],
+        held: int,
+        *,
+        registries: int = 2,
+        delays: Delays = AS_RECORDED,
+    ) -> None:
+        self.loop = loop
+        self.chance = Random(f"cluster-{seed}")
+        self.clock = SimulatedClock(loop)
+        self.api = FakeCluster()
+        self.bus = MemoryBus()
+        made = [
+            Node(partial(BusyNode, number, held, kinds=kinds), self.clock, delays, self.chance)
+            for number in range(len(kinds))
+        ]
+        self.nodes = {each.busy.node: each for each in made}
+        self.replicas = [Replica(self, f"r{number}") for number in range(registries)]
+        self.scheduler = FakeScheduler(
+            self.api, ServiceOfReplicas(self), self.clock, seed=seed, cycle_seconds=CYCLE_SECONDS
+        )
+        self.refused: dict[str, str] = {}
+        """Pod -> code with which its kubelet refused it."""
+        self.bound_at: dict[str, float] = {}
+        """Pod -> seconds of the loop at which it was bound."""
+        self.gone_at: dict[str, float] = {}
+        """Pod -> seconds of the loop at which the API server had it no longer, or as finished."""
+        self.seconds: dict[str, float] = {}
+        """Pod -> how long it runs; of others for ever."""
+
+    async def run(self, load: Any) -> None:
+        """Runs the cluster while `load`, a function without arguments, does its work."""
+        for node in self.nodes.values():
+            register(self.api, node.busy)
+            for event in node.busy.said():
+                await self.bus.publish(wire.encode(event, self.clock.wall()))
+            assert node.facts is not None
+        async with anyio.create_task_group() as tasks, self.bus.serve("topoalign-allocator", self._endpoints()):
+            for each in self.replicas:
+                await tasks.start(each.scheduling.follow)
+                await tasks.start(each.registry.run)
+            with anyio.fail_after(READY_SECONDS):
+                await self.until(lambda: not any(each.scheduling.behind() for each in self.replicas))
+            tasks.start_soon(self._follow_pods, tasks)
+            await tasks.start(self.scheduler.run)
+            await load()
+            tasks.cancel_scope.cancel()
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Until this is so, which is looked at every tenth of a second."""
+        while not is_so():  # noqa: ASYNC110  # virtual time costs nothing
+            await anyio.sleep(0.1)
+
+    def _endpoints(self) -> list[Endpoint]:
+        async def alive(request: AliveRequest) -> Any:
+            return standing(self.nodes[request.node].busy)
+
+        async def confirm(request: ConfirmRequest) -> Any:
+            await anyio.sleep(self.chance.uniform(0.002, 0.02))
+            return self.nodes[request.node].confirm(request)
+
+        return [
+            Endpoint(name="alive", subject=anywhere("alive"), answer=answering(AliveRequest, alive)),
+            Endpoint(name="confirm", subject=anywhere("confirm"), answer=answering(ConfirmRequest, confirm)),
+        ]
+
+    def create(self, name: str, gpus: int, *, priority: int = 0, cpus: int = 0, seconds: float | None = None) -> None:
+        """A pod that asks for GPUs, and for CPUs and memory of its own where it asks for CPUs."""
+        limits = {GPU: str(gpus)}
+        if cpus:
+            limits |= {"cpu": str(cpus), "memory": f"{4 * cpus}Gi"}
+        container = {"name": "main", "image": "none", "resources": {"limits": limits, "requests": limits}}
+        if seconds is not None:
+            self.seconds[name] = seconds
+        self.api.add_pod({"metadata": {"name": name}, "spec": {"priority": priority, "containers": [container]}})
+
+    def node_of(self, name: str) -> str | None:
+        """Where a pod is bound."""
+        node: str | None = self.api.pods.get(("default", name))["spec"].get("nodeName")
+        return node
+
+    def phase(self, name: str) -> str:
+        """Of a pod; empty: it is gone."""
+        try:
+            return str(self.api.pods.get(("default", name))["status"]["phase"])
+        except ApiError:
+            return ""
+
+    async def _follow_pods(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Each kubelet starts what is bound to its node, and ends what is deleted."""
+        pods = self.api.pods
+        seen = pods.newest
+        started: set[str] = set()
+        ending: set[str] = set()
+        while True:
+            for change in pods.since(seen):
+                seen, pod = change.version, change.object
+                uid, node = pod["metadata"]["uid"], pod["spec"].get("nodeName")
+                if not node or change.type == "DELETED":
+                    continue
+                is_deleted = bool(pod["metadata"].get("deletionTimestamp"))
+                if uid not in started and pod["status"]["phase"] == "Pending" and not is_deleted:
+                    started.add(uid)
+                    self.bound_at.setdefault(pod["metadata"]["name"], self.loop.time())
+                    tasks.start_soon(self._start, NodeName(node), pod)
+                if is_deleted and uid not in ending:
+                    ending.add(uid)
+                    tasks.start_soon(self._delete, NodeName(node), pod)
+            await pods.wait()
+
+    async def _start(self, node: NodeName, pod: Object) -> None:
+        metadata, name = pod["metadata"], pod["metadata"]["name"]
+        bound = Bound(node, metadata["uid"], msgspec.convert(pod, Pod))
+        admitted = await self.nodes[node].admit(self.bus, bound)
+        key = (metadata["namespace"], name)
+        if admitted.code:
+            self.refused[name] = admitted.code
+            self._set_status(key, phase="Failed", reason="UnexpectedAdmissionError")
+            return
+        self._set_status(key, phase="Running")
+        if name in self.seconds:
+            await anyio.sleep(self.seconds[name])
+            await self._end(node, metadata["uid"], key, phase="Succeeded")
+
+    async def _delete(self, node: NodeName, pod: Object) -> None:
+        await anyio.sleep(self.chance.uniform(*GRACE_SECONDS))
+        metadata = pod["metadata"]
+        await self._end(node, metadata["uid"], (metadata["namespace"], metadata["name"]), phase="")
+
+    async def _end(self, node: NodeName, uid: str, key: tuple[str, str], *, phase: str) -> None:
+        """The containers have ended: the kubelet has their devices free, and the API server shows it."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.nodes[node].terminate, self.bus, uid)
+            await anyio.lowlevel.checkpoint()
+            self.gone_at[key[1]] = self.loop.time()
+            if phase:
+                self._set_status(key, phase=phase)
+            else:
+                self.api.delete_pod(*key, grace=0)
+
+    def _set_status(self, key: tuple[str, str], **status: str) -> None:
+        try:
+            self.api.set_status(*key, **status)
+        except ApiError:  # it was deleted meanwhile
+            return
+
+
+def anywhere(verb: str) -> str:
+    """Subject of a request to any node's allocator."""
+    return wire.admission_subject(NodeName("node"), verb).replace(".node.", ".*.")
