@@ -18,9 +18,10 @@ from simulation.world import SimulatedClock
 
 from topoalign.client import Client
 from topoalign.core import wire
+from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AliveRequest, ConfirmRequest
-from topoalign.core.ports import Endpoint
+from topoalign.core.ports import Endpoint, Stream
 from topoalign.kubelet.files.manifest import Pod
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.kubernetes.memory import MemoryKubernetes
@@ -83,10 +84,14 @@ class Replica:
 
 
 class ServiceOfReplicas:
-    """The extender as the scheduler reaches it: any of the registries that are ready."""
+    """
+    The extender as the scheduler reaches it: a Service whose endpoints are the registries that are ready, with
+    `sessionAffinity: ClientIP`: the same one as long as it is ready.
+    """
 
     def __init__(self, cluster: "ScheduledCluster") -> None:
         self._cluster = cluster
+        self._chosen: Replica | None = None
 
     async def ask(self, verb: str, arguments: Mapping[str, Any]) -> Any:
         chance = self._cluster.chance
@@ -94,7 +99,9 @@ class ServiceOfReplicas:
         ready = [each for each in self._cluster.replicas if each.scheduling.behind() is None]
         if not ready:
             raise ExtenderFailed("the Service has no endpoints")
-        answer = getattr(chance.choice(ready).extender, verb)
+        if self._chosen not in ready:
+            self._chosen = chance.choice(ready)
+        answer = getattr(self._chosen.extender, verb)
         return msgspec.json.decode(await answer(msgspec.json.encode(arguments)))
 
 
@@ -110,7 +117,12 @@ class ScheduledCluster:
         *,
         registries: int = 2,
         delays: Delays = AS_RECORDED,
+        extended: bool = True,
     ) -> None:
+        """
+        `kinds`: of each node. `held`: GPUs of each node that pods with one GPU and priority 0 hold at first. `extended`: the
+        scheduler has our extender.
+        """
         self.loop = loop
         self.chance = Random(f"cluster-{seed}")
         self.clock = SimulatedClock(loop)
@@ -123,7 +135,11 @@ class ScheduledCluster:
         self.nodes = {each.busy.node: each for each in made}
         self.replicas = [Replica(self, f"r{number}") for number in range(registries)]
         self.scheduler = FakeScheduler(
-            self.api, ServiceOfReplicas(self), self.clock, seed=seed, cycle_seconds=CYCLE_SECONDS
+            self.api,
+            ServiceOfReplicas(self) if extended else None,
+            self.clock,
+            seed=seed,
+            cycle_seconds=CYCLE_SECONDS,
         )
         self.refused: dict[str, str] = {}
         """Pod -> code with which its kubelet refused it."""
@@ -148,6 +164,7 @@ class ScheduledCluster:
             with anyio.fail_after(READY_SECONDS):
                 await self.until(lambda: not any(each.scheduling.behind() for each in self.replicas))
             tasks.start_soon(self._follow_pods, tasks)
+            tasks.start_soon(self._follow_reservations)
             await tasks.start(self.scheduler.run)
             await load()
             tasks.cancel_scope.cancel()
@@ -162,7 +179,7 @@ class ScheduledCluster:
             return standing(self.nodes[request.node].busy)
 
         async def confirm(request: ConfirmRequest) -> Any:
-            await anyio.sleep(self.chance.uniform(0.002, 0.02))
+            await anyio.sleep(self.chance.uniform(0.002, 0.008))
             return self.nodes[request.node].confirm(request)
 
         return [
@@ -191,6 +208,13 @@ class ScheduledCluster:
             return str(self.api.pods.get(("default", name))["status"]["phase"])
         except ApiError:
             return ""
+
+    async def _follow_reservations(self) -> None:
+        async with self.bus.follow(Stream.ALLOCATIONS, wire.reservation_subject()) as messages:
+            async for received in messages:
+                event = wire.decode(received.message)
+                assert isinstance(event, ReservationsChanged)
+                self.nodes[event.node].reserve(event, received.position)
 
     async def _follow_pods(self, tasks: anyio.abc.TaskGroup) -> None:
         """Each kubelet starts what is bound to its node, and ends what is deleted."""

@@ -108,7 +108,14 @@ class ScriptedChecks:
         self.ended: tuple[str, ...] = ()
         """UIDs of terminated pods."""
         self.version = 0
+        self.assumed: set[tuple[NodeName, str]] = set()
         self.changed = anyio.Event()
+
+    def assume(self, node: NodeName, pod: PodToSchedule) -> None:
+        self.assumed.add((node, pod.uid))
+
+    def unassume(self, node: NodeName, uid: str) -> None:
+        self.assumed.discard((node, uid))
 
     def foreign(self, node: NodeName) -> str:
         return ""

@@ -14,7 +14,7 @@ the allocation may be that of a pod which had the device before.
 
 Example: GPU-0 and CPUs 0-3 are reserved for pod a, GPU-1 for pod b. The usage of the node lists CPUs 0-3 for a: GPU-0 alone
 stays reserved for it. An allocation of a has GPU-1, because the kubelet cannot tell equal pods apart: what was reserved for
-a is consumed, and GPU-0 is now what is reserved for b.
+a is consumed, and GPU-0 is now what is reserved for b, with the CPUs and the memory that were reserved for a.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -10,11 +10,12 @@ from typing import NamedTuple
 import msgspec
 
 from topoalign.core.model.allocations import Allocation
-from topoalign.core.model.events import ContainerUsage
+from topoalign.core.model.events import ContainerUsage, MemoryBlock
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import CPU, GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved
 from topoalign.core.model.reservations import Reservation, ReservedContainer
+from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.slot_amounts import offered_in_slots
 
@@ -250,13 +251,18 @@ def swaps_of(
 def swapped(
     reservations: Sequence[Reservation], swaps: Sequence[Swap], shown: Collection[Part]
 ) -> tuple[Reservation, ...]:
-    """The reservations with other devices in the place of those that were taken; parts that are `shown` are as they were."""
+    """
+    The reservations with other devices in the place of those that were taken; parts that are `shown` are as they were. CPUs
+    and memory go with the devices: a kubelet that gives a container the devices of another one aligned it where the other
+    was to be aligned.
+    """
     instead = {(each.pod_uid, each.resource, each.taken): each.instead for each in swaps}
     if not instead:
         return tuple(reservations)
     every = [each for reservation in reservations for each in reservation.containers]
     functions = {device: addresses for each in every for device, addresses in each.virtual_functions.items()}
     amounts = {(each.pod_uid, each.instead): each.amount for each in swaps}
+    donors = {device: each for each in every for device in ids_reserved(each)}
 
     def after(uid: str, reserved: ReservedContainer) -> ReservedContainer:
         def now_of(name: ResourceName, device: DeviceID) -> DeviceID:
@@ -270,15 +276,37 @@ def swapped(
         now = {device for ids in (*devices.values(), *companions.values()) for device in ids}
         kept = {**functions, **reserved.virtual_functions}
         by_slot = {device: reserved.slots.get(device) or amounts.get((uid, device)) for device in now}
+        got = [donors.get(device, reserved) for device in sorted(now.difference(ids_reserved(reserved)))]
+        donor = got[0] if got and all(each is got[0] for each in got) else reserved
+        has_cpus = Part(uid, reserved.container, CPU) in shown
+        moves_cpus = not has_cpus and len(parse_cpuset(donor.cpus)) == len(parse_cpuset(reserved.cpus))
         return msgspec.structs.replace(
             reserved,
             devices=devices,
             companions=companions,
             virtual_functions={device: some for device, some in kept.items() if device in now},
             slots={slot: amount for slot, amount in by_slot.items() if amount is not None},
+            cpus=donor.cpus if moves_cpus else reserved.cpus,
+            memory=moved_memory(
+                reserved, donor, {each.resource for each in shown if each[:2] == (uid, reserved.container)}
+            ),
         )
 
     return tuple(
         msgspec.structs.replace(each, containers=tuple(after(each.pod_uid, part) for part in each.containers))
         for each in reservations
     )
+
+
+def moved_memory(
+    reserved: ReservedContainer, donor: ReservedContainer, shown: Collection[ResourceName]
+) -> tuple[MemoryBlock, ...]:
+    """The memory that a container will get where the donor was to be; of resources that are `shown` what it has."""
+    given_up = {block.resource: block for block in donor.memory}
+
+    def after(block: MemoryBlock) -> MemoryBlock:
+        other = given_up.get(block.resource)
+        is_moved = other is not None and other.size == block.size and block.resource not in shown
+        return other if is_moved and other is not None else block
+
+    return tuple(map(after, reserved.memory))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from topoalign.core.model.ids import NodeName
+from topoalign.registry.scheduling.holds import holds_something
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.quotas import Quotas
 from topoalign.registry.scheduling.scheduler import NotReadYet, Scheduler
@@ -27,6 +28,15 @@ class BindChecks:
         self._behind = behind
         self._foreign = foreign
         self._quotas = quotas
+
+    def assume(self, node: NodeName, pod: PodToSchedule) -> None:
+        """As `NodeChecks.assume`."""
+        if holds_something(pod.request):
+            self._view.expect(node, pod)
+
+    def unassume(self, node: NodeName, uid: str) -> None:
+        """As `NodeChecks.unassume`."""
+        self._view.unassume(node, uid)
 
     def foreign(self, node: NodeName) -> str:
         """As `NodeChecks.foreign`."""

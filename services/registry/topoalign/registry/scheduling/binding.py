@@ -129,6 +129,12 @@ class BindUnknown(Unavailable):
 class NodeChecks(Protocol):
     """What a registry knows of a node at a bind."""
 
+    def assume(self, node: NodeName, pod: PodToSchedule) -> None:
+        """From now on the pod holds on the node what it will get: the scheduler asks about the next pod meanwhile."""
+
+    def unassume(self, node: NodeName, uid: str) -> None:
+        """The pod is not bound to the node after all."""
+
     def foreign(self, node: NodeName) -> str:
         """Code of the refusal where others give out the node's GPUs; empty: nobody does."""
 
@@ -216,7 +222,19 @@ class Binder:
         except NoFit:
             await self._reservations.cancel(uid, {node})
             raise
-        await self._reserve(seen.to_schedule(), node)
+        pod = seen.to_schedule()
+        self._checks.assume(node, pod)
+        try:
+            await self._reserve(pod, node)
+            await self._create_binding(seen, node)
+        except BaseException:
+            if uid not in self._shown.bound:
+                self._checks.unassume(node, uid)
+            raise
+
+    async def _create_binding(self, seen: SeenPod, node: NodeName) -> None:
+        """Creates the Binding until the pod is there. Raises what a failure for good raises, with nothing reserved."""
+        namespace, name, uid = seen.namespace, seen.name, seen.uid
         while seen.node != node:
             refusal: TopoalignError | None = None
             try:

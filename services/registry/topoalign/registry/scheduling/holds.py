@@ -91,6 +91,10 @@ class NodeHolds:
         self._bound[pod.uid] = BoundPod((pod.request.namespace, pod.request.name), pod)
         return pod.uid not in self._reserved
 
+    def unassume(self, uid: str) -> bool:
+        """The pod is not bound after all; what is reserved for it stays. Returns whether it held more than that."""
+        return self._bound.pop(uid, None) is not None and uid not in self._reserved
+
     def end(self, uid: str) -> bool:
         """The pod is no more, or will not be admitted. Returns whether it was known."""
         had = self._reserved.pop(uid, None), self._bound.pop(uid, None)

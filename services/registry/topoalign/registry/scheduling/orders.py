@@ -18,6 +18,7 @@ both orders, but where it comes first it is aligned to the NUMA node of GPU-0, a
 
 from collections import Counter
 from collections.abc import Sequence
+from math import factorial, prod
 from typing import NamedTuple
 
 import msgspec
@@ -48,8 +49,10 @@ from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.state.fold import NodeState
 from topoalign.runtime.turns import Turns
 
-MOST_PENDING = 3
-"""Pods that are tried in every order, besides the one that is to be bound: 64 decisions where no two are alike."""
+MOST_ORDERS = 24
+"""Orders that are tried: of four pods of which no two ask for the same, with 64 decisions."""
+MOST_PODS = 16
+"""Pods in one of them: binds of a node wait for one another while it is tried."""
 
 
 Place = tuple[object, tuple[tuple[int, ...] | None, ...]]
@@ -113,6 +116,14 @@ def slots_of(topology: Topology, pod: Comer) -> set[SlotShare]:
     return {share for share in asked if share is not None}
 
 
+def are_too_many(pods: Sequence[Comer]) -> bool:
+    """Whether the pods come in more orders than are tried. Pods that ask for the same come in one."""
+    if len(pods) > MOST_PODS:
+        return True
+    alike = Counter(each.key for each in pods)
+    return factorial(len(pods)) // prod(map(factorial, alike.values())) > MOST_ORDERS
+
+
 class Later(NamedTuple):
     """Pods that come one after the other, once all others have: those that are planned with their gangs."""
 
@@ -143,7 +154,19 @@ async def all_fit(state: NodeState, pods: Sequence[Comer], turns: Turns, later: 
         if is_refused_for_memory(state, led):
             return False
         pods = led
+    if are_judged_by_amounts(pods):
+        return fit_in_turn(state, (*pods, *later.pods))
     return await fit_from(state, pods, turns, Steps() if may_realign(state, pods[0]) else None, set(), later)
+
+
+def are_judged_by_amounts(pods: Sequence[Comer]) -> bool:
+    """
+    Whether the order of the pods does not matter: amounts decide about each, all of them must fit, and the policy refuses
+    none for its alignment.
+    """
+    if not POLICIES[pods[0].demand.rules.policy].admits(NO_AFFINITY):
+        return False
+    return all(each.decides and each.must_fit for each in pods)
 
 
 def finds_its_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand]) -> bool:

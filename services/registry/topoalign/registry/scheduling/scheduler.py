@@ -22,7 +22,7 @@ from topoalign.registry.scheduling.binding import PODS_PENDING
 from topoalign.registry.scheduling.holds import Requested
 from topoalign.registry.scheduling.lone_pods import LonePods
 from topoalign.registry.scheduling.model import Filtered, PodToSchedule, Victims
-from topoalign.registry.scheduling.orders import MOST_PENDING, all_fit, are_mistakable
+from topoalign.registry.scheduling.orders import all_fit, are_mistakable, are_too_many
 from topoalign.registry.scheduling.planned_pods import PlannedPods, later_than
 from topoalign.registry.scheduling.pod_checks import PodChecks
 from topoalign.registry.scheduling.quotas import Quotas, has_room
@@ -262,13 +262,13 @@ class Scheduler:
         is_planned = any(each.uid == pod.uid for each in planned)
         if not waiting and not is_planned:
             return self._crowds(request, node, uids) or await self.lone.refusal(node, pod)
-        if len(waiting) > MOST_PENDING:
-            return PODS_PENDING
         moving = uids | {each.uid for each, _ in waiting} | {each.uid for each in planned}
         comers = [
             self._planned.comer(str(place), self._verdicts.request(each), view, fixed.rules, must_fit=must_fit)
             for place, (each, must_fit) in enumerate(((pod, True), *waiting))
         ]
+        if are_too_many(comers):
+            return PODS_PENDING
         comers[0] = comers[0]._replace(may_wait=bool(waiting) or not is_planned)
         if any(are_mistakable(fixed.state.hardware, comers[0], other) for other in comers[1:]):
             return PODS_PENDING

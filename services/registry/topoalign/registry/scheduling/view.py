@@ -205,8 +205,17 @@ class ClusterView:
         self._let_go(node)
 
     def expect(self, node: NodeName, pod: PodToSchedule) -> None:
-        """A pod is bound to the node. Called in the order of binding; no effect again, or where it is reserved for."""
+        """
+        A pod is bound to the node, or about to be. Called in the order of binding; no effect again, or where it is reserved
+        for.
+        """
         if self._holds.setdefault(node, NodeHolds()).expect(pod):
+            self.mark(node)
+
+    def unassume(self, node: NodeName, pod_uid: str) -> None:
+        """A pod that `expect` named is not bound to the node after all."""
+        if node in self._holds and self._holds[node].unassume(pod_uid):
+            self._let_go(node)
             self.mark(node)
 
     def gone(self, node: NodeName, pod_uid: str) -> None:

@@ -22,9 +22,10 @@ from topoalign.cli.link import connected
 from topoalign.core import wire
 from topoalign.core.model.decisions import Decision
 from topoalign.core.model.errors import NotFound
+from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AliveRequest, ConfirmRequest, Standing
-from topoalign.core.ports import Bus, Endpoint
+from topoalign.core.ports import Bus, Endpoint, Stream
 from topoalign.runtime.answers import answering
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.tasks import background
@@ -152,11 +153,19 @@ async def serve(url: str, fleet: Fleet, size: int) -> None:
         else:
             print(msgspec.json.encode(await node.admit(bus, what)).decode(), flush=True)
 
+    async def follow_reservations(bus: Bus) -> None:
+        async with bus.follow(Stream.ALLOCATIONS, wire.reservation_subject()) as messages:
+            async for received in messages:
+                event = wire.decode(received.message)
+                if isinstance(event, ReservationsChanged) and event.node in cluster:
+                    cluster[event.node].reserve(event, received.position)
+
     endpoints = [
         Endpoint(name="alive", subject=subject("alive"), answer=answering(AliveRequest, alive)),
         Endpoint(name="confirm", subject=subject("confirm"), answer=answering(ConfirmRequest, confirm)),
     ]
     async with connected(url) as bus, bus.serve("topoalign-allocator", endpoints), background() as tasks:
+        tasks.start_soon(follow_reservations, bus)
         print(SERVING, flush=True)
         async for line in anyio.wrap_file(sys.stdin.buffer):
             tasks.start_soon(do, bus, msgspec.json.decode(line, type=Bound | Terminated))
