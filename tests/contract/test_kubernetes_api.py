@@ -75,7 +75,27 @@ async def test_a_pod_is_seen_with_all_that_scheduling_looks_at(api: KubernetesAp
     asked = seen.to_schedule()
     assert seen.uid == asked.uid
     assert ({GPU: 2}, {GANG: "g"}) == (asked.request.containers[0].limits, asked.request.annotations)
+    assert "" == seen.waits_for
     assert await api.pod("ml", "other") is None
+
+
+async def test_what_keeps_a_pod_from_being_scheduled_is_seen(api: KubernetesApi, cluster: FakeCluster) -> None:
+    """A claim without a name in the status is not needed."""
+    gated, claiming = shown_pod("gated"), shown_pod("claiming")
+    gated["spec"]["schedulingGates"] = [{"name": "example.com/quota"}]
+    claiming["spec"]["resourceClaims"] = [{"name": "net", "resourceClaimTemplateName": "nic"}]
+    cluster.add_pod(gated)
+    cluster.add_pod(claiming)
+
+    before = [await api.pod("ml", name) for name in ("gated", "claiming")]
+    cluster.set_status("ml", "claiming", resourceClaimStatuses=[{"name": "net"}])
+    after = await api.pod("ml", "claiming")
+
+    assert ["has scheduling gates", "waits for the resource claim 'net'"] == [
+        each and each.waits_for for each in before
+    ]
+    assert after is not None
+    assert "" == after.waits_for
 
 
 async def test_a_watch_begins_with_all_there_is_then_tells_changes(api: KubernetesApi, cluster: FakeCluster) -> None:

@@ -74,6 +74,8 @@ class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
     """UID of the controller that owns it, which makes another one when this one is deleted; empty: none does."""
     deleting: bool
     """Whether it is on its way out; it holds its devices until it is gone."""
+    waits_for: str = ""
+    """Why no scheduler places it yet: `has scheduling gates`, or a claim that does not exist; empty: nothing prevents it."""
     content: Pod
     """What it asks for, not read yet: most changes of a pod change nothing there."""
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from topoalign.core.model.errors import TopoalignError, Undecodable, clean
+from topoalign.core.model.errors import TopoalignError, Undecodable, clean, quoted
 from topoalign.core.model.ids import GPU, NodeName
 from topoalign.core.sharing.hami.foreign import NodeAnnotations
 from topoalign.kubelet.files import manifest
@@ -55,17 +55,27 @@ class PodMetadata(manifest.Metadata, frozen=True, rename="camel"):
     owner_references: list[Owner] | None = None
 
 
+class ResourceClaim(msgspec.Struct, frozen=True, rename="camel"):
+    """An entry of a pod's `spec.resourceClaims`, or of its `status.resourceClaimStatuses`."""
+
+    name: str = ""
+    resource_claim_template_name: str | None = None
+
+
 class PodSpec(node_filters.Spec, frozen=True, kw_only=True, rename="camel"):
     """The fields of a pod's `spec` that are looked at."""
 
     node_name: str | None = None
+    scheduling_gates: list[Any] | None = None
+    resource_claims: list[ResourceClaim] | None = None
 
 
-class PodStatus(msgspec.Struct, frozen=True):
+class PodStatus(msgspec.Struct, frozen=True, rename="camel"):
     """The fields of a pod's `status` that are looked at."""
 
     phase: str | None = None
     reason: str | None = None
+    resource_claim_statuses: list[ResourceClaim] | None = None
 
 
 class ShownPod(node_filters.Pod, frozen=True, kw_only=True):
@@ -168,8 +178,27 @@ def seen_pod(shown: ShownPod) -> SeenPod:
         reason=status.reason or "",
         controller=next((owner.uid for owner in metadata.owner_references or () if owner.controller), ""),
         deleting=metadata.deletion_timestamp is not None,
+        waits_for=what_prevents_scheduling(spec, status),
         content=shown,
     )
+
+
+def what_prevents_scheduling(spec: PodSpec, status: PodStatus) -> str:
+    """
+    Why no scheduler places the pod yet, as `SeenPod.waits_for`. A claim that the pod names itself is not looked up. Of one
+    that is made from a template the status has an entry once it exists, or is not needed.
+
+    Source: Kubernetes v1.36, plugins SchedulingGates and DynamicResources; API type PodResourceClaimStatus.
+    """
+    if spec.scheduling_gates:
+        return "has scheduling gates"
+    existing = {claim.name for claim in status.resource_claim_statuses or ()}
+    missing = [
+        claim.name
+        for claim in spec.resource_claims or ()
+        if claim.resource_claim_template_name and claim.name not in existing
+    ]
+    return f"waits for the resource claim {quoted(missing[:1])}" if missing else ""
 
 
 def seen_node(shown: ShownNode) -> SeenNode:
