@@ -1,8 +1,10 @@
 """What every adapter of the API server promises, held against the one in memory and the one over HTTP to the stand-in."""
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from api_server_support import POD, Followed, shown_pod
 
@@ -256,6 +258,32 @@ async def test_a_report_becomes_an_event_about_the_pod(api: KubernetesApi, clust
     assert {("Pod", "ml", "p", "u")} == {
         tuple(event["involvedObject"][field] for field in ("kind", "namespace", "name", "uid")) for event in events
     }
+
+
+async def test_a_report_of_the_same_identity_is_written_once(api: KubernetesApi, cluster: FakeCluster) -> None:
+    """Whoever writes it and with whatever counts; written again once it is gone. Another pod or reason is another one."""
+    report = Report(namespace="ml", name="p", uid="u", reason="NoNodeFits", note="3 nodes", identity="NotAligned")
+    same = msgspec.structs.replace(report, note="4 nodes")
+    for each in (report, same):
+        await api.report(each)
+        await MemoryKubernetes(cluster).report(each)
+    once = [event["message"] for event in cluster.events]
+    cluster.events.remove(("ml", next(iter(cluster.events))["metadata"]["name"]))
+    for changed in ({}, {"uid": "v"}, {"reason": "BindFailed"}, {"identity": "NoFit"}, {"identity": ""}):
+        await api.report(msgspec.structs.replace(same, **changed))
+
+    assert (["3 nodes"], 5) == (once, len(cluster.events))
+
+
+@pytest.mark.parametrize("name", ["a" * 253, "a" * 235 + "." + "b" * 17, "a" * 235 + "-b"])
+async def test_the_name_of_an_event_is_a_valid_name(api: KubernetesApi, cluster: FakeCluster, name: str) -> None:
+    """A DNS subdomain of at most 253 characters, as Kubernetes requires of object names."""
+    await api.report(Report(namespace="ml", name=name, uid="u", reason="R", note="n"))
+
+    (event,) = cluster.events
+    label = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+    assert re.fullmatch(rf"{label}(\.{label})*", event["metadata"]["name"])
+    assert 253 >= len(event["metadata"]["name"])
 
 
 async def test_waking_changes_one_annotation_of_the_node(api: KubernetesApi, cluster: FakeCluster) -> None:

@@ -161,7 +161,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """CamelCase: `TopologyReserved`."""
     note: str
     """A sentence for people; cut at 1,024 bytes."""
+    identity: str = ""
+    """Reports of one pod and reason with the same identity are one, whatever their notes; empty: the note."""
     kind: Literal["Normal", "Warning"] = "Normal"
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """UID, reason and identity: equal for reports that are one Event, whichever replica writes it."""
+        return self.uid, self.reason, self.identity or self.note
 
 
 class KubernetesApi(Protocol):
@@ -208,7 +215,7 @@ class KubernetesApi(Protocol):
         """
 
     async def report(self, report: Report) -> None:
-        """Creates an Event about a pod."""
+        """Creates an Event about a pod, unless there is one of the same key (`Report.key`)."""
 
     async def wake(self, node: NodeName, text: str) -> None:
         """

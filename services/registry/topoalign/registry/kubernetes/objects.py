@@ -6,6 +6,7 @@ server shows none, so whoever watches skips it.
 """
 
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any, TypeVar
 
 import msgspec
@@ -283,13 +284,19 @@ def binding(namespace: str, name: str, uid: str, node: NodeName) -> dict[str, An
     }
 
 
+def event_name(report: Report) -> str:
+    """The name of a report's Event, the same in all replicas; a DNS subdomain of at most 253 characters."""
+    digest = sha256("\0".join(report.key).encode()).hexdigest()[:16]
+    return f"{report.name[:236].rstrip('-.')}.{digest}"
+
+
 def event(report: Report, instance: str, now: str) -> dict[str, Any]:
     """A v1 Event; `instance` names the replica that writes it, `now` is the time as RFC 3339 has it."""
     note = report.note.encode()[:MOST_NOTE_BYTES].decode(errors="ignore")
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"generateName": f"{report.name[:200]}.", "namespace": report.namespace},
+        "metadata": {"name": event_name(report), "namespace": report.namespace},
         "involvedObject": {
             "apiVersion": "v1",
             "kind": "Pod",

@@ -98,7 +98,10 @@ class Scheduling:
         self.binder = Binder(
             context.bus, clock, api, self.reservations, self._fits, gangs.plan, shown, foreign.refusal, may_be
         )
-        events = PodEvents(self.binder, self.reservations.of_pod, self.watch.reports.tell, quotas.claim)
+        tell, kubernetes_nodes = self.watch.reports.tell, self.watch.nodes
+        events = PodEvents(
+            self.binder, self.reservations.of_pod, tell, quotas.claim, nodes=lambda: len(kubernetes_nodes)
+        )
         self.scheduler.binder, self.scheduler.refused = events, events.refuse
         if self._settings.publish_topologies:
             self.topologies = TopologyObjects(api, clock, self.view, self.watch.nodes.get)
