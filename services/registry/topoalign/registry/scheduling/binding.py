@@ -150,6 +150,8 @@ class Binder:
         """Binds by how they ended: `bound`, or the code of the error; and `stale`: the node knew better than the view."""
         self.requests: OrderedDict[str, PodRequest] = OrderedDict()
         """UID -> what it asks for, of the pods that were reserved here last."""
+        self.passes: Callable[[PodToSchedule, NodeName], bool] = lambda pod, node: False
+        """Whether the pod is bound to the node without asking it, because topoalign does not run it."""
         self._bus, self._clock, self._api, self._reservations = bus, clock, api, reservations
         self._fits, self._plan, self._shown = fits, plan, shown or ShownPods()
         self._foreign, self._check = foreign, check
@@ -181,7 +183,9 @@ class Binder:
         except NoFit:
             await self._reservations.cancel(uid, {node})
             raise
-        await self._reserve(seen.to_schedule(), node)
+        pod = seen.to_schedule()
+        if not self.passes(pod, node):
+            await self._reserve(pod, node)
         while seen.node != node:
             refusal: TopoalignError | None = None
             try:

@@ -38,6 +38,7 @@ from topoalign.registry.scheduling.quotas import Quotas
 from topoalign.registry.scheduling.refused_pods import Cancelling, RefusedPods, was_refused
 from topoalign.registry.scheduling.reports import Reports
 from topoalign.registry.scheduling.shown_pods import ShownPods
+from topoalign.registry.scheduling.unmanaged_nodes import UnmanagedNodes
 from topoalign.registry.scheduling.view import ClusterView
 from topoalign.registry.scheduling.wake_ups import WakeUps
 
@@ -70,6 +71,8 @@ class KubernetesWatch:
         self.wake_ups = WakeUps(api, clock, waiting=lambda: bool(self.pods.waiting), nodes=lambda: self.nodes)
         self.nodes: dict[NodeName, str] = {}
         """Name -> UID of the nodes that Kubernetes has."""
+        self.unmanaged: UnmanagedNodes | None = None
+        """Is told the nodes as well."""
         self.version: tuple[int, int] | None = None
         """Of the API server. None: not known yet."""
         self._api, self._clock, self._view, self._reservations = api, clock, view, reservations
@@ -136,11 +139,15 @@ class KubernetesWatch:
                         )
                         self._view.label(each.name, each.labels)
                         self._foreign.see(each)
+                        if self.unmanaged is not None:
+                            self.unmanaged.see(each)
                     case GoneNode():
                         self.nodes.pop(each.name, None)
                         self._traits.pop(each.name, None)
                         self._view.forget(each.name)
                         self._foreign.lose(each.name)
+                        if self.unmanaged is not None:
+                            self.unmanaged.lose(each.name)
                         self._reservations.forget(each.name)
                     case Synced():
                         self._synced.add("nodes")

@@ -31,6 +31,7 @@ from topoalign.registry.scheduling.reservations import Reservations
 from topoalign.registry.scheduling.scheduler import NotReadYet, Scheduler
 from topoalign.registry.scheduling.server import serve_scheduler
 from topoalign.registry.scheduling.topology_objects import TopologyObjects
+from topoalign.registry.scheduling.unmanaged_nodes import UnmanagedNodes
 from topoalign.registry.scheduling.view import ClusterView
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
@@ -73,6 +74,7 @@ class Scheduling:
         self.binder: Binder | None = None
         self.topologies: TopologyObjects | None = None
         self.quotas: Quotas | None = None
+        self.unmanaged: UnmanagedNodes | None = None
         self.foreign = foreign or ForeignNodes(clock, cluster.is_answering)
         if api is not None:
             self._use(api)
@@ -90,6 +92,10 @@ class Scheduling:
             api, clock, self.view, self.reservations, gangs, foreign, quotas=quotas, delete_refused=delete
         )
         quotas.mates, quotas.freed = gangs.waiting_with, partial(self.watch.wake_ups.ask, "QuotaFreed")
+        self.unmanaged = self.watch.unmanaged = UnmanagedNodes(
+            self._cluster, pass_unknown=self._settings.unknown_nodes == "pass"
+        )
+        self.view.unmanaged, self.unmanaged.changed = self.unmanaged.__contains__, self.view.mark
         foreign.behind, shown = self.watch.behind, self.watch.pods
         self.view.offered = self._offered
         self.scheduler.planned, self.scheduler.allows = gangs.node_of, self.watch.allows
@@ -98,6 +104,8 @@ class Scheduling:
         self.binder = Binder(
             context.bus, clock, api, self.reservations, self._fits, gangs.plan, shown, foreign.refusal, may_be
         )
+        self.scheduler.passes = self.binder.passes = self._passes
+        context.notes["managed"] = self.unmanaged.finding
         tell, kubernetes_nodes = self.watch.reports.tell, self.watch.nodes
         events = PodEvents(
             self.binder, self.reservations.of_pod, tell, quotas.claim, nodes=lambda: len(kubernetes_nodes)
@@ -206,6 +214,12 @@ class Scheduling:
 
     def _let_go(self, node: NodeName) -> None:
         self.view.hold(node, ())
+
+    def _passes(self, pod: PodToSchedule, node: NodeName) -> bool:
+        """As `UnmanagedNodes.passes`; of no node before it is known what was published, and of none that HAMi runs."""
+        if self.unmanaged is None or not self.unmanaged.passes(pod, node):
+            return False
+        return self.behind() is None and not self.foreign.refusal(node)
 
     def _has_gone(self, node: NodeName) -> bool:
         return self.watch is not None and self.watch.has_gone(node)
