@@ -30,6 +30,7 @@ from topoalign.registry.ports import (
     SeenQuota,
     Synced,
 )
+from topoalign.registry.scheduling.bypassed_pods import BypassedPods
 from topoalign.registry.scheduling.gang_reservations import Gangs
 from topoalign.registry.scheduling.holds import holds_something
 from topoalign.registry.scheduling.model import PodToSchedule
@@ -73,6 +74,8 @@ class KubernetesWatch:
         """Name -> UID of the nodes that Kubernetes has."""
         self.unmanaged: UnmanagedNodes | None = None
         """Is told the nodes as well."""
+        self.bypassed: BypassedPods | None = None
+        """Is told pods that waited and are bound."""
         self.version: tuple[int, int] | None = None
         """Of the API server. None: not known yet."""
         self._api, self._clock, self._view, self._reservations = api, clock, view, reservations
@@ -181,6 +184,8 @@ class KubernetesWatch:
                 self.pods.wait(pod)
                 self.wake_ups.show()
         elif pod.uid not in self.pods.bound:
+            if self.bypassed is not None and pod.uid in self.pods.waiting:
+                self.bypassed.bind(self.pods.waiting[pod.uid], pod.node)
             self.pods.bind(pod.uid, pod.node)
             asked = understood(pod)
             if asked is not None:

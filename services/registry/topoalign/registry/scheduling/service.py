@@ -1,6 +1,6 @@
 """Puts the scheduler's side of the registry together and runs it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 import anyio
@@ -19,6 +19,7 @@ from topoalign.registry.foreign import ForeignNodes
 from topoalign.registry.foreign_questions import serve_foreign
 from topoalign.registry.ports import KubernetesApi
 from topoalign.registry.scheduling.binding import Binder
+from topoalign.registry.scheduling.bypassed_pods import BypassedPods
 from topoalign.registry.scheduling.figures import Figures
 from topoalign.registry.scheduling.gang_reservations import Gangs
 from topoalign.registry.scheduling.holds import Hold
@@ -75,6 +76,7 @@ class Scheduling:
         self.topologies: TopologyObjects | None = None
         self.quotas: Quotas | None = None
         self.unmanaged: UnmanagedNodes | None = None
+        self.bypassed: BypassedPods | None = None
         self.foreign = foreign or ForeignNodes(clock, cluster.is_answering)
         if api is not None:
             self._use(api)
@@ -106,6 +108,10 @@ class Scheduling:
         )
         self.scheduler.passes = self.binder.passes = self._passes
         context.notes["managed"] = self.unmanaged.finding
+        self.bypassed = self.watch.bypassed = BypassedPods(
+            clock, self.watch.reports.tell, self._offered_names, self.behind, self._settings.scheduler_name
+        )
+        context.notes["managedResources"] = self.bypassed.finding
         tell, kubernetes_nodes = self.watch.reports.tell, self.watch.nodes
         events = PodEvents(
             self.binder, self.reservations.of_pod, tell, quotas.claim, nodes=lambda: len(kubernetes_nodes)
@@ -138,6 +144,8 @@ class Scheduling:
             if watch is not None:
                 tasks.start_soon(watch.run)
                 tasks.start_soon(self.foreign.run)
+                if self.bypassed is not None:
+                    tasks.start_soon(self.bypassed.run)
                 await tasks.start(serve_foreign, self._context.bus, self.foreign)
             if self.topologies is not None:
                 tasks.start_soon(self.topologies.run)
@@ -173,6 +181,9 @@ class Scheduling:
     def _hold(self, node: NodeName) -> None:
         """The view holds what is reserved on a node now."""
         self._reserved.hear(node)
+        newest = self.reservations.of(node).newest
+        if self.bypassed is not None and newest is not None:
+            self.bypassed.observe(newest)
         self.view.hold(node, tuple(Hold(reserved=each) for each in self.reservations.held(node)))
 
     def _requested(self, reserved: Reservation) -> PodRequest | None:
@@ -214,6 +225,10 @@ class Scheduling:
 
     def _let_go(self, node: NodeName) -> None:
         self.view.hold(node, ())
+
+    def _offered_names(self, node: NodeName) -> Collection[ResourceName]:
+        """What a node offers; empty where its allocator does not answer."""
+        return self.view.offers.names_on(node) if self._cluster.is_answering(node) else ()
 
     def _passes(self, pod: PodToSchedule, node: NodeName) -> bool:
         """As `UnmanagedNodes.passes`; of no node before it is known what was published, and of none that HAMi runs."""
