@@ -151,8 +151,8 @@ async def test_nothing_is_reported_while_the_node_does_not_answer(world: World) 
 
 async def test_nothing_is_reported_until_all_reservations_are_known(world: World) -> None:
     missing = ["the reservations are not read yet"]
-    told = list[Report]()
-    bypassed = BypassedPods(world.clock, told.append, lambda node: {GPU}, lambda: next(iter(missing), None), "")
+    reports = list[Report]()
+    bypassed = BypassedPods(world.clock, reports.append, lambda node: {GPU}, lambda: next(iter(missing), None), "")
     async with background() as tasks:
         tasks.start_soon(bypassed.run)
         counts = []
@@ -162,7 +162,7 @@ async def test_nothing_is_reported_until_all_reservations_are_known(world: World
             assert seen is not None
             bypassed.bind(seen, NODE)
             await check(world)
-            counts.append(len(told))
+            counts.append(len(reports))
             missing.clear()
 
         assert [0, 1] == counts

@@ -36,17 +36,17 @@ class BypassedPods:
     def __init__(
         self,
         clock: Clock,
-        tell: Callable[[Report], None],
+        report: Callable[[Report], None],
         offered: Callable[[NodeName], Collection[ResourceName]],
         behind: Callable[[], str | None],
         scheduler: str,
     ) -> None:
         """
-        `tell` has an Event written. `offered`: what a node offers; empty where its allocator does not answer. `behind`: why
+        `report` writes an Event. `offered`: what a node offers; empty where its allocator does not answer. `behind`: why
         not all reservations are known. `scheduler`: as of `check_placement`.
         """
         self._clock = clock
-        self._tell = tell
+        self._report = report
         self._offered = offered
         self._behind = behind
         self._schedulers = {DEFAULT_SCHEDULER, scheduler or DEFAULT_SCHEDULER}
@@ -79,7 +79,8 @@ class BypassedPods:
             if self._behind() is None:
                 for pod, node in due.values():
                     self._check(pod, node)
-            due, self._bound = self._bound, {}
+            due = self._bound
+            self._bound = {}
 
     def finding(self) -> str | None:
         """Names the resources that `managedResources` lacks; None: none is known."""
@@ -109,7 +110,7 @@ class BypassedPods:
             f"bound to {clean(node)} without asking topoalign, so nothing is reserved; "
             f"add {entries} to managedResources of the extender in the configuration of kube-scheduler"
         )
-        self._tell(
+        self._report(
             Report(
                 namespace=pod.namespace,
                 name=pod.name,

@@ -73,9 +73,9 @@ class KubernetesWatch:
         self.nodes: dict[NodeName, str] = {}
         """Name -> UID of the nodes that Kubernetes has."""
         self.unmanaged: UnmanagedNodes | None = None
-        """Is told the nodes as well."""
+        """Receives the nodes as well."""
         self.bypassed: BypassedPods | None = None
-        """Is told pods that waited and are bound."""
+        """Receives the pods that waited and are bound."""
         self.version: tuple[int, int] | None = None
         """Of the API server. None: not known yet."""
         self._api, self._clock, self._view, self._reservations = api, clock, view, reservations

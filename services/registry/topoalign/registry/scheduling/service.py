@@ -97,7 +97,8 @@ class Scheduling:
         self.unmanaged = self.watch.unmanaged = UnmanagedNodes(
             self._cluster, pass_unknown=self._settings.unknown_nodes == "pass"
         )
-        self.view.unmanaged, self.unmanaged.changed = self.unmanaged.__contains__, self.view.mark
+        self.view.unmanaged = self.unmanaged.__contains__
+        self.unmanaged.changed = self.view.mark
         foreign.behind, shown = self.watch.behind, self.watch.pods
         self.view.offered = self._offered
         self.scheduler.planned, self.scheduler.allows = gangs.node_of, self.watch.allows
@@ -106,15 +107,20 @@ class Scheduling:
         self.binder = Binder(
             context.bus, clock, api, self.reservations, self._fits, gangs.plan, shown, foreign.refusal, may_be
         )
-        self.scheduler.passes = self.binder.passes = self._passes
+        self.scheduler.passes = self._passes
+        self.binder.passes = lambda pod, node: self.behind() is None and self._passes(pod, node)
         context.notes["managed"] = self.unmanaged.finding
         self.bypassed = self.watch.bypassed = BypassedPods(
             clock, self.watch.reports.tell, self._offered_names, self.behind, self._settings.scheduler_name
         )
         context.notes["managedResources"] = self.bypassed.finding
-        tell, kubernetes_nodes = self.watch.reports.tell, self.watch.nodes
+        kubernetes_nodes = self.watch.nodes
         events = PodEvents(
-            self.binder, self.reservations.of_pod, tell, quotas.claim, nodes=lambda: len(kubernetes_nodes)
+            self.binder,
+            self.reservations.of_pod,
+            self.watch.reports.tell,
+            quotas.claim,
+            nodes=lambda: len(kubernetes_nodes),
         )
         self.scheduler.binder, self.scheduler.refused = events, events.refuse
         if self._settings.publish_topologies:
@@ -231,10 +237,8 @@ class Scheduling:
         return self.view.offers.names_on(node) if self._cluster.is_answering(node) else ()
 
     def _passes(self, pod: PodToSchedule, node: NodeName) -> bool:
-        """As `UnmanagedNodes.passes`; of no node before it is known what was published, and of none that HAMi runs."""
-        if self.unmanaged is None or not self.unmanaged.passes(pod, node):
-            return False
-        return self.behind() is None and not self.foreign.refusal(node)
+        """As `UnmanagedNodes.passes`; of no node that HAMi runs. Right only once it is known what the nodes published."""
+        return self.unmanaged is not None and self.unmanaged.passes(pod, node) and not self.foreign.refusal(node)
 
     def _has_gone(self, node: NodeName) -> bool:
         return self.watch is not None and self.watch.has_gone(node)

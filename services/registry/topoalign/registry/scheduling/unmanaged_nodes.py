@@ -51,11 +51,12 @@ class UnmanagedNodes:
 
     def see(self, node: SeenNode) -> None:
         """The API server shows a node."""
-        before, labelled = self._nodes.get(node.name), node.labels.get(MANAGED) == "false"
+        before = self._nodes.get(node.name, False)
+        labelled = node.labels.get(MANAGED) == "false"
         self._nodes[node.name] = labelled
         if not labelled:
             self._logged.discard(node.name)
-        if labelled != bool(before):
+        if labelled != before:
             self.changed(node.name)
         self.observe(node.name)
 
