@@ -1,8 +1,10 @@
 """What every adapter of the API server promises, held against the one in memory and the one over HTTP to the stand-in."""
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from api_server_support import POD, Followed, shown_pod
 
@@ -75,7 +77,27 @@ async def test_a_pod_is_seen_with_all_that_scheduling_looks_at(api: KubernetesAp
     asked = seen.to_schedule()
     assert seen.uid == asked.uid
     assert ({GPU: 2}, {GANG: "g"}) == (asked.request.containers[0].limits, asked.request.annotations)
+    assert "" == seen.waits_for
     assert await api.pod("ml", "other") is None
+
+
+async def test_what_keeps_a_pod_from_being_scheduled_is_seen(api: KubernetesApi, cluster: FakeCluster) -> None:
+    """A claim without a name in the status is not needed."""
+    gated, claiming = shown_pod("gated"), shown_pod("claiming")
+    gated["spec"]["schedulingGates"] = [{"name": "example.com/quota"}]
+    claiming["spec"]["resourceClaims"] = [{"name": "net", "resourceClaimTemplateName": "nic"}]
+    cluster.add_pod(gated)
+    cluster.add_pod(claiming)
+
+    before = [await api.pod("ml", name) for name in ("gated", "claiming")]
+    cluster.set_status("ml", "claiming", resourceClaimStatuses=[{"name": "net"}])
+    after = await api.pod("ml", "claiming")
+
+    assert ["has scheduling gates", "waits for the resource claim 'net'"] == [
+        each and each.waits_for for each in before
+    ]
+    assert after is not None
+    assert "" == after.waits_for
 
 
 async def test_a_watch_begins_with_all_there_is_then_tells_changes(api: KubernetesApi, cluster: FakeCluster) -> None:
@@ -236,6 +258,32 @@ async def test_a_report_becomes_an_event_about_the_pod(api: KubernetesApi, clust
     assert {("Pod", "ml", "p", "u")} == {
         tuple(event["involvedObject"][field] for field in ("kind", "namespace", "name", "uid")) for event in events
     }
+
+
+async def test_a_report_of_the_same_identity_is_written_once(api: KubernetesApi, cluster: FakeCluster) -> None:
+    """Whoever writes it and with whatever counts; written again once it is gone. Another pod or reason is another one."""
+    report = Report(namespace="ml", name="p", uid="u", reason="NoNodeFits", note="3 nodes", identity="NotAligned")
+    same = msgspec.structs.replace(report, note="4 nodes")
+    for each in (report, same):
+        await api.report(each)
+        await MemoryKubernetes(cluster).report(each)
+    once = [event["message"] for event in cluster.events]
+    cluster.events.remove(("ml", next(iter(cluster.events))["metadata"]["name"]))
+    for changed in ({}, {"uid": "v"}, {"reason": "BindFailed"}, {"identity": "NoFit"}, {"identity": ""}):
+        await api.report(msgspec.structs.replace(same, **changed))
+
+    assert (["3 nodes"], 5) == (once, len(cluster.events))
+
+
+@pytest.mark.parametrize("name", ["a" * 253, "a" * 235 + "." + "b" * 17, "a" * 235 + "-b"])
+async def test_the_name_of_an_event_is_a_valid_name(api: KubernetesApi, cluster: FakeCluster, name: str) -> None:
+    """A DNS subdomain of at most 253 characters, as Kubernetes requires of object names."""
+    await api.report(Report(namespace="ml", name=name, uid="u", reason="R", note="n"))
+
+    (event,) = cluster.events
+    label = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+    assert re.fullmatch(rf"{label}(\.{label})*", event["metadata"]["name"])
+    assert 253 >= len(event["metadata"]["name"])
 
 
 async def test_waking_changes_one_annotation_of_the_node(api: KubernetesApi, cluster: FakeCluster) -> None:

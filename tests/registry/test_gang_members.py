@@ -11,6 +11,7 @@ from view_support import SETTLED
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.registry.cluster import Cluster
+from topoalign.registry.ports import SeenPod
 from topoalign.registry.scheduling.gang_reservations import GangWaits
 from topoalign.registry.scheduling.kubernetes_watch import KubernetesWatch
 from topoalign.registry.scheduling.model import PodToSchedule
@@ -148,6 +149,61 @@ async def test_a_pod_that_is_given_another_gang_leaves_its_former_one(site: Site
     assert ["b"] == reserved(registry)
 
 
+@pytest.mark.parametrize(
+    ("spec", "finding"),
+    [
+        ({"schedulingGates": [{"name": "example.com/quota"}]}, "ml/c has scheduling gates"),
+        (
+            {"resourceClaims": [{"name": "net", "resourceClaimTemplateName": "nic"}]},
+            "ml/c waits for the resource claim 'net'",
+        ),
+        ({"schedulerName": "volcano"}, "ml/c names the scheduler volcano"),
+    ],
+)
+async def test_a_gang_waits_for_pods_that_cannot_be_scheduled(
+    site: Site, registry: Interrupted, spec: dict[str, object], finding: str
+) -> None:
+    """Nothing is reserved until all pods of the gang can be scheduled by the scheduler of the pod; bound pods count."""
+    uids = gang(site, "a", "b", "c", size=3)
+    before = site.cluster.pods.get(("ml", "c"))["spec"]
+    site.cluster.pods.merge(("ml", "c"), {"spec": spec})
+    await registry.see("a", "b", "c")
+    with pytest.raises(GangWaits, match=f"not all of its pods are there yet: 2 of 3; {finding}"):
+        await registry.bind("a", uids["a"])
+    assert [] == reserved(registry)
+
+    bound = msgspec.structs.replace(await seen(registry, "c"), node=NodeName("node-3"))
+    registry.gangs.see(bound)
+    await registry.bind("a", uids["a"])
+    assert ["a", "b"] == reserved(registry)
+
+    site.cluster.pods.merge(("ml", "c"), {"spec": {key: before.get(key) for key in spec}})
+    await registry.see("c")
+    await registry.bind("c", uids["c"], "node-2")
+    assert ["a", "b", "c"] == reserved(registry)
+
+
+async def test_nothing_is_planned_for_a_surplus_pod_with_scheduling_gates(site: Site, registry: Interrupted) -> None:
+    uids = gang(site, "a", "b", "c")
+    site.cluster.pods.merge(("ml", "c"), {"spec": {"schedulingGates": [{"name": "example.com/quota"}]}})
+    await registry.see("a", "b", "c")
+    await registry.bind("a", uids["a"])
+
+    assert ["a", "b"] == reserved(registry)
+
+
+async def test_a_gang_does_not_wait_for_claims_that_exist(site: Site, registry: Interrupted) -> None:
+    """Of a template, once the claim is named in the status; a claim that the pod names itself is not looked up."""
+    uids = gang(site, "a", "b")
+    claims = [{"name": "net", "resourceClaimTemplateName": "nic"}, {"name": "disk", "resourceClaimName": "scratch"}]
+    site.cluster.pods.merge(("ml", "b"), {"spec": {"resourceClaims": claims}})
+    site.cluster.set_status("ml", "b", resourceClaimStatuses=[{"name": "net", "resourceClaimName": "b-net-x7"}])
+    await registry.see("a", "b")
+    await registry.bind("a", uids["a"])
+
+    assert ["a", "b"] == reserved(registry)
+
+
 def own(site: Site, controller: str, *pods: str) -> None:
     """A controller has made these pods."""
     for pod in pods:
@@ -194,10 +250,14 @@ async def test_a_pod_of_an_earlier_run_that_has_succeeded_does_not_count(
     assert [] == reserved(registry)
 
 
+async def seen(registry: Registry, pod: str) -> SeenPod:
+    found = await registry.api.pod("ml", pod)
+    assert found is not None
+    return found
+
+
 async def waiting(registry: Registry, pod: str) -> PodToSchedule:
-    seen = await registry.api.pod("ml", pod)
-    assert seen is not None
-    return seen.to_schedule()
+    return (await seen(registry, pod)).to_schedule()
 
 
 async def test_the_watch_tells_gangs_which_pods_have_succeeded(site: Site, registry: Interrupted) -> None:

@@ -50,6 +50,7 @@ async def test_a_registry_follows_the_api_server_of_a_kubeconfig(tmp_path: Path)
         ({"TOPOALIGN_KUBERNETES": "in-cluster"}, "KUBERNETES: the registry answers no scheduler"),
         ({"TOPOALIGN_SCHEDULER_TLS_DIR": "/tls"}, "SCHEDULER_TLS_DIR: the registry answers no scheduler"),
         ({**ANSWERING, "TOPOALIGN_DELETE_REFUSED_PODS": "true"}, "DELETE_REFUSED_PODS: the registry has no API server"),
+        ({**ANSWERING, "TOPOALIGN_UNKNOWN_NODES": "pass"}, "UNKNOWN_NODES: the registry has no API server"),
         ({**ANSWERING, "TOPOALIGN_PUBLISH_TOPOLOGIES": "true"}, "PUBLISH_TOPOLOGIES: the registry has no API server"),
     ],
 )

@@ -19,6 +19,7 @@ from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.ports import ApiUnavailable, Report
 from topoalign.registry.scheduling.holds import Hold
 from topoalign.registry.scheduling.kubernetes_watch import PAUSE, KubernetesWatch
+from topoalign.registry.scheduling.refused_pods import report_of
 from topoalign.registry.scheduling.view import ClusterView
 from topoalign.registry.scheduling.wake_ups import KEPT_SECONDS
 from topoalign.runtime.clock import ManualClock, all_tasks_blocked
@@ -405,19 +406,36 @@ async def test_a_wake_up_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPat
 
 
 async def test_the_same_report_is_written_once_in_ten_minutes() -> None:
+    """Then again, if the former Event is gone; else one Event stays, which counts as written."""
     world = World()
     report = Report(namespace="ml", name="p", uid="u", reason="TopologyReserved", note="GPU-0")
     async with world.running():
         for _ in range(3):
             world.watch.reports.tell(report)
             await world.settle()
-        once = len(world.cluster.events)
+        (first,) = world.cluster.events
         await world.clock.advance(600)
         world.watch.reports.tell(report)
         await world.settle()
-
-        assert (1, 2) == (once, len(world.cluster.events))
+        assert [first] == [*world.cluster.events]
         assert {"written": 2, "repeated": 2} == world.watch.reports.counts
+
+        world.cluster.events.remove(("ml", first["metadata"]["name"]))
+        await world.clock.advance(600)
+        world.watch.reports.tell(report)
+        await world.settle()
+        assert (1, 3) == (len(world.cluster.events), world.watch.reports.counts["written"])
+
+
+async def test_replicas_write_one_event_for_a_pod_that_its_node_refused() -> None:
+    """One of them may know the reservation that the other one does not."""
+    world = World()
+    world.cluster.add_pod(shown_pod("p", node=NODE))
+    world.refuse("p")
+    refused = await world.api.pod("ml", "p")
+    assert refused is not None
+
+    assert report_of(refused, reserved=True).key == report_of(refused, reserved=False).key
 
 
 async def test_what_a_report_tells_of_is_answered_first(monkeypatch: pytest.MonkeyPatch) -> None:

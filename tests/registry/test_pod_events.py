@@ -31,14 +31,9 @@ class World:
 
     def __init__(self) -> None:
         self.told: list[Report] = []
-        self.said: list[str] = []
         self.binder = ScriptedBinder()
         reserved = {"uid-a": {NODE: reservation("a", container("GPU-1", "GPU-3", companions=("mlx5_0",)))}}
-        self.events = PodEvents(self.binder, lambda uid: reserved.get(uid, {}), self.tell)
-
-    def tell(self, report: Report, what: str = "") -> None:
-        self.told.append(report)
-        self.said.append(what)
+        self.events = PodEvents(self.binder, lambda uid: reserved.get(uid, {}), self.told.append, nodes=lambda: 14)
 
     async def bind(self, pod: str) -> list[tuple[str, str, str]]:
         await self.events.bind("default", pod, f"uid-{pod}", NODE)
@@ -67,6 +62,7 @@ async def test_a_bind_that_fails_is_told_with_its_remedy_and_fails() -> None:
 
 
 async def test_a_pod_that_fits_nowhere_is_told_the_counts_of_all_reasons() -> None:
+    """With the nodes that were asked about and those of the cluster: filters of the scheduler leave nodes out before."""
     world = World()
     request = PodRequest(
         namespace=Namespace("ml"), name=PodName("p"), containers=(ContainerRequest(name=ContainerName("main")),)
@@ -75,5 +71,8 @@ async def test_a_pod_that_fits_nowhere_is_told_the_counts_of_all_reasons() -> No
     world.events.refuse(PodToSchedule(uid="u", request=request), Counter(codes))
 
     (report,) = world.told
-    assert "no node of 3 fits: NotAligned on 2; NotEnoughDevices on 1; see `topoalign why ml/p`" == report.note
-    assert ["NotAligned NotEnoughDevices"] == world.said
+    assert (
+        "none of the 3 nodes that the scheduler asked about (the cluster has 14) admits the pod: "
+        "NotAligned on 2; NotEnoughDevices on 1; see `topoalign why ml/p`"
+    ) == report.note
+    assert "NotAligned NotEnoughDevices" == report.identity

@@ -268,7 +268,8 @@ def test_nothing_is_kept_of_nodes_on_which_nothing_is_held() -> None:
     assert (100, 0, {}, 0) == (kept, len(world.view._holds), world.view.reserved_on, len(world.view._deleted))
 
 
-async def test_alike_pods_fit_in_every_order_up_to_three_that_wait() -> None:
+async def test_alike_pods_come_in_one_order() -> None:
+    """S05. So any number of them are bound beside one another, as far as they fit."""
     world = node()
     refusals = []
     for number in range(4):
@@ -277,7 +278,19 @@ async def test_alike_pods_fit_in_every_order_up_to_three_that_wait() -> None:
     full = await world.scheduler.fits_in_every_order(NODE, asked(gpus(1, "p4"), "p4"))
     more = await world.scheduler.fits_in_every_order(NODE, asked(gpus(0, "p5"), "p5"))
 
-    assert ([""] * 4, "NotAligned", "PodsPending") == (refusals, full, more)
+    assert ([""] * 4, "") == (refusals, more)
+    assert full in ("NotAligned", "NotEnoughDevices")
+
+
+async def test_pods_that_differ_wait_where_they_may_come_in_too_many_orders() -> None:
+    world = node(msgspec.structs.replace(RULES, cpu_manager="static", reserved_cpus="0"))
+    found = []
+    for number in range(5):
+        waits = asked(pod(container("main", cpus=1, gib=number + 1), name=f"p{number}"), f"p{number}")
+        found.append(await world.scheduler.fits_in_every_order(NODE, waits))
+        world.view.expect(NODE, waits)
+
+    assert ["", "", "", "", "PodsPending"] == found
 
 
 async def test_what_is_reserved_for_the_pod_itself_does_not_keep_it_out() -> None:

@@ -103,7 +103,7 @@ async def test_a_pod_that_preempted_others_is_not_refused_by_their_node() -> Non
     assert ("", "NotEnoughDevices") == (refusal(it, nominated(2)), it.code())
 
 
-async def test_a_refusal_that_may_pass_is_an_error_for_a_pod_that_preempted_others() -> None:
+async def test_a_nominated_pod_gets_an_error_where_a_refusal_may_pass() -> None:
     """This registry has not seen the deletion yet. A refusal would start another preemption; after a while it is true."""
     it = full_node()
     with pytest.raises(VictimsTerminating):

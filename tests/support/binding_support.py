@@ -111,6 +111,9 @@ class ScriptedChecks:
         self.assumed: set[tuple[NodeName, str]] = set()
         self.changed = anyio.Event()
 
+    def passes(self, node: NodeName, pod: PodToSchedule) -> bool:
+        return False
+
     def assume(self, node: NodeName, pod: PodToSchedule) -> None:
         self.assumed.add((node, pod.uid))
 

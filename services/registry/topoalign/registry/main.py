@@ -64,6 +64,8 @@ def check_settings(settings: RegistrySettings) -> None:
         no_server, remedy = "the registry has no API server", "set TOPOALIGN_KUBERNETES, or unset this one"
         if settings.delete_refused_pods:
             raise InvalidField("TOPOALIGN_DELETE_REFUSED_PODS", no_server, remedy)
+        if settings.unknown_nodes != "refuse":
+            raise InvalidField("TOPOALIGN_UNKNOWN_NODES", no_server, remedy)
         if settings.publish_topologies:
             raise InvalidField("TOPOALIGN_PUBLISH_TOPOLOGIES", no_server, remedy)
 

@@ -74,6 +74,8 @@ class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
     """UID of the controller that owns it, which makes another one when this one is deleted; empty: none does."""
     deleting: bool
     """Whether it is on its way out; it holds its devices until it is gone."""
+    waits_for: str = ""
+    """Why no scheduler places it yet: `has scheduling gates`, or a claim that does not exist; empty: nothing prevents it."""
     content: Pod
     """What it asks for, not read yet: most changes of a pod change nothing there."""
 
@@ -159,7 +161,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """CamelCase: `TopologyReserved`."""
     note: str
     """A sentence for people; cut at 1,024 bytes."""
+    identity: str = ""
+    """Reports of one pod and reason with the same identity are one, whatever their notes; empty: the note."""
     kind: Literal["Normal", "Warning"] = "Normal"
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """UID, reason and identity: equal for reports that are one Event, whichever replica writes it."""
+        return self.uid, self.reason, self.identity or self.note
 
 
 class KubernetesApi(Protocol):
@@ -206,7 +215,7 @@ class KubernetesApi(Protocol):
         """
 
     async def report(self, report: Report) -> None:
-        """Creates an Event about a pod."""
+        """Creates an Event about a pod, unless there is one of the same key (`Report.key`)."""
 
     async def wake(self, node: NodeName, text: str) -> None:
         """

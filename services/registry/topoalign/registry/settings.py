@@ -1,6 +1,6 @@
 """The settings of the registry."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -53,6 +53,10 @@ class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True):
     kubernetes: str = "off"
     """The API server whose pods and nodes are watched, and where pods are bound: `in-cluster`, by the service account of the
     registry's pod; the path of a kubeconfig; or `off`. Needs the extra `kubernetes`, which the image has."""
+
+    unknown_nodes: Literal["refuse", "pass"] = "refuse"
+    """What the extender does with nodes of which nothing was ever published: `pass` lets pods go there without a check, for
+    a cluster that begins with few nodes of topoalign. Default: they are refused (`UnknownNode`)."""
 
     delete_refused_pods: bool = False
     """Whether pods are deleted that a node refused and a controller owns, six a minute. Default: they stay, as Failed."""

@@ -1,7 +1,7 @@
 """The port to the API server over HTTP."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from topoalign.registry.kubernetes.credentials import Credentials
 from topoalign.registry.kubernetes.requests import CALL_SECONDS, Requests
 from topoalign.registry.kubernetes.watching import SILENT_SECONDS, Kind, Watch
 from topoalign.registry.ports import (
+    ApiConflict,
     ApiNotFound,
     GoneNode,
     GonePod,
@@ -95,7 +96,8 @@ class HttpKubernetes:
         """As the port says."""
         now = datetime.fromtimestamp(self._clock.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         body = objects.event(report, self._instance, now)
-        await self._requests.send("POST", f"/api/v1/namespaces/{quote(report.namespace, '')}/events", body)
+        with suppress(ApiConflict):  # another replica was faster
+            await self._requests.send("POST", f"/api/v1/namespaces/{quote(report.namespace, '')}/events", body)
 
     async def wake(self, node: NodeName, text: str) -> None:
         """As the port says."""

@@ -1,7 +1,7 @@
 """The port to the API server over the objects of its stand-in, in the same process and without HTTP."""
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -9,6 +9,7 @@ import msgspec
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.kubernetes import objects
 from topoalign.registry.ports import (
+    ApiConflict,
     GoneNode,
     GonePod,
     GoneQuota,
@@ -68,7 +69,7 @@ class MemoryKubernetes:
     async def report(self, report: Report) -> None:
         """As the port says."""
         made = objects.event(report, "memory", "2026-01-01T00:00:00Z")
-        with answered():
+        with suppress(ApiConflict), answered():
             self._cluster.add_event(report.namespace, made)
 
     async def wake(self, node: NodeName, text: str) -> None:

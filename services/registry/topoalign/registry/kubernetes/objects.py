@@ -6,11 +6,12 @@ server shows none, so whoever watches skips it.
 """
 
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any, TypeVar
 
 import msgspec
 
-from topoalign.core.model.errors import TopoalignError, Undecodable, clean
+from topoalign.core.model.errors import TopoalignError, Undecodable, clean, quoted
 from topoalign.core.model.ids import GPU, NodeName
 from topoalign.core.sharing.hami.foreign import NodeAnnotations
 from topoalign.kubelet.files import manifest
@@ -55,10 +56,19 @@ class PodMetadata(manifest.Metadata, frozen=True, rename="camel"):
     owner_references: list[Owner] | None = None
 
 
+class ResourceClaim(msgspec.Struct, frozen=True, rename="camel"):
+    """An entry of a pod's `spec.resourceClaims`, or of its `status.resourceClaimStatuses`."""
+
+    name: str = ""
+    resource_claim_template_name: str | None = None
+
+
 class PodSpec(node_filters.Spec, frozen=True, kw_only=True, rename="camel"):
     """The fields of a pod's `spec` that are looked at."""
 
     node_name: str | None = None
+    scheduling_gates: list[Any] | None = None
+    resource_claims: list[ResourceClaim] | None = None
 
 
 class PodStatus(node_filters.Status, frozen=True, rename="camel"):
@@ -66,6 +76,7 @@ class PodStatus(node_filters.Status, frozen=True, rename="camel"):
 
     phase: str | None = None
     reason: str | None = None
+    resource_claim_statuses: list[ResourceClaim] | None = None
 
 
 class ShownPod(node_filters.Pod, frozen=True, kw_only=True):
@@ -168,8 +179,27 @@ def seen_pod(shown: ShownPod) -> SeenPod:
         reason=status.reason or "",
         controller=next((owner.uid for owner in metadata.owner_references or () if owner.controller), ""),
         deleting=metadata.deletion_timestamp is not None,
+        waits_for=what_prevents_scheduling(spec, status),
         content=shown,
     )
+
+
+def what_prevents_scheduling(spec: PodSpec, status: PodStatus) -> str:
+    """
+    Why no scheduler places the pod yet, as `SeenPod.waits_for`. A claim that the pod names itself is not looked up. Of one
+    that is made from a template the status has an entry once it exists, or is not needed.
+
+    Source: Kubernetes v1.36, plugins SchedulingGates and DynamicResources; API type PodResourceClaimStatus.
+    """
+    if spec.scheduling_gates:
+        return "has scheduling gates"
+    existing = {claim.name for claim in status.resource_claim_statuses or ()}
+    missing = [
+        claim.name
+        for claim in spec.resource_claims or ()
+        if claim.resource_claim_template_name and claim.name not in existing
+    ]
+    return f"waits for the resource claim {quoted(missing[:1])}" if missing else ""
 
 
 def seen_node(shown: ShownNode) -> SeenNode:
@@ -254,13 +284,19 @@ def binding(namespace: str, name: str, uid: str, node: NodeName) -> dict[str, An
     }
 
 
+def event_name(report: Report) -> str:
+    """The name of a report's Event, the same in all replicas; a DNS subdomain of at most 253 characters."""
+    digest = sha256("\0".join(report.key).encode()).hexdigest()[:16]
+    return f"{report.name[:236].rstrip('-.')}.{digest}"
+
+
 def event(report: Report, instance: str, now: str) -> dict[str, Any]:
     """A v1 Event; `instance` names the replica that writes it, `now` is the time as RFC 3339 has it."""
     note = report.note.encode()[:MOST_NOTE_BYTES].decode(errors="ignore")
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"generateName": f"{report.name[:200]}.", "namespace": report.namespace},
+        "metadata": {"name": event_name(report), "namespace": report.namespace},
         "involvedObject": {
             "apiVersion": "v1",
             "kind": "Pod",

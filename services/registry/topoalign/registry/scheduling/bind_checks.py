@@ -29,9 +29,13 @@ class BindChecks:
         self._foreign = foreign
         self._quotas = quotas
 
+    def passes(self, node: NodeName, pod: PodToSchedule) -> bool:
+        """As `NodeChecks.passes`."""
+        return self._behind() is None and self._scheduler.passes(pod, node)
+
     def assume(self, node: NodeName, pod: PodToSchedule) -> None:
         """As `NodeChecks.assume`."""
-        if holds_something(pod.request):
+        if holds_something(pod.request) and pod.uid not in self._view.holds(node).reserved:
             self._view.expect(node, pod)
 
     def unassume(self, node: NodeName, uid: str) -> None:

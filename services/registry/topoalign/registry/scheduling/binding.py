@@ -129,6 +129,9 @@ class BindUnknown(Unavailable):
 class NodeChecks(Protocol):
     """What a registry knows of a node at a bind."""
 
+    def passes(self, node: NodeName, pod: PodToSchedule) -> bool:
+        """Whether the pod is bound to the node without asking it, because topoalign does not run it."""
+
     def assume(self, node: NodeName, pod: PodToSchedule) -> None:
         """From now on the pod holds on the node what it will get: the scheduler asks about the next pod meanwhile."""
 
@@ -223,7 +226,9 @@ class Binder:
             await self._reservations.cancel(uid, {node})
             raise
         pod = seen.to_schedule()
-        self._checks.assume(node, pod)
+        if self._checks.passes(node, pod):
+            await self._create_binding(seen, node)
+            return
         try:
             await self._reserve(pod, node)
             await self._create_binding(seen, node)
@@ -282,6 +287,7 @@ class Binder:
         NodeRefuses, and what asking the node and writing raise.
         """
         gang = await self._plan(pod, node)
+        self._checks.assume(node, pod)
         turn = self._turns.setdefault(node, anyio.Lock())
         while True:
             version = self._checks.version_of(node)

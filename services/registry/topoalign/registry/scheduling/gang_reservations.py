@@ -7,7 +7,9 @@ is not bound in time ends like any other reservation: so a gang that stays incom
 what its bound pods hold.
 
 Members are the pods that the API server shows: neither ended nor being deleted, with a node or without, whoever bound them.
-A pod that is not shown, or no longer, is not bound as a member: it would count for a gang that is not whole.
+A pod that is not shown, or no longer, is not bound as a member: it would count for a gang that is not whole. A pod without a
+node that cannot be scheduled yet, or that names another scheduler than the pod to be bound, does not count as present:
+nothing is planned for it, and the gang waits.
 
 A pod that has succeeded counts as one that is there, as long as a member has the same controller. So a pod that is made anew
 for one that failed does not wait for those that are done, and a Job that is run again under the name of the gang waits
@@ -32,6 +34,7 @@ from topoalign.core.ports import Clock
 from topoalign.registry.ports import SeenPod
 from topoalign.registry.scheduling.holds import holds_something
 from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.placement_checks import DEFAULT_SCHEDULER
 from topoalign.registry.scheduling.reservations import Change, Reservations
 from topoalign.runtime.turns import Turns
 
@@ -39,6 +42,8 @@ GANG_SECONDS = 120.0
 """For all pods of a gang to be bound. The scheduler binds some tens of pods a second, and tries again after seconds."""
 MOST_TRIES = 3
 """So often a gang is planned at one bind, where others reserve on its nodes meanwhile."""
+MOST_ABSENT = 3
+"""Pods of which a refusal says why they do not count as present."""
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 
@@ -64,6 +69,22 @@ class SeenMember(NamedTuple):
     """UID of its controller; empty: it has none."""
     has_succeeded: bool
     """It is no member any more, and may count as one."""
+    scheduler: str
+    """The name of the scheduler that is to bind it."""
+    waits_for: str
+    """As of `SeenPod`."""
+
+    @property
+    def name(self) -> str:
+        """`namespace/name`, as it is shown to people."""
+        return clean(f"{self.pod.request.namespace}/{self.pod.request.name}")
+
+    def absence(self, scheduler: str) -> str:
+        """Why it does not count as present for a pod of this scheduler; empty: it counts. A bound pod always does."""
+        if self.node is not None:
+            return ""
+        other = "" if self.scheduler == scheduler else f"names the scheduler {clean(self.scheduler)}"
+        return self.waits_for or other
 
 
 class Gangs:
@@ -167,7 +188,10 @@ class Gangs:
         raise GangWaits(gang.name, "it does not fit as a whole", "wait until devices are free, or ask for less")
 
     def _whole(self, gang: Gang, uid: str) -> dict[str, SeenMember]:
-        """All members by UID. Raises GangWaits if this pod is none, if some are missing, or if they differ in the size."""
+        """
+        All members by UID that are present. Raises GangWaits if this pod is no member, if some are missing or cannot be
+        scheduled, or if they differ in the size.
+        """
         shown = self._members.get(gang.name, {})
         members = {each: member for each, member in shown.items() if not member.has_succeeded}
         if uid not in members:
@@ -176,9 +200,16 @@ class Gangs:
             raise GangWaits(gang.name, "its pods differ in the gang's size", "give all of them the same")
         controllers = {each.controller for each in members.values()} - {""}
         done = sum(each.has_succeeded and each.controller in controllers for each in shown.values())
-        if len(members) + done < gang.size:
-            raise GangWaits(gang.name, "not all of its pods are there yet", "create them, or correct the gang's size")
-        return members
+        absences = {each: member.absence(members[uid].scheduler) for each, member in members.items()}
+        present = {each: member for each, member in members.items() if not absences[each]}
+        if len(present) + done < gang.size or uid not in present:
+            reasons = sorted(f"; {members[each].name} {why}" for each, why in absences.items() if why)
+            raise GangWaits(
+                gang.name,
+                f"not all of its pods are there yet: {len(present) + done} of {gang.size}{''.join(reasons[:MOST_ABSENT])}",
+                "create them and let them be scheduled, or correct the gang's size",
+            )
+        return present
 
     async def _give_back(self, gang: str, plan: Plan) -> None:
         """Ends what was reserved for pods that are gone, or got another node, while that was under way."""
@@ -236,4 +267,5 @@ def member_of(pod: SeenPod) -> SeenMember | None:
         return None
     if gang is None or pod.deleting or (pod.finished and not pod.has_succeeded):
         return None
-    return SeenMember(asked, gang, pod.node, pod.controller, pod.has_succeeded)
+    scheduler = pod.scheduler or DEFAULT_SCHEDULER
+    return SeenMember(asked, gang, pod.node, pod.controller, pod.has_succeeded, scheduler, pod.waits_for)

@@ -30,6 +30,7 @@ from topoalign.registry.ports import (
     SeenQuota,
     Synced,
 )
+from topoalign.registry.scheduling.bypassed_pods import BypassedPods
 from topoalign.registry.scheduling.gang_reservations import Gangs
 from topoalign.registry.scheduling.holds import holds_something
 from topoalign.registry.scheduling.model import PodToSchedule
@@ -38,6 +39,7 @@ from topoalign.registry.scheduling.quotas import Quotas
 from topoalign.registry.scheduling.refused_pods import Cancelling, RefusedPods, was_refused
 from topoalign.registry.scheduling.reports import Reports
 from topoalign.registry.scheduling.shown_pods import ShownPods
+from topoalign.registry.scheduling.unmanaged_nodes import UnmanagedNodes
 from topoalign.registry.scheduling.view import ClusterView
 from topoalign.registry.scheduling.wake_ups import WakeUps
 
@@ -70,6 +72,10 @@ class KubernetesWatch:
         self.wake_ups = WakeUps(api, clock, waiting=lambda: bool(self.pods.waiting), nodes=lambda: self.nodes)
         self.nodes: dict[NodeName, str] = {}
         """Name -> UID of the nodes that Kubernetes has."""
+        self.unmanaged: UnmanagedNodes | None = None
+        """Receives the nodes as well."""
+        self.bypassed: BypassedPods | None = None
+        """Receives the pods that waited and are bound."""
         self.version: tuple[int, int] | None = None
         """Of the API server. None: not known yet."""
         self._api, self._clock, self._view, self._reservations = api, clock, view, reservations
@@ -136,11 +142,15 @@ class KubernetesWatch:
                         )
                         self._view.label(each.name, each.labels)
                         self._foreign.see(each)
+                        if self.unmanaged is not None:
+                            self.unmanaged.see(each)
                     case GoneNode():
                         self.nodes.pop(each.name, None)
                         self._traits.pop(each.name, None)
                         self._view.forget(each.name)
                         self._foreign.lose(each.name)
+                        if self.unmanaged is not None:
+                            self.unmanaged.lose(each.name)
                         self._reservations.forget(each.name)
                     case Synced():
                         self._synced.add("nodes")
@@ -177,6 +187,8 @@ class KubernetesWatch:
         if pod.deleting:
             self._view.begin_termination(pod.node, pod.uid)
         if pod.uid not in self.pods.bound:
+            if self.bypassed is not None and pod.uid in self.pods.waiting:
+                self.bypassed.bind(self.pods.waiting[pod.uid], pod.node)
             self.pods.bind(pod.uid, pod.node)
             asked = understood(pod)
             if asked is not None:

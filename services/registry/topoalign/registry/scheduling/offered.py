@@ -64,6 +64,11 @@ class OfferedResources:
         self._count(now, None if before is None else before[2])
         self._count_gpus(hardware.gpus, () if before is None else before[0].gpus)
 
+    def names_on(self, node: NodeName) -> frozenset[ResourceName]:
+        """As `names`, of one node; empty: nothing is known of it."""
+        known = self._nodes.get(node)
+        return frozenset() if known is None else known[2].names
+
     def drop(self, node: NodeName) -> None:
         """A node is gone."""
         before = self._nodes.pop(node, None)

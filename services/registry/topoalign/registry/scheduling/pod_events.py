@@ -8,7 +8,6 @@ An Event wakes no pod and changes none. How many are written is bounded by `repo
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 from topoalign.core.model.errors import TopoalignError, clean, quoted
 from topoalign.core.model.ids import NodeName
@@ -21,12 +20,6 @@ MOST_CODES = 5
 """Reasons that an Event names."""
 
 
-class Tell(Protocol):
-    """Has an Event written, as `Reports.tell`."""
-
-    def __call__(self, report: Report, what: str = "") -> None: ...
-
-
 class PodEvents:
     """Binds pods for the scheduler by another binder, and tells of it."""
 
@@ -34,14 +27,18 @@ class PodEvents:
         self,
         binder: Binder,
         reserved: Callable[[str], Mapping[NodeName, Reservation]],
-        tell: Tell,
+        tell: Callable[[Report], None],
         claim: Callable[[str], AbstractContextManager[object]] = nullcontext,
+        *,
+        nodes: Callable[[], int],
     ) -> None:
         """
-        `reserved`: UID of a pod -> what is reserved for it, by node. `claim`: the pod of this UID counts against the quota
-        of its namespace while this is open; raises where there is no room for it.
+        `reserved`: UID of a pod -> what is reserved for it, by node. `tell` has an Event written. `claim`: the pod of this
+        UID counts against the quota of its namespace while this is open; raises where there is no room for it. `nodes`: how
+        many the cluster has.
         """
         self._binder, self._reserved, self._tell, self._claim = binder, reserved, tell, claim
+        self._nodes = nodes
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
         """As `Scheduling.bind`."""
@@ -62,9 +59,23 @@ class PodEvents:
         """No node takes the pod; `counts`: code of a refusal -> how many nodes refuse for this."""
         namespace, name = pod.request.namespace, pod.request.name
         why = "; ".join(f"{code} on {count}" for code, count in counts.most_common(MOST_CODES))
-        note = f"no node of {counts.total()} fits: {why}; see `topoalign why {clean(namespace)}/{clean(name)}`"
-        report = Report(namespace=namespace, name=name, uid=pod.uid, reason="NoNodeFits", note=note, kind="Warning")
-        self._tell(report, " ".join(sorted(counts)))  # counts change with every pod of the cluster
+        asked = f"{counts.total()} node{'s' if counts.total() != 1 else ''} that the scheduler asked about"
+        note = (
+            f"none of the {asked} (the cluster has {self._nodes()}) admits the pod: {why}; "
+            f"see `topoalign why {clean(namespace)}/{clean(name)}`"
+        )
+        identity = " ".join(sorted(counts))  # counts change with every pod of the cluster
+        self._tell(
+            Report(
+                namespace=namespace,
+                name=name,
+                uid=pod.uid,
+                reason="NoNodeFits",
+                note=note,
+                identity=identity,
+                kind="Warning",
+            )
+        )
 
 
 def devices_of(reservation: Reservation) -> list[str]:

@@ -129,5 +129,6 @@ def report_of(pod: SeenPod, reserved: bool) -> Report:
         uid=pod.uid,
         reason="RefusedByNode",
         note=f"Node {pod.node} refused the pod ({clean(pod.reason)}); {now}",
+        identity=pod.reason,
         kind="Warning",
     )

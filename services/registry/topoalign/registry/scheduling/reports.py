@@ -1,7 +1,8 @@
 """
 Events of Kubernetes about pods: written in a task of their own, seldom, and never waited for.
 
-The same report about the same pod is written once in ten minutes. At most 60 are written at once and then two a second, as
+The same report about the same pod is written once in ten minutes, and not while an Event of it exists: all replicas give it
+one name. At most 60 are written at once and then two a second, as
 events are kept in the cluster's own store; what exceeds that is dropped and counted. An event that fails is not repeated.
 """
 
@@ -34,12 +35,12 @@ class Reports:
         self._api, self._clock = api, clock
         self._pace = Pace(clock, BURST, BURST_SECONDS)
         self._told: OrderedDict[tuple[str, str, str], float] = OrderedDict()
-        """UID, reason and note -> when it was last written, in monotonic seconds; the longest ago first."""
+        """`Report.key` -> when it was last written, in monotonic seconds; the longest ago first."""
         self._waiting = Queue[Report](MOST_WAITING)
 
-    def tell(self, report: Report, what: str = "") -> None:
-        """Has the report written, unless it was lately, or another of the pod that says the same, where `what` is said."""
-        key, now = (report.uid, report.reason, what or report.note), self._clock.monotonic()
+    def tell(self, report: Report) -> None:
+        """Has the report written, unless one of the same key was lately."""
+        key, now = report.key, self._clock.monotonic()
         last = self._told.get(key)
         if last is not None and now < last + AGAIN_SECONDS:
             self.counts["repeated"] += 1

@@ -7,6 +7,7 @@ the machine of `topoalign.io/machine`, or an empty sibling of the same instance 
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import compress
 from operator import not_
 from typing import Protocol
@@ -96,6 +97,8 @@ class Scheduler:
         """UID of a pod -> the only node for it, where it is planned together with others."""
         self.allows: Callable[[PodToSchedule, NodeName], bool] = lambda pod, node: True
         """Whether Kubernetes lets the pod go to the node, where the scheduler has not said so."""
+        self.passes: Callable[[PodToSchedule, NodeName], bool] = lambda pod, node: False
+        """Whether the pod may go to the node because topoalign does not run it."""
         self.refused: Callable[[PodToSchedule, Counter[str]], None] = lambda pod, codes: None
         """Told a pod that none of the nodes takes that were asked about, with how many refuse it for each reason."""
         self.checks = PodChecks(view.offers, ranks_as_hami=isinstance(view.scorer, HamiScorer))
@@ -156,7 +159,7 @@ class Scheduler:
             numbers = bytes(map(codes.__getitem__, map(places.__getitem__, nodes)))
         except KeyError:
             repeated = False
-            new = NewNodes(self.view, self._verdicts, request)
+            new = NewNodes(self.view, self._verdicts, request, partial(self.passes, pod))
             numbers = bytes(
                 codes[places[node]] if node in places else new.number(node, labels.get(node, {})) for node in nodes
             )
@@ -233,7 +236,8 @@ class Scheduler:
         for node, each in victims.items():
             await turns.give()
             self.view.renew()  # nodes may have changed, or gone, in the turn
-            if not self._refusal_without(pod, request, node, each.uids) and has_room(self.quotas, pod, each.uids):
+            passes = self.passes(pod, node) or not self._refusal_without(pod, request, node, each.uids)
+            if passes and has_room(self.quotas, pod, each.uids):
                 helped[node] = each
         planned = self.planned(pod.uid)  # filter will refuse all other nodes, whoever ends there
         return helped if planned is None else {node: each for node, each in helped.items() if node == planned}

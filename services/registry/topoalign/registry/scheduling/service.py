@@ -1,6 +1,6 @@
 """Puts the scheduler's side of the registry together and runs it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 import anyio
@@ -20,10 +20,12 @@ from topoalign.registry.foreign_questions import serve_foreign
 from topoalign.registry.ports import KubernetesApi
 from topoalign.registry.scheduling.bind_checks import BindChecks
 from topoalign.registry.scheduling.binding import Binder
+from topoalign.registry.scheduling.bypassed_pods import BypassedPods
 from topoalign.registry.scheduling.figures import Figures
 from topoalign.registry.scheduling.gang_reservations import Gangs
 from topoalign.registry.scheduling.holds import Hold
 from topoalign.registry.scheduling.kubernetes_watch import KubernetesWatch, understood
+from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.placement_checks import check_placement
 from topoalign.registry.scheduling.pod_events import PodEvents
 from topoalign.registry.scheduling.quotas import Quotas
@@ -31,6 +33,7 @@ from topoalign.registry.scheduling.reservations import Reservations
 from topoalign.registry.scheduling.scheduler import NotReadYet, Scheduler
 from topoalign.registry.scheduling.server import serve_scheduler
 from topoalign.registry.scheduling.topology_objects import TopologyObjects
+from topoalign.registry.scheduling.unmanaged_nodes import UnmanagedNodes
 from topoalign.registry.scheduling.view import ClusterView
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
@@ -73,6 +76,8 @@ class Scheduling:
         self.binder: Binder | None = None
         self.topologies: TopologyObjects | None = None
         self.quotas: Quotas | None = None
+        self.unmanaged: UnmanagedNodes | None = None
+        self.bypassed: BypassedPods | None = None
         self.foreign = foreign or ForeignNodes(clock, cluster.is_answering)
         if api is not None:
             self._use(api)
@@ -90,6 +95,11 @@ class Scheduling:
             api, clock, self.view, self.reservations, gangs, foreign, quotas=quotas, delete_refused=delete
         )
         quotas.mates, quotas.freed = gangs.waiting_with, partial(self.watch.wake_ups.ask, "QuotaFreed")
+        self.unmanaged = self.watch.unmanaged = UnmanagedNodes(
+            self._cluster, pass_unknown=self._settings.unknown_nodes == "pass"
+        )
+        self.view.unmanaged = self.unmanaged.__contains__
+        self.unmanaged.changed = self.view.mark
         foreign.behind, shown = self.watch.behind, self.watch.pods
         self.view.offered = self._offered
         self.scheduler.planned, self.scheduler.allows = gangs.node_of, self.watch.allows
@@ -97,7 +107,20 @@ class Scheduling:
         may_be = partial(check_placement, allows=self.watch.allows, scheduler=self._settings.scheduler_name)
         checks = BindChecks(self.scheduler, self.behind, foreign.refusal, quotas)
         self.binder = Binder(context.bus, clock, api, self.reservations, checks, gangs.plan, shown, may_be)
-        events = PodEvents(self.binder, self.reservations.of_pod, self.watch.reports.tell, quotas.claim)
+        self.scheduler.passes = self._passes
+        context.notes["managed"] = self.unmanaged.finding
+        self.bypassed = self.watch.bypassed = BypassedPods(
+            clock, self.watch.reports.tell, self._offered_names, self.behind, self._settings.scheduler_name
+        )
+        context.notes["managedResources"] = self.bypassed.finding
+        kubernetes_nodes = self.watch.nodes
+        events = PodEvents(
+            self.binder,
+            self.reservations.of_pod,
+            self.watch.reports.tell,
+            quotas.claim,
+            nodes=lambda: len(kubernetes_nodes),
+        )
         self.scheduler.binder, self.scheduler.refused = events, events.refuse
         if self._settings.publish_topologies:
             self.topologies = TopologyObjects(api, clock, self.view, self.watch.nodes.get)
@@ -141,6 +164,8 @@ class Scheduling:
             if self.watch is not None:
                 tasks.start_soon(self.watch.run)
                 tasks.start_soon(self.foreign.run)
+                if self.bypassed is not None:
+                    tasks.start_soon(self.bypassed.run)
                 await tasks.start(serve_foreign, self._context.bus, self.foreign)
             if self.topologies is not None:
                 tasks.start_soon(self.topologies.run)
@@ -167,6 +192,9 @@ class Scheduling:
     def _hold(self, node: NodeName) -> None:
         """The view holds what is reserved on a node now."""
         self._reserved.hear(node)
+        newest = self.reservations.of(node).newest
+        if self.bypassed is not None and newest is not None:
+            self.bypassed.observe(newest)
         self.view.hold(node, tuple(Hold(reserved=each) for each in self.reservations.held(node)))
 
     def _requested(self, reserved: Reservation) -> PodRequest | None:
@@ -193,6 +221,14 @@ class Scheduling:
 
     def _let_go(self, node: NodeName) -> None:
         self.view.hold(node, ())
+
+    def _offered_names(self, node: NodeName) -> Collection[ResourceName]:
+        """What a node offers; empty where its allocator does not answer."""
+        return self.view.offers.names_on(node) if self._cluster.is_answering(node) else ()
+
+    def _passes(self, pod: PodToSchedule, node: NodeName) -> bool:
+        """As `UnmanagedNodes.passes`; of no node that HAMi runs. Right only once it is known what the nodes published."""
+        return self.unmanaged is not None and self.unmanaged.passes(pod, node) and not self.foreign.refusal(node)
 
     def _has_gone(self, node: NodeName) -> bool:
         return self.watch is not None and self.watch.has_gone(node)

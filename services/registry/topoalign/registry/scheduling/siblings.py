@@ -7,7 +7,7 @@ hardware, and under the rules of its kubelet, with nothing allocated. Where no n
 catalogue has the rules of a kubelet without any configuration.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 
 from topoalign.core.admission.kinds import Kind
@@ -76,14 +76,20 @@ def labelled(view: ClusterView) -> dict[tuple[str, str], Kind]:
 class NewNodes:
     """What nodes say to a request that the registry does not know, in one question about many."""
 
-    def __init__(self, view: ClusterView, verdicts: Verdicts, request: Request) -> None:
+    def __init__(
+        self, view: ClusterView, verdicts: Verdicts, request: Request, passes: Callable[[NodeName], bool]
+    ) -> None:
+        """`passes`: whether the pod may go to a node because topoalign does not run it."""
         self._view, self._verdicts, self._request = view, verdicts, request
+        self._passes = passes
         self._siblings = Siblings(view)
         self._numbers: dict[str | Kind, int] = {}
         """By the code of a refusal, or by the kind that a node would be."""
 
     def number(self, node: NodeName, labels: Mapping[str, str]) -> int:
         """The number of the refusal by a node that would have these labels, or that others run; 0 where it would admit."""
+        if self._passes(node):
+            return 0
         code = self._view.foreign(node)
         kind = None if code else self._siblings.kind(labels)
         what = code or kind or UNKNOWN_NODE

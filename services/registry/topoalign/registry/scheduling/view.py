@@ -85,6 +85,8 @@ class ClusterView:
         """Called when a node is offered that was not, or has more free than before."""
         self.foreign: Callable[[NodeName], str] = lambda node: ""
         """Code of the refusal because others give out the node's GPUs; empty: nobody does."""
+        self.unmanaged: Callable[[NodeName], bool] = lambda node: False
+        """Whether topoalign does not run the node (`unmanaged_nodes`): then it is not in the view."""
         self.reserved_on: dict[str, frozenset[NodeName]] = {}
         """UID of a pod -> the nodes on which something is reserved for it: several where it was tried on more than one."""
         self.turns = partial(Turns, clock)
@@ -347,7 +349,7 @@ class ClusterView:
 
     def _renew(self, node: NodeName) -> None:
         del self._due[node]
-        if node not in self._cluster or node in self._deleted:
+        if node not in self._cluster or node in self._deleted or self.unmanaged(node):
             self._drop(node)
             return
         self.version += 1

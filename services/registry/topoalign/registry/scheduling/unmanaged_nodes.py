@@ -1,0 +1,81 @@
+"""
+Nodes that topoalign does not run, such as those of NVIDIA's device plugin: the extender lets pods pass to them.
+
+A node is unmanaged if its Node has the label `topoalign.io/managed: "false"`; and by the setting `TOPOALIGN_UNKNOWN_NODES`
+also if nothing was ever published of it. A node whose allocator answers is managed, whatever its label is: what it
+publishes is true, and its devices would else be given out twice. That is logged once and noted.
+
+Pods of gangs do not pass: nothing can be reserved for the gang as a whole there.
+"""
+
+from collections.abc import Callable
+
+import structlog
+
+from topoalign.core.model.errors import clean, quoted
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import GANG
+from topoalign.registry.cluster import Cluster
+from topoalign.registry.ports import SeenNode
+from topoalign.registry.scheduling.model import PodToSchedule
+
+MANAGED = "topoalign.io/managed"
+"""Label of a Node; `false`: topoalign does not run it."""
+
+log = structlog.get_logger("topoalign.registry.scheduling")
+
+
+class UnmanagedNodes:
+    """Which nodes of Kubernetes topoalign does not run."""
+
+    def __init__(self, cluster: Cluster, *, pass_unknown: bool) -> None:
+        """`pass_unknown`: whether nodes of which nothing was ever published count as well."""
+        self.changed: Callable[[NodeName], None] = lambda node: None
+        """Called with each node whose label has changed."""
+        self._cluster = cluster
+        self._pass_unknown = pass_unknown
+        self._nodes: dict[NodeName, bool] = {}
+        """The nodes of Kubernetes, and whether the label of each is `false`."""
+        self._logged: set[NodeName] = set()
+        """Nodes with that label of which it is logged that their allocator answers."""
+        cluster.listeners.append(self.observe)
+
+    def __contains__(self, node: NodeName) -> bool:
+        if node not in self._nodes or self._cluster.is_answering(node):
+            return False
+        return self._nodes[node] or (self._pass_unknown and node not in self._cluster)
+
+    def passes(self, pod: PodToSchedule, node: NodeName) -> bool:
+        """Whether the pod may go to the node because topoalign does not run it."""
+        return node in self and GANG not in pod.request.annotations
+
+    def see(self, node: SeenNode) -> None:
+        """The API server shows a node."""
+        before = self._nodes.get(node.name, False)
+        labelled = node.labels.get(MANAGED) == "false"
+        self._nodes[node.name] = labelled
+        if not labelled:
+            self._logged.discard(node.name)
+        if labelled != before:
+            self.changed(node.name)
+        self.observe(node.name)
+
+    def lose(self, node: NodeName) -> None:
+        """The API server has no such node any more."""
+        self._nodes.pop(node, None)
+        self._logged.discard(node)
+
+    def observe(self, node: NodeName) -> None:
+        """A fact of a node has come, or whether its allocator answers has changed."""
+        if self._nodes.get(node) and node not in self._logged and self._cluster.is_answering(node):
+            self._logged.add(node)
+            log.warning(
+                f"topoalign runs a node that is labelled {MANAGED}=false: the label has no effect", node=clean(node)
+            )
+
+    def finding(self) -> str | None:
+        """Names the nodes whose label and allocator contradict each other; None: there are none."""
+        nodes = sorted(node for node, labelled in self._nodes.items() if labelled and self._cluster.is_answering(node))
+        if not nodes:
+            return None
+        return f"topoalign runs nodes that are labelled {MANAGED}=false: {quoted(nodes)}; remove the label"

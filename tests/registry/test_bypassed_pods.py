@@ -1,0 +1,168 @@
+"""Pods that were bound without asking the extender, as a resource is missing in the scheduler's managedResources."""
+
+from collections.abc import Mapping
+
+import httpx
+import pytest
+from api_server_support import shown_pod
+from registry_support import World
+from reservation_support import container, reservation
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+from view_support import NODE
+
+from topoalign.core.model.ids import GPU
+from topoalign.registry.ports import Report
+from topoalign.registry.scheduling.bypassed_pods import CHECK_SECONDS, NOTED_SECONDS, BypassedPods
+from topoalign.registry.scheduling.reservations import Change, Reservations
+from topoalign.runtime.clock import all_tasks_blocked
+from topoalign.runtime.tasks import background
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.kubernetes.add_node(NODE)
+    return world
+
+
+async def add(world: World, name: str, spec: Mapping[str, object] = {}, resource: str = GPU) -> str:
+    """A pod that waits and is shown; its UID."""
+    shown = shown_pod(name)
+    shown["spec"] |= spec
+    asked = {resource: "1"}
+    shown["spec"]["containers"][0]["resources"] = {"limits": asked, "requests": asked}
+    uid = str(world.kubernetes.add_pod(shown)["metadata"]["uid"])
+    await all_tasks_blocked()
+    return uid
+
+
+async def bind_past(world: World, name: str, node: str = NODE) -> None:
+    """The scheduler binds the pod itself, as it does where no extender is for it."""
+    world.kubernetes.bind("ml", name, {"target": {"name": node}})
+    await all_tasks_blocked()
+
+
+async def check(world: World) -> None:
+    """So long that all pods that are bound by now are looked at."""
+    for _ in range(int(2 * CHECK_SECONDS) // 5):
+        await world.clock.advance(5)
+        await all_tasks_blocked()
+
+
+def events(world: World) -> list[tuple[str, str]]:
+    """Pod and text of the Events about pods that the extender was not asked about."""
+    return [
+        (event["involvedObject"]["name"], event["message"])
+        for event in world.kubernetes.events
+        if event["reason"] == "BoundWithoutExtender"
+    ]
+
+
+def warnings(logs: list[EventDict]) -> list[str]:
+    return [each["resource"] for each in logs if "managedResources" in each["event"]]
+
+
+async def test_a_resource_that_managed_resources_lacks_is_named(world: World) -> None:
+    """In an Event of each pod, once in the log, and in a note for an hour."""
+    await world.say(*world.says.all())
+    async with world.allocator(world.says), world.registry():
+        await world.rounds()
+        with capture_logs() as logs:
+            for name in ("a", "b"):
+                await add(world, name)
+                await bind_past(world, name)
+            await check(world)
+        note = world.context.notes["managedResources"]()
+        await world.clock.advance(NOTED_SECONDS)
+
+        assert ["a", "b"] == [name for name, _ in events(world)]
+        assert all("{name: nvidia.com/gpu}" in text for _, text in events(world))
+        assert [GPU] == warnings(logs)
+        assert note is not None
+        assert "nvidia.com/gpu" in note
+        assert world.context.notes["managedResources"]() is None
+
+
+async def test_pods_that_are_no_concern_of_the_extender_are_not_reported(world: World) -> None:
+    """Of another scheduler, on a node of others, bound when first shown, or asking for what the node does not offer."""
+    world.kubernetes.add_node("other-node")
+    await world.say(*world.says.all())
+    async with world.allocator(world.says), world.registry():
+        await world.rounds()
+        await add(world, "foreign", {"schedulerName": "volcano"})
+        await add(world, "elsewhere")
+        await add(world, "fpga", resource="example.com/fpga")
+        await bind_past(world, "foreign")
+        await bind_past(world, "elsewhere", "other-node")
+        await bind_past(world, "fpga")
+        await add(world, "direct", {"nodeName": NODE})
+        await check(world)
+
+        assert ([], None) == (events(world), world.context.notes["managedResources"]())
+
+
+async def test_a_pod_that_the_extender_bound_is_not_reported(world: World) -> None:
+    await world.say(*world.says.all())
+    async with world.allocator(world.says), world.registry() as (_, url):
+        await world.rounds()
+        body = {"PodName": "p", "PodNamespace": "ml", "PodUID": await add(world, "p"), "Node": NODE}
+        async with httpx.AsyncClient() as client:
+            answer = (await client.post(f"{url}/scheduler/bind", json=body)).json()
+        await check(world)
+
+        assert ("", []) == (answer["Error"], events(world))
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_pod_that_another_registry_bound_is_not_reported(world: World, late: bool) -> None:
+    """Its reservation tells, also if it comes after the Binding was shown and has ended before the pods are looked at."""
+    await world.say(*world.says.all())
+    async with world.allocator(world.says), world.registry() as (scheduling, _), background() as tasks:
+        other = Reservations(world.bus, world.clock, "r2", scheduling.view.facts)
+        tasks.start_soon(other.run)
+        await world.rounds()
+        uid = await add(world, "p")
+        if late:
+            await bind_past(world, "p")
+        position = other.of(NODE).position
+        await other.write([Change(node=NODE, position=position, made=(reservation("p", container("0"), uid=uid),))])
+        await other.write([Change(node=NODE, position=other.of(NODE).position, cancelled=(uid,))])
+        if not late:
+            await bind_past(world, "p")
+        await check(world)
+
+        assert [] == events(world)
+
+
+async def test_nothing_is_reported_while_the_node_does_not_answer(world: World) -> None:
+    """Without the bus reservations of other registries do not arrive either."""
+    await world.say(*world.says.all())
+    async with world.registry():
+        await world.rounds(2)
+        await add(world, "p")
+        await bind_past(world, "p")
+        await check(world)
+
+        assert [] == events(world)
+
+
+async def test_nothing_is_reported_until_all_reservations_are_known(world: World) -> None:
+    missing = ["the reservations are not read yet"]
+    reports = list[Report]()
+    bypassed = BypassedPods(world.clock, reports.append, lambda node: {GPU}, lambda: next(iter(missing), None), "")
+    async with background() as tasks:
+        tasks.start_soon(bypassed.run)
+        counts = []
+        for name in ("early", "late"):
+            await add(world, name)
+            seen = await world.api.pod("ml", name)
+            assert seen is not None
+            bypassed.bind(seen, NODE)
+            await check(world)
+            counts.append(len(reports))
+            missing.clear()
+
+        assert [0, 1] == counts
