@@ -21,6 +21,7 @@ from topoalign.core.deviceshare.names import ANNOTATIONS, GPU_RESOURCES
 from topoalign.discovery.settings import DiscoverySettings
 from topoalign.plugin_config.mps_files import CONTAINER_ROOT
 from topoalign.registry.kubernetes import client, objects
+from topoalign.registry.scheduling.server import READINESS
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime import stores
@@ -227,6 +228,16 @@ def test_ports_of_services_policies_and_clients_are_those_listened_on(prod: tupl
 def webhooks_of(manifests: tuple[Manifest, ...]) -> list[Manifest]:
     kinds = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
     return [hook for each in manifests if each["kind"] in kinds for hook in each["webhooks"]]
+
+
+def test_the_registry_is_ready_for_its_service_and_drains_before_it_ends(prod: tuple[Manifest, ...]) -> None:
+    """S02, S09: the probe asks for what extender and webhook need; preStop, drain and last calls fit into the grace."""
+    deployment = one(prod, "Deployment", "topoalign-registry")["spec"]
+    registry = dict(containers(prod))["topoalign-registry"]
+    pages = f"http://127.0.0.1:{values(registry)['TOPOALIGN_HTTP_PORT']}"
+
+    assert ["topoalign", "health", f"{pages}/readyz/{READINESS}"] == registry["readinessProbe"]["exec"]["command"]
+    assert 0 == deployment["strategy"]["rollingUpdate"]["maxUnavailable"]
 
 
 def test_webhooks_fail_closed_for_pods_of_ours_alone(prod: tuple[Manifest, ...]) -> None:

@@ -66,6 +66,11 @@ class Context:
     """`TOPOALIGN_*` settings: the process environment under what the command line said."""
     checks: dict[str, Check] = field(default_factory=dict)
     """Readiness checks by name; a service adds its own."""
+    readiness: dict[str, dict[str, Check]] = field(default_factory=dict)
+    """
+    Name of a Service -> the readiness checks of what it needs, which /readyz/NAME answers; a service adds its own before it
+    reports that it has started.
+    """
     life: dict[str, Check] = field(default_factory=dict)
     """Checks of /livez by name: what only a new start of the process can mend."""
     notes: dict[str, Check] = field(default_factory=dict)

@@ -24,6 +24,9 @@ VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,3})([.+-].*)?")
 OLDEST = (1, 36)
 """Taken where no version is known: what is said to this one harms no later one."""
 
+READINESS = "scheduler"
+"""The Service of extender and webhook, whose readiness page is /readyz/scheduler."""
+
 HELP = "How long calls of the scheduler took, from the end of the question to its answer."
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
 """A scheduler waits for five."""
@@ -57,6 +60,7 @@ async def serve_scheduler(
     if settings.scheduler_tls_dir:
         certificates = Certificates(Path(settings.scheduler_tls_dir), context.clock)
         context.checks["scheduler certificate"] = certificates.trouble
+        context.readiness.setdefault(READINESS, {})["certificate"] = certificates.trouble
     listener = listen(settings.scheduler_host, settings.scheduler_port, "TOPOALIGN_SCHEDULER")
     async with anyio.create_task_group() as tasks:
         if certificates is not None:
