@@ -21,10 +21,11 @@ from topoalign.core.deviceshare.names import ANNOTATIONS, GPU_RESOURCES
 from topoalign.discovery.settings import DiscoverySettings
 from topoalign.plugin_config.mps_files import CONTAINER_ROOT
 from topoalign.registry.kubernetes import client, objects
-from topoalign.registry.scheduling.server import READINESS
+from topoalign.registry.scheduling.server import DRAIN_SECONDS, READINESS
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime import stores
+from topoalign.runtime.http_server import GRACE_SECONDS
 from topoalign.runtime.nats_server import find_nats_server
 from topoalign.runtime.settings import PREFIX, RuntimeSettings
 
@@ -235,9 +236,12 @@ def test_the_registry_is_ready_for_its_service_and_drains_before_it_ends(prod: t
     deployment = one(prod, "Deployment", "topoalign-registry")["spec"]
     registry = dict(containers(prod))["topoalign-registry"]
     pages = f"http://127.0.0.1:{values(registry)['TOPOALIGN_HTTP_PORT']}"
+    before = registry["lifecycle"]["preStop"]["sleep"]["seconds"]
 
     assert ["topoalign", "health", f"{pages}/readyz/{READINESS}"] == registry["readinessProbe"]["exec"]["command"]
     assert 0 == deployment["strategy"]["rollingUpdate"]["maxUnavailable"]
+    assert before >= 1
+    assert deployment["template"]["spec"]["terminationGracePeriodSeconds"] > before + DRAIN_SECONDS + GRACE_SECONDS
 
 
 def test_webhooks_fail_closed_for_pods_of_ours_alone(prod: tuple[Manifest, ...]) -> None:

@@ -27,6 +27,9 @@ OLDEST = (1, 36)
 READINESS = "scheduler"
 """The Service of extender and webhook, whose readiness page is /readyz/scheduler."""
 
+DRAIN_SECONDS = 5.0
+"""For which calls are answered after SIGTERM: more than the 4 s after which a bind is given up."""
+
 HELP = "How long calls of the scheduler took, from the end of the question to its answer."
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
 """A scheduler waits for five."""
@@ -44,13 +47,14 @@ async def serve_scheduler(
     task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """
-    Serves until cancelled; has started, with its URL, once it listens. Expects that the settings have a port. `offered`,
-    `check` and `left_out`: for the webhook, which is served at the same address; `kubernetes`: the version of the API
-    server, which counts as the scheduler's where the settings have none.
+    Serves until cancelled, after SIGTERM for `DRAIN_SECONDS`; has started, with its URL, once it listens. Expects that the
+    settings have a port. `offered`, `check` and `left_out`: for the webhook, which is served at the same address;
+    `kubernetes`: the version of the API server, which counts as the scheduler's where the settings have none.
 
     Raises InvalidField for a version or certificates that cannot be used, and AddressInUse.
     """
     assert settings.scheduler_port is not None, "there is a port"
+    context.drain.seconds = DRAIN_SECONDS
     version = version_of(settings.scheduler_kubernetes)
     seconds = Histogram("topoalign_scheduler_call_seconds", HELP, ["call"], buckets=SECONDS, registry=context.metrics)
     extender = Extender(
@@ -71,6 +75,7 @@ async def serve_scheduler(
             protocol=SchedulerConnection,
             idle_seconds=IDLE_SECONDS,
             tls=None if certificates is None else certificates.context,
+            draining=context.drain.begun,
             task_status=task_status,
         )
 
