@@ -249,12 +249,15 @@ def test_webhooks_fail_closed_for_pods_of_ours_alone(prod: tuple[Manifest, ...])
     hooks = webhooks_of(prod)
 
     served = [route.path for route in Webhook("", lambda resource: False).routes() if isinstance(route, Route)]
-    assert served == [hook["clientConfig"]["service"]["path"] for hook in hooks], "the validating one takes no changes"
+    paths = [hook["clientConfig"]["service"]["path"] for hook in hooks]
+    assert [*served, served[1]] == paths, "the validating ones take no changes"
     for hook in hooks:
         assert ("Fail", "None", 5) == (hook["failurePolicy"], hook["sideEffects"], hook["timeoutSeconds"])
         (exempt,) = hook["namespaceSelector"]["matchExpressions"]
         assert ("NotIn", ["kube-system", "topoalign"]) == (exempt["operator"], exempt["values"])
         assert "objectSelector" not in hook, "whoever may create a pod may label it"
+        assert hook["clientConfig"]["caBundle"]
+    for hook in hooks[:2]:
         asks, changes = (condition["expression"] for condition in hook["matchConditions"])
         assert all(f"startsWith('{domain}')" in asks for domain in OURS)
         assert all(f"'{key}'" in asks for key in ANNOTATIONS)
@@ -263,9 +266,23 @@ def test_webhooks_fail_closed_for_pods_of_ours_alone(prod: tuple[Manifest, ...])
         assert f"startsWith('{OWN_DOMAIN}')" in changes and "oldObject.metadata.annotations[a] ==" in changes
         for expression in (asks, changes):
             assert [expression.count(each) for each in "(["] == [expression.count(each) for each in ")]"]
-        assert hook["clientConfig"]["caBundle"]
     assert hooks[0]["matchConditions"] == hooks[1]["matchConditions"]
     assert all(name.startswith("koordinator.sh/gpu") for name in GPU_RESOURCES)
+
+
+def test_a_webhook_judges_our_annotations_from_status_and_binding(prod: tuple[Manifest, ...]) -> None:
+    """S07: only where one of them differs, so that the status updates of kubelets do not reach it."""
+    hook = webhooks_of(prod)[2]
+    (condition,) = hook["matchConditions"]
+    expression = condition["expression"]
+
+    assert [(["UPDATE"], ["pods/status"]), (["CREATE"], ["pods/binding", "bindings"])] == [
+        (rule["operations"], rule["resources"]) for rule in hook["rules"]
+    ]
+    assert expression.count(f"startsWith('{OWN_DOMAIN}')") == 2, "what comes, and what goes"
+    assert "object.spec" not in expression, "a Binding has no such field"
+    assert expression.count("request.operation == 'UPDATE' && has(oldObject") == 2, "a Binding has no former object"
+    assert [expression.count(each) for each in "(["] == [expression.count(each) for each in ")]"]
 
 
 def test_the_registry_may_do_what_its_client_does_and_no_more(folder: Path) -> None:

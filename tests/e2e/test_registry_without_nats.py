@@ -61,7 +61,7 @@ class Served:
             while await self.filter() != code:
                 await anyio.lowlevel.checkpoint()
 
-    async def reviewed(self, **spec: Any) -> list[bool]:
+    async def review_pod(self, **spec: Any) -> list[bool]:
         """Whether both webhooks allow the pod."""
         request = {
             "uid": "r",
@@ -112,17 +112,17 @@ async def test_pods_are_created_and_wait_while_nats_is_away(folder: Path, monkey
             kubeconfig = server.kubeconfig(folder / "kubeconfig")
             async with registry(nats, kubeconfig, first_port) as first:
                 await until_ready(first)
-                before = await first.filter(), await first.reviewed(), await first.reviewed(nodeName=NODE)
+                before = await first.filter(), await first.review_pod(), await first.review_pod(nodeName=NODE)
                 async with local_nats(folder / "nats", nats_port):
                     await tasks.start(node.run, LONG)
                     await first.until_filtered("")
                 api.add_pod({**POD, "spec": {**POD["spec"], "schedulerName": "nobody"}})
                 await first.until_filtered("NodeStale")
-                lost = await first.reviewed(), await first.reviewed(nodeName=NODE)
+                lost = await first.review_pod(), await first.review_pod(nodeName=NODE)
                 pages = await first.ready("/readyz/scheduler"), await first.ready("/readyz")
                 async with registry(nats, kubeconfig, second_port) as second:
                     await until_ready(second)
-                    restarted = await second.filter(), await second.reviewed(), await second.reviewed(nodeName=NODE)
+                    restarted = await second.filter(), await second.review_pod(), await second.review_pod(nodeName=NODE)
                     async with local_nats(folder / "nats", nats_port):
                         await first.until_filtered("")
                         await second.until_filtered("")

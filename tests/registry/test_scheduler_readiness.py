@@ -12,9 +12,12 @@ import pytest
 from api_server_support import shown_pod
 from decision_support import container, pod
 from registry_support import World
-from view_support import NODE, asked
+from slot_support import in_slots
+from unit_support import DGX
+from view_support import NODE, RULES, Says, asked
 
 from topoalign.core.model.errors import BusUnavailable
+from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.core.ports import Stream
 from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.kubernetes.objects import WOKEN
@@ -82,15 +85,20 @@ async def pages(world: World) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def reviewed(url: str, limits: Mapping[str, str], **spec: Any) -> tuple[bool, Any]:
-    """Whether the mutating webhook allows a new pod with these limits, and its changes or the code of the denial."""
-    containers = [{"name": "main", "resources": {"limits": limits}}]
+async def review_pod(url: str, limits: Mapping[str, str], gang: str = "", **spec: Any) -> tuple[bool, Any]:
+    """
+    Whether the mutating webhook allows a new pod with these limits, or that it gets the annotations of a gang; and its
+    changes, or the code of the denial.
+    """
+    spec["containers"] = [{"name": "main", "resources": {"limits": limits}}]
+    annotations = {GANG: gang, GANG_SIZE: "2"} if gang else {}
     request = {
         "uid": "r",
         "resource": {"group": "", "version": "v1", "resource": "pods"},
-        "operation": "CREATE",
+        "operation": "UPDATE" if gang else "CREATE",
         "namespace": "ml",
-        "object": {"metadata": {"name": "p"}, "spec": {"containers": containers, **spec}},
+        "object": {"metadata": {"name": "p", "annotations": annotations}, "spec": spec},
+        "oldObject": {"metadata": {"name": "p"}, "spec": spec} if gang else None,
     }
     body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
     async with httpx.AsyncClient() as http:
@@ -100,7 +108,7 @@ async def reviewed(url: str, limits: Mapping[str, str], **spec: Any) -> tuple[bo
     return True, json.loads(base64.b64decode(answer.get("patch", "W10=")))
 
 
-async def read(world: World, scheduling: Scheduling) -> None:
+async def until_read(world: World, scheduling: Scheduling) -> None:
     """Until the registry knows all nodes."""
     while scheduling.behind() is not None:
         await pause(world)
@@ -119,7 +127,7 @@ async def test_a_registry_that_has_read_the_nodes_stays_ready_without_nats(world
     await world.say(*world.says.all())
     async with world.allocator(world.says), world.registry() as (scheduling, _), pages(world) as http:
         early = await http.get("/readyz/scheduler")
-        await read(world, scheduling)
+        await until_read(world, scheduling)
         known = await http.get("/readyz/scheduler")
         bus.away = True
         await world.rounds()
@@ -148,12 +156,12 @@ async def test_a_registry_that_starts_without_nats_serves_the_webhook(world: Wor
         await world.clock.advance(NATS_AWAY_SECONDS)
         await all_tasks_blocked()
         ready = await http.get("/readyz/scheduler")
-        allowed = await reviewed(url, {"nvidia.com/gpu": "1"})
+        allowed = await review_pod(url, {"nvidia.com/gpu": "1"})
         with pytest.raises(NotReadYet):
             scheduling.scheduler.filter(POD, (NODE,))
         bus.away = False
         reading = scheduling.behind(), await http.get("/readyz/scheduler")
-        await read(world, scheduling)
+        await until_read(world, scheduling)
         filtered = scheduling.scheduler.filter(POD, (NODE,))
         woken = world.kubernetes.nodes.get(("", NODE))["metadata"]["annotations"][WOKEN]
 
@@ -168,10 +176,30 @@ async def test_every_extended_resource_counts_before_nodes_are_read(world: World
     """No creation fails because it is not known what nodes offer, and none gets past the scheduler meanwhile."""
     mig = {"nvidia.com/mig-1g.5gb": "1"}
     async with world.registry() as (_, url):
-        assert (True, [{"op": "add", "path": "/spec/schedulerName", "value": OURS}]) == await reviewed(url, mig)
-        assert (False, 403) == await reviewed(url, mig, nodeName="gpu-1")
-        assert (False, 422) == await reviewed(url, {"nvidia.com/gpu": "-1"})
-        assert (True, []) == await reviewed(url, {"cpu": "1"}, nodeName="gpu-1")
+        assert (True, [{"op": "add", "path": "/spec/schedulerName", "value": OURS}]) == await review_pod(url, mig)
+        assert (False, 403) == await review_pod(url, mig, nodeName="gpu-1")
+        assert (False, 422) == await review_pod(url, {"nvidia.com/gpu": "-1"})
+        assert (True, []) == await review_pod(url, {"cpu": "1"}, nodeName="gpu-1")
+
+
+async def test_a_part_of_the_offers_denies_nothing_and_fills_in_nothing(world: World, bus: NatsAway) -> None:
+    """Another node may have more memory, or offer the same without slots. With all offers both are judged."""
+    machine = in_slots(DGX)
+    world.says = Says(NODE, machine, RULES)
+    large, small = {"nvidia.com/gpumem": "9000000"}, {"nvidia.com/gpumem": "1000"}
+    scheduler = {"op": "add", "path": "/spec/schedulerName", "value": OURS}
+    await world.say(*world.says.all())
+    async with world.allocator(world.says), world.registry() as (scheduling, url):
+        scheduling.view.offers.note(NODE, machine)
+        unread = [await review_pod(url, large), await review_pod(url, large, gang="g"), await review_pod(url, small)]
+        bus.away = False
+        await until_read(world, scheduling)
+        denied = [await review_pod(url, large), await review_pod(url, large, gang="g")]
+        allowed, changes = await review_pod(url, small)
+
+    assert [(True, [scheduler]), (True, []), (True, [scheduler])] == unread
+    assert [(False, 422), (False, 422)] == denied
+    assert allowed and "/spec/containers/0/resources/limits/nvidia.com~1gpu" in [each["path"] for each in changes]
 
 
 async def test_a_registry_that_has_not_listed_kubernetes_is_not_ready(bus: NatsAway) -> None:

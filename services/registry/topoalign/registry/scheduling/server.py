@@ -43,13 +43,14 @@ async def serve_scheduler(
     kubernetes: Callable[[], tuple[int, int] | None] = lambda: None,
     *,
     check: Check = check_pod,
+    check_updated: Check = check_pod,
     left_out: LeftOut = nothing_left_out,
     task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """
     Serves until cancelled, after SIGTERM for `DRAIN_SECONDS`; has started, with its URL, once it listens. Expects that the
-    settings have a port. `offered`, `check` and `left_out`: for the webhook, which is served at the same address;
-    `kubernetes`: the version of the API server, which counts as the scheduler's where the settings have none.
+    settings have a port. `offered`, `check`, `check_updated` and `left_out`: for the webhook, which is served at the same
+    address; `kubernetes`: the version of the API server, which counts as the scheduler's where the settings have none.
 
     Raises InvalidField for a version or certificates that cannot be used, and AddressInUse.
     """
@@ -66,11 +67,12 @@ async def serve_scheduler(
         context.checks["scheduler certificate"] = certificates.trouble
         context.readiness.setdefault(READINESS, {})["certificate"] = certificates.trouble
     listener = listen(settings.scheduler_host, settings.scheduler_port, "TOPOALIGN_SCHEDULER")
+    webhook = Webhook(settings.scheduler_name, offered, check, left_out, check_updated=check_updated)
     async with anyio.create_task_group() as tasks:
         if certificates is not None:
             tasks.start_soon(certificates.keep_up)
         await serve_application(
-            application([*extender.routes(), *Webhook(settings.scheduler_name, offered, check, left_out).routes()]),
+            application([*extender.routes(), *webhook.routes()]),
             listener,
             protocol=SchedulerConnection,
             idle_seconds=IDLE_SECONDS,

@@ -155,6 +155,7 @@ class Scheduling:
                 self.offers,
                 lambda: watch.version if watch is not None else None,
                 check=self.check_new,
+                check_updated=self.check_valid,
                 left_out=self.left_out,
                 task_status=task_status,
             )
@@ -189,14 +190,18 @@ class Scheduling:
         return () if self.view.waiting() is not None else self.view.offers.left_out(pod)
 
     def check_new(self, pod: PodRequest) -> None:
-        """Raises what the webhook denies a pod for: it cannot be meant, or its namespace may not have it."""
-        known = self.view.waiting() is None
-        checks = (
-            self.scheduler.checks if known else PodChecks(OfferedResources())
-        )  # part of the offers would deny too much
-        checks.check(pod)
+        """Raises what the webhook denies a new pod for: it is invalid, or its namespace may not have it."""
+        self.check_valid(pod)
         if self.quotas is not None:
             self.quotas.check_new(pod)
+
+    def check_valid(self, pod: PodRequest) -> None:
+        """
+        Raises what an invalid pod is denied for. Before all nodes are looked at it is judged as if nothing was offered: by a
+        part of the offers a pod could be denied for more memory than these nodes have.
+        """
+        checks = self.scheduler.checks if self.view.waiting() is None else PodChecks(OfferedResources())
+        checks.check(pod)
 
     def _hold(self, node: NodeName) -> None:
         """The view holds what is reserved on a node now."""
