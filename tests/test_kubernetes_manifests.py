@@ -21,9 +21,11 @@ from topoalign.core.deviceshare.names import ANNOTATIONS, GPU_RESOURCES
 from topoalign.discovery.settings import DiscoverySettings
 from topoalign.plugin_config.mps_files import CONTAINER_ROOT
 from topoalign.registry.kubernetes import client, objects
+from topoalign.registry.scheduling.server import DRAIN_SECONDS, READINESS
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime import stores
+from topoalign.runtime.http_server import GRACE_SECONDS
 from topoalign.runtime.nats_server import find_nats_server
 from topoalign.runtime.settings import PREFIX, RuntimeSettings
 
@@ -229,17 +231,33 @@ def webhooks_of(manifests: tuple[Manifest, ...]) -> list[Manifest]:
     return [hook for each in manifests if each["kind"] in kinds for hook in each["webhooks"]]
 
 
+def test_the_registry_is_ready_for_its_service_and_drains_before_it_ends(prod: tuple[Manifest, ...]) -> None:
+    """S02, S09: the probe asks for what extender and webhook need; preStop, drain and last calls fit into the grace."""
+    deployment = one(prod, "Deployment", "topoalign-registry")["spec"]
+    registry = dict(containers(prod))["topoalign-registry"]
+    pages = f"http://127.0.0.1:{values(registry)['TOPOALIGN_HTTP_PORT']}"
+    before = registry["lifecycle"]["preStop"]["sleep"]["seconds"]
+
+    assert ["topoalign", "health", f"{pages}/readyz/{READINESS}"] == registry["readinessProbe"]["exec"]["command"]
+    assert 0 == deployment["strategy"]["rollingUpdate"]["maxUnavailable"]
+    assert before >= 1
+    assert deployment["template"]["spec"]["terminationGracePeriodSeconds"] > before + DRAIN_SECONDS + GRACE_SECONDS
+
+
 def test_webhooks_fail_closed_for_pods_of_ours_alone(prod: tuple[Manifest, ...]) -> None:
     """Pods of topoalign itself and of the system are never asked about: they could not start while no registry does."""
     hooks = webhooks_of(prod)
 
     served = [route.path for route in Webhook("", lambda resource: False).routes() if isinstance(route, Route)]
-    assert served == [hook["clientConfig"]["service"]["path"] for hook in hooks], "the validating one takes no changes"
+    paths = [hook["clientConfig"]["service"]["path"] for hook in hooks]
+    assert [*served, served[1]] == paths, "the validating ones take no changes"
     for hook in hooks:
         assert ("Fail", "None", 5) == (hook["failurePolicy"], hook["sideEffects"], hook["timeoutSeconds"])
         (exempt,) = hook["namespaceSelector"]["matchExpressions"]
         assert ("NotIn", ["kube-system", "topoalign"]) == (exempt["operator"], exempt["values"])
         assert "objectSelector" not in hook, "whoever may create a pod may label it"
+        assert hook["clientConfig"]["caBundle"]
+    for hook in hooks[:2]:
         asks, changes = (condition["expression"] for condition in hook["matchConditions"])
         assert all(f"startsWith('{domain}')" in asks for domain in OURS)
         assert all(f"'{key}'" in asks for key in ANNOTATIONS)
@@ -248,9 +266,23 @@ def test_webhooks_fail_closed_for_pods_of_ours_alone(prod: tuple[Manifest, ...])
         assert f"startsWith('{OWN_DOMAIN}')" in changes and "oldObject.metadata.annotations[a] ==" in changes
         for expression in (asks, changes):
             assert [expression.count(each) for each in "(["] == [expression.count(each) for each in ")]"]
-        assert hook["clientConfig"]["caBundle"]
     assert hooks[0]["matchConditions"] == hooks[1]["matchConditions"]
     assert all(name.startswith("koordinator.sh/gpu") for name in GPU_RESOURCES)
+
+
+def test_a_webhook_judges_our_annotations_from_status_and_binding(prod: tuple[Manifest, ...]) -> None:
+    """S07: only where one of them differs, so that the status updates of kubelets do not reach it."""
+    hook = webhooks_of(prod)[2]
+    (condition,) = hook["matchConditions"]
+    expression = condition["expression"]
+
+    assert [(["UPDATE"], ["pods/status"]), (["CREATE"], ["pods/binding", "bindings"])] == [
+        (rule["operations"], rule["resources"]) for rule in hook["rules"]
+    ]
+    assert expression.count(f"startsWith('{OWN_DOMAIN}')") == 2, "what comes, and what goes"
+    assert "object.spec" not in expression, "a Binding has no such field"
+    assert expression.count("request.operation == 'UPDATE' && has(oldObject") == 2, "a Binding has no former object"
+    assert [expression.count(each) for each in "(["] == [expression.count(each) for each in ")]"]
 
 
 def test_the_registry_may_do_what_its_client_does_and_no_more(folder: Path) -> None:

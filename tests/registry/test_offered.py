@@ -67,7 +67,7 @@ def test_a_gpu_is_known_until_no_node_says_that_it_has_it() -> None:
 
 
 async def test_the_webhook_lets_nothing_pass_while_nodes_are_not_looked_at() -> None:
-    """It would take a resource of theirs for that of somebody else, and let a privileged container have it."""
+    """A resource of theirs is not taken for that of somebody else: each extended resource counts as offered until then."""
     world = World()
     world.says = Says(NODE, in_units(DGX), RULES)
     await world.say(*world.says.all())
@@ -84,4 +84,4 @@ async def test_the_webhook_lets_nothing_pass_while_nodes_are_not_looked_at() -> 
         scheduling.view.renew()
         later = json.loads(await webhook.mutate(review))["response"]
 
-    assert [503, 403] == [each["status"]["code"] for each in (early, later)]
+    assert [403, 403] == [each["status"]["code"] for each in (early, later)]

@@ -177,6 +177,7 @@ def test_the_time_of_validity_is_read_from_a_chain(tmp_path: Path, authority: Au
 
 
 async def test_readiness_has_the_check_of_the_certificate(authority: Authority, served: Path) -> None:
+    """That of the process, and that of the Service (S02)."""
     clock = ManualClock(LATER.timestamp())
     context = Context(bus=MemoryBus(), clock=clock, environment={})
     settings = RegistrySettings(scheduler_port=0, scheduler_tls_dir=str(served))
@@ -184,10 +185,12 @@ async def test_readiness_has_the_check_of_the_certificate(authority: Authority, 
     async with anyio.create_task_group() as tasks:
         url = await tasks.start(server.serve_scheduler, context, settings, RecordedScheduling(), lambda resource: False)
         reason = context.checks["scheduler certificate"]()
+        of_service = context.readiness[server.READINESS]["certificate"]()
         tasks.cancel_scope.cancel()
 
     assert url.startswith("https://127.0.0.1:")
     assert reason is not None and "expired on 2049-11-23" in reason
+    assert reason == of_service
 
 
 @pytest.mark.parametrize(

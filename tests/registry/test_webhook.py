@@ -13,7 +13,11 @@ import httpx
 import pytest
 from scheduling_support import RecordedScheduling, go_json, serving
 
-from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.ids import GPU, ResourceName
+from topoalign.core.model.requests import GANG, GANG_SIZE, PodRequest
+from topoalign.core.sharing.pod_checks import check_pod
+from topoalign.core.sharing.quotas import OverQuota
 from topoalign.registry.scheduling.offered import OfferedResources
 from topoalign.registry.scheduling.pod_checks import PodChecks
 from topoalign.registry.scheduling.webhook.reviews import Webhook
@@ -225,6 +229,74 @@ async def test_annotations_that_can_be_meant_are_allowed(http: httpx.AsyncClient
     }
 
     assert (await answer(http, pod(annotations=annotations, containers=nics)))["allowed"]
+
+
+@pytest.mark.parametrize("path", ["/webhook", "/webhook/validate"])
+@pytest.mark.parametrize("subresource", ["", "status"])
+@pytest.mark.parametrize(
+    ("before", "after", "field"),
+    [
+        ({}, {GANG: "g"}, GANG_SIZE),
+        ({GANG: "g", GANG_SIZE: "2"}, {GANG: "g"}, GANG_SIZE),
+        ({GANG: "g", GANG_SIZE: "2"}, {GANG: "g", GANG_SIZE: "0"}, GANG_SIZE),
+        ({GANG: "g", GANG_SIZE: "2"}, {GANG_SIZE: "2"}, GANG),
+    ],
+)
+async def test_an_update_of_our_annotations_is_judged_as_a_creation(
+    http: httpx.AsyncClient, path: str, subresource: str, before: dict[str, str], after: dict[str, str], field: str
+) -> None:
+    """S07: also one that takes an annotation away, and one of a pod that is bound, which a new pod must not be."""
+    old = pod(annotations=before, nodeName="gpu-1")
+    update: dict[str, Any] = {"operation": "UPDATE", "subResource": subresource, "oldObject": old, "path": path}
+    new = pod(annotations=after, nodeName="gpu-1")
+    code, finding = await denied(http, new, **update)
+
+    assert (422, f"metadata.annotations[{field}]") == (code, finding.partition(": ")[0])
+    assert {"allowed": True} == await answer(http, old, **update)
+    assert {"allowed": True} == await answer(http, new, **{**update, "oldObject": new}), "it is no change"
+    assert {"allowed": True} == await answer(http, pod(annotations=after, containers=[{"name": "c"}]), **update)
+
+
+async def test_an_update_is_judged_by_the_cluster_and_not_by_its_quotas() -> None:
+    """S07: the pod counts for the quotas of its namespace already."""
+
+    def over_quota(request: PodRequest) -> None:
+        raise OverQuota("team", GPU, 1, 1, 1)
+
+    def unknown_cards(request: PodRequest) -> None:
+        raise InvalidField("metadata.annotations[topoalign.io/cards]", "more than a node has", "ask for fewer")
+
+    for check_updated, allowed in ((check_pod, True), (unknown_cards, False)):
+        webhook = Webhook(OURS, offered, over_quota, check_updated=check_updated)
+        async with serving(RecordedScheduling(), more=webhook.routes()) as url, httpx.AsyncClient(base_url=url) as http:
+            new = pod(annotations={GANG: "g", GANG_SIZE: "2"})
+            said = await answer(http, new, operation="UPDATE", oldObject=pod())
+            assert allowed is said["allowed"]
+
+
+@pytest.mark.parametrize("path", ["/webhook", "/webhook/validate"])
+@pytest.mark.parametrize("resource", [("pods", "binding"), ("bindings", "")])
+async def test_a_binding_sets_no_annotation_of_ours(
+    http: httpx.AsyncClient, path: str, resource: tuple[str, str]
+) -> None:
+    """S07: the API server copies the annotations of a Binding to the pod, which is decided on already."""
+
+    def binding(**annotations: str) -> dict[str, object]:
+        target = {"apiVersion": "v1", "kind": "Node", "name": "gpu-1"}
+        return {"metadata": {"name": "train", "annotations": annotations}, "target": target}
+
+    name, subresource = resource
+    creation: dict[str, Any] = {
+        "kind": {"group": "", "version": "v1", "kind": "Binding"},
+        "resource": {"group": "", "version": "v1", "resource": name},
+        "subResource": subresource,
+        "path": path,
+    }
+    for key in (GANG, "topoalign.io/devices"):
+        code, finding = await denied(http, binding(**{key: "x"}), **creation)
+        assert (403, f"metadata.annotations[{key}]") == (code, finding.partition(": ")[0])
+    assert {"allowed": True} == await answer(http, binding(note="x"), **creation)
+    assert {"allowed": True} == await answer(http, {"metadata": {"name": "train"}}, **creation)
 
 
 async def test_the_validating_webhook_changes_nothing(http: httpx.AsyncClient) -> None:

@@ -23,6 +23,7 @@ class Pages:
 
     def __init__(self) -> None:
         self.asked, self.given, self.serving = anyio.Event(), anyio.Event(), anyio.CancelScope()
+        self.draining = anyio.Event()
         self.ended = False
 
     async def at_once(self, request: Request) -> PlainTextResponse:
@@ -37,17 +38,19 @@ class Pages:
     async def connection(self, path: str) -> AsyncIterator[SocketStream]:
         """A connection over which this path is asked; after it the server has ended."""
         listener = listen("127.0.0.1", 0)
-        address = listener.getsockname()
+        self.address = listener.getsockname()
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._serve, listener)
-            async with await anyio.connect_tcp(*address) as connection:
+            async with await anyio.connect_tcp(*self.address) as connection:
                 await connection.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
                 yield connection
 
     async def _serve(self, listener: socket.socket, *, task_status: TaskStatus[str]) -> None:
         application = Starlette(routes=[Route("/", self.at_once), Route("/later", self.later)])
         with self.serving:
-            await serve_application(application, listener, idle_seconds=3600, task_status=task_status)
+            await serve_application(
+                application, listener, idle_seconds=3600, draining=self.draining, task_status=task_status
+            )
         self.ended = True
 
 
@@ -103,3 +106,23 @@ async def test_an_answer_that_does_not_come_ends_with_the_grace(
     assert b"late" not in answer
     assert "1 answers took more than 0 s after the end was due, and are cut off" in caplog.text
     assert "Exception" not in caplog.text
+
+
+@pytest.mark.anyio
+async def test_a_server_that_drains_closes_each_connection_after_its_answer() -> None:
+    """S09: also one of which the call had begun; new connections are accepted until the server ends."""
+    pages = Pages()
+    async with pages.connection("/later") as connection:
+        await pages.asked.wait()
+        pages.draining.set()
+        await anyio.wait_all_tasks_blocked()
+        pages.given.set()
+        begun = b"".join([part async for part in connection])
+        async with await anyio.connect_tcp(*pages.address) as another:
+            await another.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            new = b"".join([part async for part in another])
+        pages.serving.cancel()
+
+    for answer, body in ((begun, b"late"), (new, b"here")):
+        assert b"200 OK" in answer and answer.endswith(body)
+        assert b"\r\nconnection: close\r\n" in answer

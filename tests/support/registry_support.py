@@ -31,9 +31,10 @@ from topoalign.testing.fake_api_server.cluster import FakeCluster
 class World:
     """A bus, nodes that speak and answer on it, and a registry with its scheduler's side."""
 
-    def __init__(self, api: KubernetesApi | None = None) -> None:
-        """`api`: the API server, of a cluster of its own; None: one without trouble."""
-        self.bus, self.clock = MemoryBus(), ManualClock()
+    def __init__(self, api: KubernetesApi | None = None, bus: MemoryBus | None = None) -> None:
+        """`api`: the API server, of a cluster of its own; None: one without trouble. `bus`: None: one in memory."""
+        self.bus = bus or MemoryBus()
+        self.clock = ManualClock()
         self.says = Says(NODE, machine(), RULES)
         self.kubernetes = FakeCluster()
         self.api = api or MemoryKubernetes(self.kubernetes)

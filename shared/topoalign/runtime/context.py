@@ -52,6 +52,19 @@ class Reload:
         self._asked = anyio.Event()
 
 
+class Drain:
+    """
+    The time between SIGTERM and the end of the services, in which clients of a server move to another replica.
+
+    From SIGTERM on no readiness page is ready; the services end `seconds` later.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """A service that drains sets its own; the default ends the services at once."""
+        self.begun = anyio.Event()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Context:
     """The world of one service: in tests and in one process shared, in four processes one each."""
@@ -66,11 +79,17 @@ class Context:
     """`TOPOALIGN_*` settings: the process environment under what the command line said."""
     checks: dict[str, Check] = field(default_factory=dict)
     """Readiness checks by name; a service adds its own."""
+    readiness: dict[str, dict[str, Check]] = field(default_factory=dict)
+    """
+    Name of a Service -> the readiness checks of what it needs, which /readyz/NAME answers; a service adds its own before it
+    reports that it has started.
+    """
     life: dict[str, Check] = field(default_factory=dict)
     """Checks of /livez by name: what only a new start of the process can mend."""
     notes: dict[str, Check] = field(default_factory=dict)
     """What an operator should know though the process is ready, by name; shown by /readyz?verbose."""
     reload: Reload = field(default_factory=Reload)
+    drain: Drain = field(default_factory=Drain)
     routes: "list[BaseRoute]" = field(default_factory=list)
     """HTTP routes beside /livez, /readyz and /metrics; a service adds its own before it reports that it has started."""
     pages: dict[str, Page] = field(default_factory=dict)

@@ -3,7 +3,8 @@ The HTTP pages of a process: /livez, /readyz, /metrics, and pages of its service
 
 /livez answers as long as the event loop runs, and is 503 while the loop is too late to be useful. /readyz is 200 when
 every check of the context passes, else 503 with the reasons; `?verbose` lists all checks, and notes of conditions that
-do not stop the process from working. The server listens on the loopback address by default.
+do not stop the process from working. /readyz/NAME has only the checks of what one Service needs (`Context.readiness`),
+for the readiness probe of its pods. The server listens on the loopback address by default.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -41,6 +42,12 @@ def application(context: Context) -> Starlette:
         verbose = "verbose" in request.query_params
         return verdict(context.checks, "not ready", verbose=verbose, notes=context.notes if verbose else {})
 
+    def ready_for(checks: Mapping[str, Check]) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            return verdict(checks, "not ready", verbose="verbose" in request.query_params)
+
+        return endpoint
+
     async def metrics(request: Request) -> Response:
         own = generate_latest(context.metrics)  # before the answer begins, so that a defect is an error
         return StreamingResponse(exposition(own, context.series), headers={"content-type": CONTENT_TYPE_LATEST})
@@ -50,7 +57,8 @@ def application(context: Context) -> Starlette:
     )
     own = [Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)]
     pages = [Route(path, answering(page)) for path, page in context.pages.items()]
-    return Starlette(routes=[*own, *pages, *context.routes], exception_handlers={HTTPException: failed})
+    ready = [Route(f"/readyz/{name}", ready_for(checks)) for name, checks in context.readiness.items()]
+    return Starlette(routes=[*own, *ready, *pages, *context.routes], exception_handlers={HTTPException: failed})
 
 
 def answering(page: Page) -> Callable[[Request], Awaitable[Response]]:

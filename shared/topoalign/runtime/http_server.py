@@ -27,6 +27,7 @@ GRACE_SECONDS = 2
 """How long open requests and event streams may go on once the process stops."""
 LOOK_SECONDS = 0.005
 """Between two looks whether all connections are closed: most are by the first one."""
+CLOSE = (b"connection", b"close")
 IDLE_SECONDS = 5
 """After how long a connection without requests is closed, where nothing else is said."""
 
@@ -54,6 +55,11 @@ class Server(uvicorn.Server):
         """It is to end."""
         self.should_exit = True
         self._stopping.set()
+
+    def close_answered_connections(self) -> None:
+        """Every answer closes its connection from now on (`Connection: close`), so that clients move to another replica."""
+        self.config.encoded_headers.append(CLOSE)  # of which the headers are made again each second
+        self.server_state.default_headers.append(CLOSE)  # also of calls that are being answered
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -107,9 +113,13 @@ async def serve_application(
     protocol: type[asyncio.Protocol] = Connection,
     idle_seconds: int = IDLE_SECONDS,
     tls: ssl.SSLContext | None = None,
+    draining: anyio.Event | None = None,
     task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serves on this socket until cancelled, and closes it; has started, with its URL, once it accepts connections."""
+    """
+    Serves on this socket until cancelled, and closes it; has started, with its URL, once it accepts connections. From
+    `draining` on it accepts connections as before, and closes each after its answer.
+    """
     config = uvicorn.Config(
         cut_off_in_silence(application),
         http=protocol,
@@ -128,6 +138,8 @@ async def serve_application(
     with listener:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(exit_when_cancelled, server)
+            if draining is not None:
+                tasks.start_soon(close_connections_when, draining, server)
             with anyio.CancelScope(shield=True):
                 await server.serve([listener])
             tasks.cancel_scope.cancel()
@@ -141,6 +153,12 @@ def cut_off_in_silence(application: Starlette) -> ASGIApp:
             await application(scope, receive, send)
 
     return answer
+
+
+async def close_connections_when(draining: anyio.Event, server: Server) -> None:
+    """Once the server drains, each answer closes its connection."""
+    await draining.wait()
+    server.close_answered_connections()
 
 
 async def exit_when_cancelled(server: Server) -> None:

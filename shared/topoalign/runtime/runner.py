@@ -100,7 +100,7 @@ async def serve_all(
         with reloading(context.reload) if signals else nullcontext():
             async with background() as tasks:
                 if signals:
-                    tasks.start_soon(stop_on_signal, environment, stopping, tasks.cancel_scope)
+                    tasks.start_soon(stop_on_signal, context, stopping, tasks.cancel_scope)
                 tasks.start_soon(watchdog.run)
                 async with background() as serving:
                     for name in sorted(services, key=order):
@@ -210,12 +210,20 @@ def reloading(reload: Reload) -> Iterator[None]:
         signal.signal(signal.SIGHUP, before)
 
 
-async def stop_on_signal(environment: Mapping[str, str], stopping: anyio.Event, scope: anyio.CancelScope) -> None:
-    """Ends everything in order at the first SIGTERM or SIGINT; a second one is the interpreter's to handle."""
+async def stop_on_signal(context: Context, stopping: anyio.Event, scope: anyio.CancelScope) -> None:
+    """
+    Ends everything in order at the first SIGTERM or SIGINT; a second one is the interpreter's to handle. From the first on
+    the process is not ready; after SIGTERM the services go on for as long as they drain (`Context.drain`).
+    """
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for number in signals:
             log.info("stopping", signal=signal.Signals(number).name)
-            systemd.notify(environment, "STOPPING=1")
+            systemd.notify(context.environment, "STOPPING=1")
             stopping.set()
-            scope.cancel()
-            return
+            break
+    for checks in (context.checks, *context.readiness.values()):
+        checks["stopping"] = lambda: "the process was asked to stop"
+    context.drain.begun.set()
+    if number == signal.SIGTERM:
+        await context.clock.sleep(context.drain.seconds)
+    scope.cancel()

@@ -192,9 +192,9 @@ async def until_ready(replicas: Sequence[Replica]) -> None:
 
 
 async def stopped(process: Process) -> None:
-    """Ends a process, with force where it does not end by itself."""
+    """Ends a process without a drain, with force where it does not end by itself."""
     if process.returncode is None:
-        process.terminate()
+        process.send_signal(signal.SIGINT)
         with anyio.move_on_after(STOP_SECONDS):
             await process.wait()
     if process.returncode is None:

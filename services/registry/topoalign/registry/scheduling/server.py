@@ -24,6 +24,12 @@ VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,3})([.+-].*)?")
 OLDEST = (1, 36)
 """Taken where no version is known: what is said to this one harms no later one."""
 
+READINESS = "scheduler"
+"""The Service of extender and webhook, whose readiness page is /readyz/scheduler."""
+
+DRAIN_SECONDS = 5.0
+"""For which calls are answered after SIGTERM: more than the 4 s after which a bind is given up."""
+
 HELP = "How long calls of the scheduler took, from the end of the question to its answer."
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
 """A scheduler waits for five."""
@@ -37,17 +43,19 @@ async def serve_scheduler(
     kubernetes: Callable[[], tuple[int, int] | None] = lambda: None,
     *,
     check: Check = check_pod,
+    check_updated: Check = check_pod,
     left_out: LeftOut = nothing_left_out,
     task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """
-    Serves until cancelled; has started, with its URL, once it listens. Expects that the settings have a port. `offered`,
-    `check` and `left_out`: for the webhook, which is served at the same address; `kubernetes`: the version of the API
-    server, which counts as the scheduler's where the settings have none.
+    Serves until cancelled, after SIGTERM for `DRAIN_SECONDS`; has started, with its URL, once it listens. Expects that the
+    settings have a port. `offered`, `check`, `check_updated` and `left_out`: for the webhook, which is served at the same
+    address; `kubernetes`: the version of the API server, which counts as the scheduler's where the settings have none.
 
     Raises InvalidField for a version or certificates that cannot be used, and AddressInUse.
     """
     assert settings.scheduler_port is not None, "there is a port"
+    context.drain.seconds = DRAIN_SECONDS
     version = version_of(settings.scheduler_kubernetes)
     seconds = Histogram("topoalign_scheduler_call_seconds", HELP, ["call"], buckets=SECONDS, registry=context.metrics)
     extender = Extender(
@@ -57,16 +65,19 @@ async def serve_scheduler(
     if settings.scheduler_tls_dir:
         certificates = Certificates(Path(settings.scheduler_tls_dir), context.clock)
         context.checks["scheduler certificate"] = certificates.trouble
+        context.readiness.setdefault(READINESS, {})["certificate"] = certificates.trouble
     listener = listen(settings.scheduler_host, settings.scheduler_port, "TOPOALIGN_SCHEDULER")
+    webhook = Webhook(settings.scheduler_name, offered, check, left_out, check_updated=check_updated)
     async with anyio.create_task_group() as tasks:
         if certificates is not None:
             tasks.start_soon(certificates.keep_up)
         await serve_application(
-            application([*extender.routes(), *Webhook(settings.scheduler_name, offered, check, left_out).routes()]),
+            application([*extender.routes(), *webhook.routes()]),
             listener,
             protocol=SchedulerConnection,
             idle_seconds=IDLE_SECONDS,
             tls=None if certificates is None else certificates.context,
+            draining=context.drain.begun,
             task_status=task_status,
         )
 

@@ -1,6 +1,6 @@
 """Puts the scheduler's side of the registry together and runs it."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import anyio
@@ -14,6 +14,7 @@ from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.scoring.scorers import scorer_of
+from topoalign.core.sharing.slot_defaults import FilledIn
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.foreign import ForeignNodes
 from topoalign.registry.foreign_questions import serve_foreign
@@ -26,18 +27,24 @@ from topoalign.registry.scheduling.gang_reservations import Gangs
 from topoalign.registry.scheduling.holds import Hold
 from topoalign.registry.scheduling.kubernetes_watch import KubernetesWatch, understood
 from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.offered import OfferedResources
 from topoalign.registry.scheduling.placement_checks import check_placement
+from topoalign.registry.scheduling.pod_checks import PodChecks
 from topoalign.registry.scheduling.pod_events import PodEvents
 from topoalign.registry.scheduling.quotas import Quotas
 from topoalign.registry.scheduling.reservations import Reservations
-from topoalign.registry.scheduling.scheduler import NotReadYet, Scheduler
-from topoalign.registry.scheduling.server import serve_scheduler
+from topoalign.registry.scheduling.scheduler import Scheduler
+from topoalign.registry.scheduling.server import READINESS, serve_scheduler
 from topoalign.registry.scheduling.topology_objects import TopologyObjects
 from topoalign.registry.scheduling.unmanaged_nodes import UnmanagedNodes
 from topoalign.registry.scheduling.view import ClusterView
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.context import Context
+
+NATS_AWAY_SECONDS = 5.0
+"""After so long without NATS a registry that has not read the nodes serves the webhook. The network of a new pod may take
+some seconds."""
 
 
 class Scheduling:
@@ -62,6 +69,9 @@ class Scheduling:
         """
         self._context, self._settings, self._registry = context, settings, registry
         self._cluster, self._freeze = cluster, freeze
+        self._is_serving = False
+        """Whether all nodes were read once since the start, or could not be read because NATS was away."""
+        context.readiness[READINESS] = {"nodes": self.unread_nodes}
         clock = context.clock
         self.view = ClusterView(
             cluster, lambda: client.unsettled, clock, scorer_of(settings.scoring, settings.scoring_packing)
@@ -126,6 +136,7 @@ class Scheduling:
             self.topologies = TopologyObjects(api, clock, self.view, self.watch.nodes.get)
         context.metrics.register(Figures(self.watch, self.binder.counts, self.reservations.counts, foreign))
         context.notes["kubernetes"] = lambda: api.trouble
+        context.readiness[READINESS]["kubernetes"] = self.watch.behind
 
     def behind(self) -> str | None:
         """Readiness: why not all is known that an answer depends on."""
@@ -139,6 +150,13 @@ class Scheduling:
             checks.append(self.watch.behind)
         return next(filter(None, (check() for check in checks)), None)
 
+    def unread_nodes(self) -> str | None:
+        """
+        Readiness of the Service of extender and webhook: why the nodes are not read yet. The webhook does without them and
+        without NATS, so a registry stays ready once it was, and becomes ready if NATS is away.
+        """
+        return None if self._is_serving else self.behind()
+
     async def run(self, *, task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled; has started, with the URL of the extender, once that listens."""
         watch = self.watch
@@ -151,7 +169,8 @@ class Scheduling:
                 self.offers,
                 lambda: watch.version if watch is not None else None,
                 check=self.check_new,
-                left_out=self.view.offers.left_out,
+                check_updated=self.check_valid,
+                left_out=self.left_out,
                 task_status=task_status,
             )
 
@@ -160,7 +179,7 @@ class Scheduling:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.view.run, self._registry.behind, PAUSE)
             tasks.start_soon(self.reservations.run)
-            tasks.start_soon(self._freeze_once)
+            tasks.start_soon(self._wait_for_nodes)
             if self.watch is not None:
                 tasks.start_soon(self.watch.run)
                 tasks.start_soon(self.foreign.run)
@@ -171,23 +190,48 @@ class Scheduling:
                 tasks.start_soon(self.topologies.run)
             task_status.started()
 
-    async def _freeze_once(self) -> None:
-        """As soon as all is known: what was made of it stays, and the collector would look through it at the next call."""
+    async def _wait_for_nodes(self) -> None:
+        """
+        As soon as all is known, or NATS is away, the webhook is served. What was made of all that is known stays, and is
+        frozen: the collector would look through it at the next call.
+        """
+        clock, bus = self._context.clock, self._context.bus
+        last_connected = clock.monotonic()
         while self.behind() is not None:
-            await self._context.clock.sleep(PAUSE)
+            if bus.connected:
+                last_connected = clock.monotonic()
+            elif clock.monotonic() >= last_connected + NATS_AWAY_SECONDS:
+                self._is_serving = True
+            await clock.sleep(PAUSE)
+        if self._is_serving and self.watch is not None:  # the nodes were refused meanwhile
+            self.watch.wake_ups.ask("NodesRead")
+        self._is_serving = True
         self._freeze()
 
     def offers(self, resource: ResourceName) -> bool:
-        """Whether some node offers this resource. Raises NotReadYet while not all nodes are looked at."""
-        if finding := self.view.waiting():
-            raise NotReadYet(finding)
-        return resource in self.view.offers.names
+        """
+        Whether some node offers this resource. Before all nodes are looked at every extended resource counts as offered: no
+        pod passes the scheduler by, and none is denied because the nodes are not known.
+        """
+        return self.view.waiting() is not None or resource in self.view.offers.names
+
+    def left_out(self, pod: PodRequest) -> Sequence[FilledIn]:
+        """What a pod that asks for slots leaves out; nothing before all nodes are looked at."""
+        return () if self.view.waiting() is not None else self.view.offers.left_out(pod)
 
     def check_new(self, pod: PodRequest) -> None:
-        """Raises what the webhook denies a pod for: it cannot be meant, or its namespace may not have it."""
-        self.scheduler.checks.check(pod)
+        """Raises what the webhook denies a new pod for: it is invalid, or its namespace may not have it."""
+        self.check_valid(pod)
         if self.quotas is not None:
             self.quotas.check_new(pod)
+
+    def check_valid(self, pod: PodRequest) -> None:
+        """
+        Raises what an invalid pod is denied for. Before all nodes are looked at it is judged as if nothing was offered: by a
+        part of the offers a pod could be denied for more memory than these nodes have.
+        """
+        checks = self.scheduler.checks if self.view.waiting() is None else PodChecks(OfferedResources())
+        checks.check(pod)
 
     def _hold(self, node: NodeName) -> None:
         """The view holds what is reserved on a node now."""

@@ -1,8 +1,9 @@
 """
 AdmissionReview v1 of Kubernetes: the question of the API server about a pod, and the answer to it.
 
-Pods that are created are judged whole. Of pods that are updated only the annotations are: the rest of them was judged, and
-hardly anything of it may change.
+Pods that are created are judged whole. A pod that is updated, also through its subresource `status`, is judged again where
+an annotation of ours differs, by what it asks for: the rest of it was judged, and hardly anything of it may change. A
+Binding must have no annotation of ours: the API server copies its annotations to the pod.
 """
 
 import base64
@@ -22,14 +23,16 @@ from topoalign.registry.scheduling.webhook.rules import (
     LeftOut,
     Offered,
     Pod,
-    annotations_of,
     changes_to,
-    check_annotations,
+    check_binding,
+    check_update,
     nothing_left_out,
 )
 
 LARGEST_REVIEW = 3 * 1024 * 1024
 """Bytes: a pod before and after an update, of 1.5 MiB each at most."""
+BINDINGS = (("pods", "binding"), ("bindings", ""))
+"""Resource and subresource of what is created to bind a pod; the second is the older form of the first."""
 API_VERSION, KIND = "admission.k8s.io/v1", "AdmissionReview"
 
 log = structlog.get_logger("topoalign.registry.webhook")
@@ -58,6 +61,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     sub_resource: str = ""
     user_info: UserInfo = UserInfo()
     object: Pod | None = None
+    """Of a Binding, its metadata."""
     old_object: Pod | None = None
 
 
@@ -96,7 +100,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Webhook:
-    """Judges pods; `scheduler`: the name of ours, empty where none is demanded; `check`, `left_out`: as of `changes_to`."""
+    """
+    Judges pods; `scheduler`: the name of ours, empty where none is demanded; `check`, `left_out`: as of `changes_to`;
+    `check_updated`: as `check`, of a pod that is there already.
+    """
 
     def __init__(
         self,
@@ -105,10 +112,12 @@ class Webhook:
         check: Check = check_pod,
         left_out: LeftOut = nothing_left_out,
         *,
+        check_updated: Check = check_pod,
         seconds: float = BODY_SECONDS,
     ) -> None:
         self._scheduler, self._offered, self._seconds = scheduler, offered, seconds
         self._check, self._left_out = check, left_out
+        self._check_updated = check_updated
 
     def routes(self) -> list[BaseRoute]:
         """`/webhook` for the mutating configuration, `/webhook/validate` for the validating one, which takes no changes."""
@@ -139,11 +148,18 @@ class Webhook:
         return allowed(asked.uid, changes)
 
     def _judge(self, asked: Request, left_out: LeftOut) -> list[Change]:
-        is_pod = (asked.resource.group, asked.resource.resource) == ("", "pods")
-        if not is_pod or asked.object is None:
+        resource = asked.resource.resource
+        if asked.resource.group or asked.object is None:
+            return []
+        if (resource, asked.sub_resource) in BINDINGS:
+            check_binding(asked.object)
+            return []
+        if resource != "pods":
             return []
         if asked.operation != "CREATE" or asked.sub_resource:
-            check_annotations(annotations_of(asked.object), annotations_of(asked.old_object))
+            check_update(
+                asked.object, asked.old_object, asked.namespace, self._scheduler, self._offered, self._check_updated
+            )
             return []
         groups = frozenset(asked.user_info.groups or ())
         return changes_to(asked.object, asked.namespace, groups, self._scheduler, self._offered, self._check, left_out)

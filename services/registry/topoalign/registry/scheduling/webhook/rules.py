@@ -1,7 +1,8 @@
 """
-What is denied of a pod when it is created, and what is filled in.
+What is denied of a pod when it is created, or when its annotations of ours change, and what is filled in.
 
     any pod             annotations in `topoalign.io/` that users do not write: who reads them could take them for ours
+    any Binding         annotations in `topoalign.io/`
     pods that ask for   a node of their own choice, a privileged container, another scheduler: each gets devices past the
     devices of ours     decision; requests and annotations that cannot be meant, which no node would ever admit
 
@@ -128,9 +129,7 @@ def changes_to(
     Raises Forbidden, InvalidField and what `check` raises for what is denied.
     """
     check_annotations(annotations_of(pod), {})
-    if pod.spec is None or not (
-        any(is_ours(name, offered) for name in resources_of(pod.spec)) or is_as_koordinators(pod, scheduler)
-    ):
+    if pod.spec is None or not asks_for_ours(pod, scheduler, offered):
         return []
     kubelet_shows_it = NODES in groups and MIRROR in annotations_of(pod)
     if kubelet_shows_it:
@@ -146,6 +145,27 @@ def changes_to(
         return [Change(path="/spec/schedulerName", value=scheduler), *changes]
     finding = f"{quoted([pod.spec.scheduler_name])} does not know which devices fit together"
     raise Forbidden("spec.schedulerName", finding, f"leave it out, or name {scheduler}")
+
+
+def check_update(
+    pod: Pod, before: Pod | None, namespace: str, scheduler: str, offered: Offered, check: Check = check_pod
+) -> None:
+    """
+    Raises Forbidden, InvalidField and what `check` raises for a pod of which an annotation of ours differs from `before`, as
+    `changes_to` does for a new one. Its node, its scheduler and its containers were judged then. The other arguments are
+    those of `changes_to`.
+    """
+    new = annotations_of(pod)
+    old = annotations_of(before)
+    check_annotations(new, old)
+    if annotations_of_ours(new) != annotations_of_ours(old) and asks_for_ours(pod, scheduler, offered):
+        check(request_of(pod, namespace))
+
+
+def check_binding(binding: Pod) -> None:
+    """Raises Forbidden for an annotation of ours in a Binding, which would be the pod's."""
+    for key in sorted(annotations_of_ours(annotations_of(binding))):
+        raise Forbidden(path(clean(key)), "is not for a Binding to set", "write it when the pod is created")
 
 
 def check_annotations(new: Mapping[str, str], old: Mapping[str, str]) -> None:
@@ -193,6 +213,13 @@ def changes_of(filled: FilledIn, spec: Spec) -> Iterator[Change]:
             yield Change(path=f"{at}/env/-", value=variable)
 
 
+def asks_for_ours(pod: Pod, scheduler: str, offered: Offered) -> bool:
+    """Whether the pod asks for devices that topoalign gives out. The arguments are those of `changes_to`."""
+    if pod.spec is None:
+        return False
+    return any(is_ours(name, offered) for name in resources_of(pod.spec)) or is_as_koordinators(pod, scheduler)
+
+
 def is_ours(resource: ResourceName, offered: Offered) -> bool:
     """Whether topoalign gives out this resource."""
     return resource in (GPU, NIC) or resource.startswith(OWN_DOMAIN) or ("/" in resource and offered(resource))
@@ -217,6 +244,11 @@ def resources_of(spec: Spec) -> Iterator[ResourceName]:
         if container.resources is not None:
             for amounts in (container.resources.limits, container.resources.requests):
                 yield from map(ResourceName, amounts or ())
+
+
+def annotations_of_ours(annotations: Mapping[str, str]) -> dict[str, str]:
+    """Those in `topoalign.io/`."""
+    return {key: value for key, value in annotations.items() if key.startswith(OWN_DOMAIN)}
 
 
 def annotations_of(pod: Pod | None) -> Mapping[str, str]:
