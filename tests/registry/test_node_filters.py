@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from topoalign.core.demand.node_filters import Affinity, Constraints, NodeTraits, Taint, Toleration, allows
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.scheduling.node_filters import Affinity, Constraints, NodeTraits, Taint, Toleration, allows
 
 KEYS, VALUES = (
     st.sampled_from(["a", "b", "c"]),

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from topoalign.core.demand.field_paths import in_manifest
+from topoalign.core.demand.node_filters import Affinity, Constraints, Toleration
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.ids import CPU, MEMORY, ContainerName, Namespace, PodName, ResourceName, is_hugepages
@@ -40,11 +41,21 @@ class Container(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The fields of `spec` that affect a decision."""
+    """The fields of `spec` that affect a decision, or say to which nodes the pod may go."""
 
     containers: list[Container] | None = None
     init_containers: list[Container] | None = None
     resources: Resources | None = None
+    node_selector: dict[str, str] | None = None
+    affinity: Affinity | None = None
+    tolerations: tuple[Toleration, ...] | None = None
+    scheduler_name: str | None = None
+
+
+class Status(msgspec.Struct, frozen=True, rename="camel"):
+    """The fields of `status` that a scheduler's call is about."""
+
+    nominated_node_name: str | None = None
 
 
 class Metadata(msgspec.Struct, frozen=True, rename="camel"):
@@ -62,6 +73,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     metadata: Metadata | None = None
     spec: Spec | None = None
+    status: Status | None = None
 
 
 def load_pod(path: Path) -> PodRequest:
@@ -95,6 +107,14 @@ def request_of(pod: Pod) -> PodRequest:
         return validate_pod(request)
     except InvalidField as error:
         raise in_manifest(error) from error
+
+
+def constraints_of(pod: Pod) -> Constraints:
+    """To which nodes the pod may go."""
+    spec = pod.spec or Spec()
+    node_affinity = spec.affinity and spec.affinity.node_affinity
+    required = node_affinity.required if node_affinity else None
+    return Constraints(spec.node_selector or {}, required, spec.tolerations or ())
 
 
 def kubelet_request_of(pod: Pod) -> PodRequest:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from topoalign.core.demand.node_filters import Taint
 from topoalign.core.model.errors import TopoalignError, Undecodable, clean
 from topoalign.core.model.ids import GPU, NodeName
 from topoalign.core.sharing.hami.foreign import NodeAnnotations
@@ -29,7 +30,6 @@ from topoalign.registry.ports import (
     SeenPod,
     SeenQuota,
 )
-from topoalign.registry.scheduling import node_filters
 
 T = TypeVar("T")
 
@@ -55,20 +55,20 @@ class PodMetadata(manifest.Metadata, frozen=True, rename="camel"):
     owner_references: list[Owner] | None = None
 
 
-class PodSpec(node_filters.Spec, frozen=True, kw_only=True, rename="camel"):
+class PodSpec(manifest.Spec, frozen=True, kw_only=True, rename="camel"):
     """The fields of a pod's `spec` that are looked at."""
 
     node_name: str | None = None
 
 
-class PodStatus(node_filters.Status, frozen=True, rename="camel"):
+class PodStatus(manifest.Status, frozen=True, rename="camel"):
     """The fields of a pod's `status` that are looked at."""
 
     phase: str | None = None
     reason: str | None = None
 
 
-class ShownPod(node_filters.Pod, frozen=True, kw_only=True):
+class ShownPod(manifest.Pod, frozen=True, kw_only=True):
     """A v1 Pod."""
 
     metadata: PodMetadata
@@ -88,7 +88,7 @@ class NodeMetadata(msgspec.Struct, frozen=True):
 class NodeSpec(msgspec.Struct, frozen=True):
     """The fields of a node's `spec` that are looked at."""
 
-    taints: tuple[node_filters.Taint, ...] | None = None
+    taints: tuple[Taint, ...] | None = None
     unschedulable: bool | None = None
 
 

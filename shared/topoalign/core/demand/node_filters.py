@@ -16,7 +16,6 @@ from typing import Final
 import msgspec
 
 from topoalign.core.model.ids import NodeName
-from topoalign.kubelet.files import manifest
 
 UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
 """Key of the taint that a cordoned node counts as having."""
@@ -83,35 +82,6 @@ class Constraints(msgspec.Struct, frozen=True, omit_defaults=True):
     required: NodeSelector | None = None
     """Of its node affinity; None: there is none."""
     tolerations: tuple[Toleration, ...] = ()
-
-
-class Spec(manifest.Spec, frozen=True, kw_only=True, rename="camel"):
-    """The fields of a pod's `spec` that say what it asks for and where it may go."""
-
-    node_selector: dict[str, str] | None = None
-    affinity: Affinity | None = None
-    tolerations: tuple[Toleration, ...] | None = None
-    scheduler_name: str | None = None
-
-
-class Status(msgspec.Struct, frozen=True, rename="camel"):
-    """The fields of a pod's `status` that a scheduler's call is about."""
-
-    nominated_node_name: str | None = None
-
-
-class Pod(manifest.Pod, frozen=True, kw_only=True):
-    """A v1 Pod with these fields."""
-
-    spec: Spec | None = None
-    status: Status | None = None
-
-
-def constraints_of(pod: Pod) -> Constraints:
-    """What the pod says of the nodes that it may go to."""
-    spec = pod.spec or Spec()
-    near = spec.affinity and spec.affinity.node_affinity
-    return Constraints(spec.node_selector or {}, near.required if near else None, spec.tolerations or ())
 
 
 class NodeTraits(msgspec.Struct, frozen=True, kw_only=True):
