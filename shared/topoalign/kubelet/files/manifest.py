@@ -76,15 +76,21 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     status: Status | None = None
 
 
-def load_pod(path: Path) -> PodRequest:
-    """The pod in a file. Raises NotFound, InvalidDocument, InvalidField."""
-    return pod_of(documents.load_document(path, nulls=True))
+def load_manifest(path: Path) -> Pod:
+    """The manifest in a file. Raises NotFound, InvalidDocument, InvalidField."""
+    return read_manifest(documents.load_document(path, nulls=True))
 
 
 def pod_of(document: documents.Document) -> PodRequest:
     """Raises InvalidField with the path of a value that is wrong."""
+    return request_of(read_manifest(document))
+
+
+def read_manifest(document: documents.Document) -> Pod:
+    """The manifest of a pod. Raises InvalidField for another kind of object, and with the path of a value that is wrong."""
     expect_pod(document)
-    return request_of(documents.converted(document, Pod, REMEDY))
+    pod: Pod = documents.converted(document, Pod, REMEDY)
+    return pod
 
 
 def request_of(pod: Pod) -> PodRequest:
