@@ -62,12 +62,12 @@ def test_why_names_the_main_reason_and_the_cheapest_change(capsys: pytest.Captur
 
     lines = out.splitlines()
     assert 4 == status
-    assert "no node of 3 admits the pod: NotAligned on 2 nodes" == lines[0]
-    assert lines[1].startswith("finding  policy restricted refuses container 'main'") and lines[1].endswith("(full)")
+    assert "no node of 3 admits the pod: NotEnoughDevices on 2 nodes" == lines[0]
+    assert "finding  3 of nvidia.com/gpu needed, 0 free and healthy (full)" == lines[1]
     assert lines[2].startswith("remedy   ")
     assert ["WHAT", "WOULD", "MAKE", "IT", "FIT", "COST", "NODES", "FOR", "EXAMPLE"] == lines[4].split()
     assert lines[5].split() == ["ask", "for", "2", "instead", "of", "3", "nvidia.com/gpu", "33%", "1", "half"]
-    assert ["NotAligned", "in", "use", "2", "full", "half"] in [line.split() for line in lines]
+    assert ["NotEnoughDevices", "in", "use", "2", "full", "half"] in [line.split() for line in lines]
     assert ["UnknownResource", "has", "none", "1", "bare"] in [line.split() for line in lines]
 
 
