@@ -102,3 +102,19 @@ def test_a_pod_that_is_aligned_as_a_whole_is_counted_as_a_whole() -> None:
         Scope.POD: f"6 of {GPU} needed, 4 free and healthy",
         Scope.CONTAINER: f"3 of {GPU} needed, 1 free and healthy",
     } == codes
+
+
+@pytest.mark.parametrize(
+    ("init", "app"),
+    [
+        (container("init", gpus=3), container("main", gpus=2)),
+        (container("init", cpus=10, gib=100), container("main", gpus=1, cpus=10, gib=100)),
+    ],
+)
+def test_what_an_init_container_left_counts_as_free(init: ContainerRequest, app: ContainerRequest) -> None:
+    """It is of both NUMA nodes, and the app container prefers one: it has to take over what would not suffice without it."""
+    rules = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED)
+
+    refusal = refused(decide(node(machine()), read_pod(pod(app, init=[init]), rules)))
+
+    assert ("NotAligned", "main") == (refusal.code, refusal.container)
