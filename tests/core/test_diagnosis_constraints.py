@@ -95,7 +95,7 @@ def test_no_change_is_suggested_for_a_node_that_is_kept_off() -> None:
     assert {"a"} == {each.example for each in found.changes}
 
 
-def test_a_node_that_never_fits_is_not_the_main_reason_because_it_is_kept_off() -> None:
+def test_a_kept_off_node_that_never_fits_is_not_the_main_reason() -> None:
     """A pod too large for every node: the taint of a node without GPUs, or of a small one, is not why it waits."""
     bare = node_with("bare", topology=machine(gpus=(), nics=()))
 
