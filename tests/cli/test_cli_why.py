@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -267,6 +268,23 @@ def test_an_answer_of_kubectl_about_the_nodes_is_bounded(
     monkeypatch.setattr("topoalign.cli.kubectl.LARGEST_NODES", 100)
 
     assert "not looked at: kubectl printed more than" in run("why --pod-file pod", capsys)[2]
+
+
+@pytest.mark.usefixtures("streams")
+def test_a_kubectl_that_does_not_answer_in_time_is_given_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never_ends(command: list[str], *, timeout: float, **_: Any) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    install_kubectl(tmp_path, pod_with(2), NODES)
+    monkeypatch.setattr("subprocess.run", never_ends)
+
+    assert "not looked at: kubectl did not answer within 15 s" in run("why --pod-file pod", capsys)[2]
+    assert (69, True) == (
+        run("why ml/train", capsys)[0],
+        "kubectl did not answer within 15 s" in run("why ml/train", capsys)[2],
+    )
 
 
 async def alive(body: bytes) -> bytes:

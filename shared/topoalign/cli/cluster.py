@@ -96,7 +96,7 @@ def ask(
     as_json: bool,
 ) -> tuple[ClusterRecord, Answer]:
     """
-    What the cluster says, and what that stands on. `constraints`: of the pod; None: they are not known.
+    The records of the cluster, and the answer computed from them. `constraints`: of the pod; None: not known.
 
     Raises InvalidField and InvalidShare for a pod or rules that cannot be meant, and what reading the facts raises.
     """
@@ -194,12 +194,15 @@ def show_why(record: ClusterRecord, answer: Answer, as_json: bool) -> int | None
         output.say()
         output.columns(
             ("REASON", "STATE", "NODES", "FOR EXAMPLE"),
-            [(title(each), WORDS[each.outlook], each.nodes, " ".join(each.examples)) for each in answer.reasons],
+            [
+                (describe_reason(each), WORDS[each.outlook], each.nodes, " ".join(each.examples))
+                for each in answer.reasons
+            ],
         )
     return status(answer)
 
 
-def title(reason: Reason) -> str:
+def describe_reason(reason: Reason) -> str:
     """The code; of nodes that Kubernetes keeps the pod off also what excludes them."""
     return f"{reason.code}: {reason.finding}" if reason.code == NodeNotAllowed.code else reason.code
 

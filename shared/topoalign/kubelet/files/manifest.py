@@ -41,7 +41,7 @@ class Container(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The fields of `spec` that affect a decision, or say to which nodes the pod may go."""
+    """The fields of `spec` that affect a decision, and those that decide to which nodes the pod may go."""
 
     containers: list[Container] | None = None
     init_containers: list[Container] | None = None
