@@ -79,4 +79,4 @@ async def test_a_node_refuses_as_its_decision_says() -> None:
     answers = [await node.admit(bus, Bound(node.busy.node, f"u{n}", POD)) for n in range(ALL - HALF + 1)]
 
     assert [""] * (ALL - HALF) == [each.code for each in answers[:-1]]
-    assert "NotAligned" == answers[-1].code
+    assert "NotEnoughDevices" == answers[-1].code

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -62,12 +63,12 @@ def test_why_names_the_main_reason_and_the_cheapest_change(capsys: pytest.Captur
 
     lines = out.splitlines()
     assert 4 == status
-    assert "no node of 3 admits the pod: NotAligned on 2 nodes" == lines[0]
-    assert lines[1].startswith("finding  policy restricted refuses container 'main'") and lines[1].endswith("(full)")
+    assert "no node of 3 admits the pod: NotEnoughDevices on 2 nodes" == lines[0]
+    assert "finding  3 of nvidia.com/gpu needed, 0 free and healthy (full)" == lines[1]
     assert lines[2].startswith("remedy   ")
     assert ["WHAT", "WOULD", "MAKE", "IT", "FIT", "COST", "NODES", "FOR", "EXAMPLE"] == lines[4].split()
     assert lines[5].split() == ["ask", "for", "2", "instead", "of", "3", "nvidia.com/gpu", "33%", "1", "half"]
-    assert ["NotAligned", "in", "use", "2", "full", "half"] in [line.split() for line in lines]
+    assert ["NotEnoughDevices", "in", "use", "2", "full", "half"] in [line.split() for line in lines]
     assert ["UnknownResource", "has", "none", "1", "bare"] in [line.split() for line in lines]
 
 
@@ -148,6 +149,142 @@ def test_a_pod_of_kubernetes_that_no_node_takes_is_refused(tmp_path: Path, capsy
 
     assert 0 != status and "" == out
     assert "metadata.annotations[topoalign.io/gang-size]: 'some' is not a number of pods" in err
+
+
+NODES = {
+    "full": {"labels": {"pool": "a"}},
+    "half": {"labels": {"pool": "b"}},
+    "bare": {"labels": {"pool": "a"}, "spec": {"taints": [{"key": "cpu", "effect": "NoSchedule"}]}},
+}
+"""Name -> labels and spec of the nodes of `some_cluster` in Kubernetes."""
+AFFINITY = {
+    "nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchExpressions": [{"key": "pool", "operator": "In", "values": ["a"]}]}]
+        }
+    }
+}
+
+
+def install_kubectl(folder: Path, pod: dict[str, Any], nodes: dict[str, Any]) -> None:
+    """A kubectl that prints this pod for `get pod`, and these nodes for `get nodes`."""
+    items = [
+        {"kind": "Node", "metadata": {"name": name, "labels": each.get("labels")}, "spec": each.get("spec", {})}
+        for name, each in nodes.items()
+    ]
+    (folder / "pod").write_text(json.dumps(pod))
+    (folder / "nodes").write_text(json.dumps({"kind": "List", "items": items}))
+    (folder / "bin").mkdir(exist_ok=True)
+    kubectl = folder / "bin" / "kubectl"
+    kubectl.write_text(f'#!/bin/sh\nexec /bin/cat "{folder}/$2"\n')
+    kubectl.chmod(0o755)
+
+
+def pod_with(gpus: int, **spec: Any) -> dict[str, Any]:
+    containers = [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": gpus}}}]
+    return {**MANIFEST, "spec": {"containers": containers, **spec}}
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A running cluster whose streams have the nodes of `some_cluster`."""
+    monkeypatch.setattr("topoalign.cli.cluster.from_streams", lambda nats: some_cluster())
+
+
+@pytest.mark.usefixtures("streams")
+@pytest.mark.parametrize("line", ["why ml/train", "why --pod-file pod", "what-if --cluster --pod-file pod"])
+def test_a_pod_is_admitted_by_no_node_that_kubernetes_keeps_it_off(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fault S04: the affinity of the pod excludes `half`, the only node with room. Without it the pod fits there."""
+    install_kubectl(tmp_path, pod_with(2, affinity=AFFINITY), NODES)
+    status, out, err = run(line, capsys)
+    install_kubectl(tmp_path, pod_with(2), NODES)
+
+    assert (4, "") == (status, err)
+    assert out.startswith("no node of 3 admits the pod: ")
+    assert (0, "1 of 3 nodes would admit the pod; the best is half") == (
+        run(line, capsys)[0],
+        run(line, capsys)[1].splitlines()[0],
+    )
+
+
+@pytest.mark.usefixtures("streams")
+def test_why_names_what_excludes_each_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    install_kubectl(tmp_path, pod_with(2, nodeSelector={"pool": "a"}), NODES)
+
+    rows = [line.split("  ") for line in run("why ml/train", capsys)[1].splitlines()]
+
+    assert ["NodeNotAllowed: excluded by nodeSelector pool=a", "kept off", "half"] in [
+        [row[0], row[1].strip(), row[-1].strip()] for row in rows if len(row) > 2
+    ]
+    assert ["NodeNotAllowed: excluded by taint cpu:NoSchedule", "has none"] in [
+        [row[0], row[1].strip()] for row in rows if len(row) > 2
+    ]
+
+
+@pytest.mark.usefixtures("streams")
+def test_a_snapshot_keeps_what_kubernetes_has_of_the_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--from` asks no cluster: the nodes are those of the file, whatever kubectl shows now."""
+    install_kubectl(tmp_path, pod_with(2, affinity=AFFINITY), NODES)
+    first = run("why --pod-file pod --json --snapshot taken.ndjson", capsys)
+    install_kubectl(tmp_path, pod_with(2, affinity=AFFINITY), {})
+
+    assert 4 == first[0]
+    assert first[:2] == run("why --pod-file pod --json --from taken.ndjson", capsys)[:2]
+
+
+@pytest.mark.usefixtures("streams")
+@pytest.mark.parametrize(
+    ("line", "nodes", "reason"),
+    [
+        ("why --gpus 2", NODES, "the options describe no pod of Kubernetes"),
+        ("why --pod-file pod --from cluster.ndjson", NODES, "the file does not have them"),
+        ("why --pod-file pod", {"other": {}}, "kubectl shows none of these nodes"),
+        ("why --pod-file pod", {"half": {"labels": {"pool": 7}}}, "kubectl printed no list of nodes"),
+        ("why --pod-file pod", None, "there is no kubectl here"),
+    ],
+)
+def test_why_judges_by_topology_alone_without_nodes_of_kubernetes(
+    line: str, nodes: dict[str, Any] | None, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line names that, and the reason. The pod fits on `half`, off which its affinity would keep it."""
+    install_kubectl(tmp_path, pod_with(2, affinity=AFFINITY), nodes or {})
+    if nodes is None:
+        (tmp_path / "bin" / "kubectl").unlink()
+
+    status, out, err = run(line, capsys)
+
+    assert (0, 1) == (status, len(err.splitlines()))
+    assert out.startswith("1 of 3 nodes would admit the pod; the best is half")
+    assert err.startswith(f"labels, taints and cordons of the nodes were not looked at: {reason}")
+
+
+@pytest.mark.usefixtures("streams")
+def test_an_answer_of_kubectl_about_the_nodes_is_bounded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_kubectl(tmp_path, pod_with(2), NODES)
+    monkeypatch.setattr("topoalign.cli.kubectl.LARGEST_NODES", 100)
+
+    assert "not looked at: kubectl printed more than" in run("why --pod-file pod", capsys)[2]
+
+
+@pytest.mark.usefixtures("streams")
+def test_a_kubectl_that_does_not_answer_in_time_is_given_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never_ends(command: list[str], *, timeout: float, **_: Any) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    install_kubectl(tmp_path, pod_with(2), NODES)
+    monkeypatch.setattr("subprocess.run", never_ends)
+
+    assert "not looked at: kubectl did not answer within 15 s" in run("why --pod-file pod", capsys)[2]
+    assert (69, True) == (
+        run("why ml/train", capsys)[0],
+        "kubectl did not answer within 15 s" in run("why ml/train", capsys)[2],
+    )
 
 
 async def alive(body: bytes) -> bytes:

@@ -8,6 +8,14 @@ import msgspec
 import pytest
 from api_server_support import POD, Followed, shown_pod
 
+from topoalign.core.demand.node_filters import (
+    Constraints,
+    NodeSelector,
+    Requirement,
+    Taint,
+    Term,
+    Toleration,
+)
 from topoalign.core.model.ids import GPU, NodeName, ResourceName
 from topoalign.core.model.requests import GANG
 from topoalign.core.sharing.hami.foreign import NodeAnnotations
@@ -24,14 +32,6 @@ from topoalign.registry.ports import (
     SeenNode,
     SeenQuota,
     Synced,
-)
-from topoalign.registry.scheduling.node_filters import (
-    Constraints,
-    NodeSelector,
-    Requirement,
-    Taint,
-    Term,
-    Toleration,
 )
 from topoalign.runtime.clock import SystemClock, all_tasks_blocked
 from topoalign.testing.fake_api_server.cluster import FakeCluster

@@ -76,7 +76,7 @@ def test_the_reason_of_nodes_that_are_full_comes_before_that_of_others() -> None
 
     found = answer(record, container(gpus=1))
 
-    assert ["NotAligned", "NodeNotWhole", "UnknownResource"] == [each.code for each in found.reasons]
+    assert ["NotEnoughDevices", "NodeNotWhole", "UnknownResource"] == [each.code for each in found.reasons]
     assert [Outlook.IN_USE, Outlook.NOT_KNOWN, Outlook.MISSING] == [each.outlook for each in found.reasons]
     assert ([1, 1, 3], 5, 0) == ([each.nodes for each in found.reasons], found.nodes, found.fit)
     assert found.reason == found.reasons[0] and ("full",) == found.reason.examples
@@ -195,7 +195,7 @@ def test_some_of_several_pods_say_what_is_full() -> None:
 
     assert (2, {"a": 2}) == (found.fit, found.placed)
     assert found.reason is not None and ("FullWithThese", 1) == (found.reason.code, found.reason.nodes)
-    assert ["FullWithThese", "NotAligned"] == [each.code for each in found.reasons]
+    assert ["FullWithThese", "NotEnoughDevices"] == [each.code for each in found.reasons]
 
 
 def test_what_is_reserved_is_held_and_cannot_be_moved() -> None:

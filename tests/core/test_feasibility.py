@@ -108,4 +108,4 @@ def test_a_container_is_judged_by_what_the_one_before_leaves() -> None:
     apart = [container(f"c{number}", gpus=2, cpus=2, gib=40) for number in range(3)]
 
     assert ("", "") == judged(machine(), pod(*apart[:2]), rules)
-    assert ("NotAligned", "NotAligned") == judged(machine(), pod(*apart), rules)
+    assert ("NotEnoughDevices", "NotEnoughDevices") == judged(machine(), pod(*apart), rules)

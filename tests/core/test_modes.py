@@ -79,7 +79,7 @@ ODD = ResourceName("example.com/none")
             pod(container(gpus=1, cpus=1, gib=200)),
             "restricted",
             "refused by MemoryNotExtendable",
-            "refused by NotAligned",
+            "refused by NotEnoughMemory",
             id="memory that fits nowhere",
         ),
         pytest.param(

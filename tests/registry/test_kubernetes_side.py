@@ -65,7 +65,7 @@ async def test_what_is_bound_is_held_before_the_node_shows_it(world: World, clus
             answers.append((verdict(scheduling), await bind(url, cluster, name)))
 
         assert [("", ""), ("", "")] == answers[:2]
-        assert "NotAligned" == answers[2][0]
+        assert "NotEnoughDevices" == answers[2][0]
         assert answers[2][1].startswith("NodeRefuses")
         assert [NODE, NODE, None] == [cluster.pods.get(("ml", name))["spec"].get("nodeName") for name in "abc"]
 
@@ -84,7 +84,7 @@ async def test_a_pod_that_the_node_refused_gives_back_what_was_reserved(world: W
 
         labels = {"reason": "TopologyAffinityError", "reserved": "true"}
         counted = world.context.metrics.get_sample_value("topoalign_registry_refused_pods_total", labels)
-        assert ("", "NotAligned", "", 1) == (bound, before, verdict(scheduling), counted)
+        assert ("", "NotEnoughDevices", "", 1) == (bound, before, verdict(scheduling), counted)
         assert () == scheduling.reservations.held(NODE)
 
 
@@ -135,7 +135,7 @@ async def test_nothing_is_answered_before_pods_are_listed() -> None:
 
         assert "pods of Kubernetes are not listed yet" == early
         assert scheduling.watch is not None
-        assert ("NotAligned", (1, 36)) == (verdict(scheduling), scheduling.watch.version)
+        assert ("NotEnoughDevices", (1, 36)) == (verdict(scheduling), scheduling.watch.version)
 
 
 def events(cluster: FakeCluster, name: str) -> list[tuple[str, str]]:

@@ -167,7 +167,7 @@ def test_what_is_planned_is_read_once_for_all_requests() -> None:
     planned(world, [(pod(container(gpus=1), name="a"), "g"), (pod(container(gpus=1), name="b"), "g")])
 
     assert (["", "", ""], 1) == before
-    assert ["", "", "NotAligned"] == codes()
+    assert ["", "", "NotEnoughDevices"] == codes()
 
 
 def fit_naively(state: NodeState, pods: Sequence[PodRequest], world: OneNode) -> bool:

@@ -48,8 +48,8 @@ def test_a_new_node_is_judged_as_an_empty_sibling(world: OneNode) -> None:
     labels = {NEW: {INSTANCE_TYPE: "gpu4"}, NodeName("other"): {INSTANCE_TYPE: "gpu8"}}
     two, five = (world.scheduler.filter(each, (NODE, *labels), labels) for each in (TWO, FIVE))
 
-    assert [("NotAligned", "", "UnknownNode")] == [tuple(code(two, each) for each in (NODE, *labels))]
-    assert "NotAligned" == code(five)
+    assert [("NotEnoughDevices", "", "UnknownNode")] == [tuple(code(two, each) for each in (NODE, *labels))]
+    assert "NotEnoughDevices" == code(five)
 
 
 def test_a_new_node_is_judged_by_the_machine_that_it_is_said_to_be(world: OneNode) -> None:
@@ -63,8 +63,8 @@ def test_a_new_node_is_judged_by_the_machine_that_it_is_said_to_be(world: OneNod
     world.view.label(NODE, {MACHINE: "ours"})
     labelled = [code(world.scheduler.filter(each, (NEW,), {NEW: {MACHINE: "ours"}})) for each in (TWO, FIVE)]
 
-    assert (["", "NotEnoughDevices"], ["", "NotAligned"]) == (alone, ruled)
-    assert [["", "NotAligned"]] * 2 == [played, labelled]
+    assert (["", "NotEnoughDevices"], ["", "NotEnoughDevices"]) == (alone, ruled)
+    assert [["", "NotEnoughDevices"]] * 2 == [played, labelled]
 
 
 def test_alike_new_nodes_are_judged_once(world: OneNode, monkeypatch: pytest.MonkeyPatch) -> None:

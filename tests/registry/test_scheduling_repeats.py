@@ -33,8 +33,10 @@ def test_pods_that_ask_for_the_same_get_the_same_refusals(world: OneNode) -> Non
     first = world.scheduler.filter(ONE, (NODE, OTHER))
 
     assert first is world.scheduler.filter(TWO, (OTHER, NODE))
-    assert {NODE: "NotAligned", OTHER: "NotAligned"} == {node: each.code for node, each in first.refused.items()}
-    assert [(ONE.uid, {"NotAligned": 2}), (TWO.uid, {"NotAligned": 2})] == told
+    assert {NODE: "NotEnoughDevices", OTHER: "NotEnoughDevices"} == {
+        node: each.code for node, each in first.refused.items()
+    }
+    assert [(ONE.uid, {"NotEnoughDevices": 2}), (TWO.uid, {"NotEnoughDevices": 2})] == told
 
 
 @pytest.mark.parametrize("nodes", [(NODE,), (NODE, NODE), (NODE, NodeName("new")), (NODE, OTHER, OTHER)])
@@ -50,7 +52,7 @@ def test_a_node_that_changes_is_judged_anew(world: OneNode) -> None:
     before = world.scheduler.filter(four, (NODE,))
     world.cluster.answers(NODE, False)
 
-    assert ("NotAligned", "NodeStale") == tuple(
+    assert ("NotEnoughDevices", "NodeStale") == tuple(
         each.refused[NODE].code for each in (before, world.scheduler.filter(four, (NODE,)))
     )
 
@@ -63,7 +65,7 @@ def test_what_is_a_pods_alone_is_answered_to_it_alone(world: OneNode) -> None:
         for each in (TWO, ONE, TWO)
     ]
 
-    assert [["NotAligned"] * 2, ["NotAligned", "PlannedElsewhere"], ["NotAligned"] * 2] == codes
+    assert [["NotEnoughDevices"] * 2, ["NotEnoughDevices", "PlannedElsewhere"], ["NotEnoughDevices"] * 2] == codes
 
 
 def test_an_answer_is_rendered_once_for_each_form_and_version(monkeypatch: pytest.MonkeyPatch) -> None:

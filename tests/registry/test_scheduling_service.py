@@ -106,7 +106,7 @@ async def test_a_stream_that_is_emptied_costs_the_view_nothing(world: World, str
         await world.say(*world.says.end("a"))
         await world.rounds(2)
 
-        assert ("", "", "NotAligned", "") == (before, emptied, full, code(scheduling))
+        assert ("", "", "NotEnoughDevices", "") == (before, emptied, full, code(scheduling))
         assert world.says.state.digest == scheduling.view.facts(NODE).digest
 
 
@@ -127,7 +127,7 @@ async def test_a_bound_pod_is_held_until_its_node_shows_it(world: World) -> None
         world.kubernetes.delete_pod("ml", "p", grace=0)
         await world.say(*world.says.end(uid))
 
-        assert ("", "NotAligned", (), "NotAligned", "") == (free, bound, reserved, shown, code(scheduling))
+        assert ("", "NotEnoughDevices", (), "NotEnoughDevices", "") == (free, bound, reserved, shown, code(scheduling))
 
 
 async def test_what_is_reserved_for_a_pod_that_is_gone_is_free_at_a_start(world: World) -> None:
@@ -154,7 +154,7 @@ async def test_a_pod_that_another_scheduler_binds_is_held_as_predicted(world: Wo
         world.kubernetes.set_status("ml", "theirs", phase="Failed", reason="TopologyAffinityError")
         await all_tasks_blocked()
 
-        assert ("NotAligned", "") == (bound, code(scheduling))
+        assert ("NotEnoughDevices", "") == (bound, code(scheduling))
 
 
 async def test_pods_of_a_planned_gang_pass_on_their_own_nodes(world: World) -> None:

@@ -144,7 +144,7 @@ async def test_a_labelled_node_is_managed_while_its_allocator_answers(world: Wor
         silent, passed = world.context.notes["managed"](), code(scheduling, NODE, full)
         await label(world, NODE, None)
 
-        assert ("NotAligned", "", "NodeStale") == (answering, passed, code(scheduling, NODE, full))
+        assert ("NotEnoughDevices", "", "NodeStale") == (answering, passed, code(scheduling, NODE, full))
         assert note is not None
         assert NODE in note
         assert silent is None

@@ -1,12 +1,18 @@
 """`why` says of each node what the registry's filter says, as both decide by the facts of the node."""
 
+from collections import Counter
+from collections.abc import Mapping
 from random import Random
 
+import msgspec
 import pytest
 from cluster_support import TIME
 from faults_support import THOROUGH
+from node_filters_support import excluded_by, some_constraints, some_node_object
 from view_support import Says, asked, scheduler_of, some_request, some_says, tell_all
 
+from topoalign.cli import kubectl
+from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, NodeTraits
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import Nodes, NodeStale
 from topoalign.core.diagnosis.records import ClusterRecord, record_of
@@ -16,6 +22,7 @@ from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scoring, scorer_of
+from topoalign.kubelet.files import manifest
 from topoalign.registry.cluster import Cluster
 
 SEEDS = 200 if THOROUGH else 20
@@ -30,10 +37,20 @@ def told(cluster: Cluster, chance: Random, nodes: list[Says]) -> None:
             tell_all(cluster, says.admit(some_request(chance, says.hardware, f"p{number}"), f"uid-{number}"))
 
 
-def codes_of_why(cluster: Cluster, pod: PodRequest) -> dict[NodeName, str]:
+def codes_of_why(
+    cluster: Cluster,
+    pod: PodRequest,
+    traits: Mapping[NodeName, NodeTraits] = {},
+    constraints: Constraints | None = None,
+) -> dict[NodeName, str]:
     """Node -> the code of its refusal, asked one by one; empty where it would admit the pod."""
-    records = [record_of(member.state, silent=not member.answering) for member in cluster]
-    nodes = Nodes(ClusterRecord(time=TIME, nodes=tuple(records)))
+    records = [
+        msgspec.structs.replace(
+            record_of(member.state, silent=not member.answering), traits=traits.get(member.state.node)
+        )
+        for member in cluster
+    ]
+    nodes = Nodes(ClusterRecord(time=TIME, nodes=tuple(records)), constraints)
     answer = diagnose(nodes, pod, SCORER)
     found = {each.node: "" for each in answer.admitting}
     return found | {
@@ -66,3 +83,47 @@ def test_why_says_of_each_node_what_the_filter_says(first: int) -> None:
                     assert code == found[name]
                     compared, fit, stale = compared + 1, fit + (not code), stale + (code == NodeStale.code)
     assert compared > 30 and fit > 5 and stale > 0
+
+
+PODS = 20
+"""With constraints, on each cluster of three nodes; 50 clusters have 1,000 pods."""
+
+
+@pytest.mark.parametrize("first", range(0, 50, 10))
+def test_why_excludes_the_nodes_that_kubernetes_keeps_a_pod_off(first: int) -> None:
+    """
+    A kube-scheduler asks the extender's filter about the nodes that its own filters leave to the pod. `why` gives the code
+    of the filter for these, and `NodeNotAllowed` for the others, as an independent reference of the constraints has it.
+    """
+    seen: Counter[str] = Counter()
+    for seed in range(first, first + 10):
+        chance, cluster = Random(seed), Cluster(usage=True)
+        scheduler, shapes = scheduler_of(cluster), Shapes()
+        nodes = [some_says(chance, f"node-{number}", shapes) for number in range(3)]
+        told(cluster, chance, nodes)
+        for says in nodes:
+            cluster.answers(says.node, chance.random() < 0.9)
+        objects = {says.node: some_node_object(chance, says.node) for says in nodes}
+        traits = {name: kubectl.traits_of(msgspec.convert(shown, kubectl.Node)) for name, shown in objects.items()}
+        for number in range(PODS):
+            pod = some_request(chance, chance.choice(nodes).hardware, f"asked-{number}")
+            shown = some_constraints(chance, [*objects])
+            constraints = manifest.constraints_of(manifest.read_manifest(shown))
+
+            excluded = {name for name in objects if excluded_by(objects[name], shown)}
+            filtered = scheduler.filter(asked(pod), [name for name in cluster.nodes if name not in excluded])
+            expected = {
+                **dict.fromkeys(excluded, NodeNotAllowed.code),
+                **dict.fromkeys(filtered.passed, ""),
+                **{name: each.code for name, each in filtered.refused.items()},
+            }
+            found = codes_of_why(cluster, pod, traits, constraints)
+
+            assert expected.keys() == found.keys()
+            for name, code in expected.items():
+                if UnknownResource.code not in (code, found[name]):  # a scheduler asks nodes about it before the filter
+                    assert code == found[name]
+                    seen[code] += 1
+    kept_off = seen[NodeNotAllowed.code]
+    admitting = seen[""]
+    assert min(kept_off, admitting, seen.total() - kept_off - admitting) > 50

@@ -15,12 +15,13 @@ import anyio
 import click
 import msgspec
 
-from topoalign.cli import link, output
+from topoalign.cli import kubectl, link, output
 from topoalign.cli.allocate import Changes
 from topoalign.cli.errors import REFUSED
 from topoalign.cli.quantities import Count
 from topoalign.client.records import read_cluster
-from topoalign.core.diagnosis.answers import Answer, Outlook
+from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed
+from topoalign.core.diagnosis.answers import Answer, Outlook, Reason
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import Nodes
 from topoalign.core.diagnosis.record_file import LONGEST_LINE, decode_lines, encode_lines
@@ -42,6 +43,7 @@ SCORINGS = [each.value for each in Scoring]
 WORDS = {
     Outlook.IN_USE: "in use",
     Outlook.NOT_KNOWN: "not known",
+    Outlook.EXCLUDED: "kept off",
     Outlook.NEVER: "never fits",
     Outlook.FOREIGN: "foreign",
     Outlook.MISSING: "has none",
@@ -85,23 +87,50 @@ def of_cluster(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ask(
-    nats: str | None, whole: ClusterOptions, pod: PodRequest, rules: Changes, *, as_json: bool
+    nats: str | None,
+    whole: ClusterOptions,
+    pod: PodRequest,
+    rules: Changes,
+    constraints: Constraints | None = None,
+    *,
+    as_json: bool,
 ) -> tuple[ClusterRecord, Answer]:
     """
-    What the cluster says, and what that stands on.
+    The records of the cluster, and the answer computed from them. `constraints`: of the pod; None: not known.
 
     Raises InvalidField and InvalidShare for a pod or rules that cannot be meant, and what reading the facts raises.
     """
     record = facts(nats, whole.from_file)
+    why_not_applied = "the options describe no pod of Kubernetes"
+    if constraints is not None:
+        record, why_not_applied = with_node_objects(record, whole.from_file)
+    if why_not_applied:
+        output.note(f"labels, taints and cordons of the nodes were not looked at: {why_not_applied}")
     check_in_cluster(pod, record, rules)
     scorer = scorer_of(Scoring(whole.scoring or Scoring.QUALITY), Packing.BINPACK)
     shown = len(record.nodes) if as_json else MOST_ROWS
-    answer = diagnose(Nodes(record), pod, scorer, rules, whole.pods or 1, seams=shown)
+    answer = diagnose(Nodes(record, constraints), pod, scorer, rules, whole.pods or 1, seams=shown)
     if whole.snapshot is not None:
         with whole.snapshot.open("wb") as file:
             file.writelines(encode_lines(record))
         output.note(f"{clean(str(whole.snapshot), 200)}: what is known of {counted(len(record.nodes), 'node')}")
     return record, answer
+
+
+def with_node_objects(record: ClusterRecord, file: Path | None) -> tuple[ClusterRecord, str]:
+    """
+    The records with what kubectl shows of each node, or as they were read from the file; and why constraints cannot be
+    applied to them, empty where they can.
+    """
+    if file is not None:
+        return record, "" if record.has_traits else "the file does not have them"
+    try:
+        traits = kubectl.read_nodes()
+    except kubectl.KubectlFailed as error:
+        return record, error.finding
+    nodes = tuple(msgspec.structs.replace(each, traits=traits.get(each.node)) for each in record.nodes)
+    record = msgspec.structs.replace(record, nodes=nodes)
+    return record, "" if record.has_traits else "kubectl shows none of these nodes"
 
 
 def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: Changes) -> None:
@@ -165,9 +194,17 @@ def show_why(record: ClusterRecord, answer: Answer, as_json: bool) -> int | None
         output.say()
         output.columns(
             ("REASON", "STATE", "NODES", "FOR EXAMPLE"),
-            [(each.code, WORDS[each.outlook], each.nodes, " ".join(each.examples)) for each in answer.reasons],
+            [
+                (describe_reason(each), WORDS[each.outlook], each.nodes, " ".join(each.examples))
+                for each in answer.reasons
+            ],
         )
     return status(answer)
+
+
+def describe_reason(reason: Reason) -> str:
+    """The code; of nodes that Kubernetes keeps the pod off also what excludes them."""
+    return f"{reason.code}: {reason.finding}" if reason.code == NodeNotAllowed.code else reason.code
 
 
 def show_where(record: ClusterRecord, answer: Answer, as_json: bool) -> int | None:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
@@ -14,6 +14,7 @@ from topoalign.cli.allocate import Changes, changes, decide, pod_request, reques
 from topoalign.cli.cluster import ClusterOptions, ask, of_cluster, show_where
 from topoalign.cli.divisions import document, rows
 from topoalign.cli.link import Link, on_node
+from topoalign.core.demand.node_filters import Constraints
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Explained
 from topoalign.core.model.errors import clean
@@ -23,6 +24,9 @@ from topoalign.core.model.requests import Compat, ExplainRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.core.state.divisions import Division, divisions, parts_of
+
+if TYPE_CHECKING:
+    from topoalign.kubelet.files import manifest
 
 FILE = click.Path(path_type=Path)
 
@@ -66,7 +70,7 @@ def what_if(
       topoalign what-if --machine dgx-a100 --kubelet-config config.yaml --pod-file pod.yaml
       topoalign what-if --cluster --gpus 8 --pods 16
     """
-    pod, rules = pod_request(**asked) if pod_file is None else pod_in(pod_file, **asked)
+    pod = AskedPod(*pod_request(**asked)) if pod_file is None else pod_in(pod_file, **asked)
     if cluster:
         if (
             machine is not None
@@ -75,34 +79,44 @@ def what_if(
             or link.node_option is not None
         ):
             raise click.UsageError("--cluster asks all nodes: leave out --node, --machine and the kubelet's files")
-        return show_where(*ask(link.nats_option, whole, pod, rules, as_json=link.as_json), link.as_json)
+        return show_where(*ask(link.nats_option, whole, *pod, as_json=link.as_json), link.as_json)
     if whole.given:
         raise click.UsageError("--pods, --scoring, --snapshot and --from go with --cluster")
     if machine is None:
         if kubelet_config is not None or kubelet_root is not None:
             raise click.UsageError("--kubelet-config and --kubelet-root go with --machine")
-        return decide(link, "what-if", pod, rules)
+        return decide(link, "what-if", pod.request, pod.rules)
     from topoalign.cli.predict import Described  # brings in the readers of machines
 
     described = Described(machine, kubelet_config, kubelet_root)
-    return show(*described.predict(pod, rules), link.as_json)
+    return show(*described.predict(pod.request, pod.rules), link.as_json)
 
 
-def pod_in(file: Path, **asked: Any) -> tuple[PodRequest, Changes]:
-    """
-    The pod of a manifest, and the rules that are to differ. Raises UsageError if a pod is described twice, and what
-    `checked` does.
-    """
+class AskedPod(NamedTuple):
+    """A pod that the command is about."""
+
+    request: PodRequest
+    rules: Changes
+    """Rules that are to differ from those of the kubelet."""
+    constraints: Constraints | None = None
+    """To which nodes it may go. None: options describe the pod, and there is no manifest."""
+
+
+def pod_in(file: Path, **asked: Any) -> AskedPod:
+    """The pod of a manifest. Raises UsageError if a pod is described twice, and what `checked` does."""
     rules = rules_alone(asked, "--pod-file")
     from topoalign.kubelet.files import manifest  # brings in YAML
 
-    return checked(manifest.load_pod(file), rules)
+    return checked(manifest.load_manifest(file), rules)
 
 
-def checked(pod: PodRequest, rules: Changes) -> tuple[PodRequest, Changes]:
-    """The same. Raises InvalidField and NoFit for what an API server with our webhook would not take."""
-    check_pod(pod, compat=msgspec.convert(rules.get("compat", ""), Compat))
-    return pod, rules
+def checked(shown: "manifest.Pod", rules: Changes) -> AskedPod:
+    """The pod of this manifest. Raises InvalidField and NoFit for what an API server with our webhook would not take."""
+    from topoalign.kubelet.files import manifest  # brings in YAML
+
+    request = manifest.request_of(shown)
+    check_pod(request, compat=msgspec.convert(rules.get("compat", ""), Compat))
+    return AskedPod(request, rules, manifest.constraints_of(shown))
 
 
 def rules_alone(asked: dict[str, Any], instead: str) -> Changes:

@@ -1,19 +1,15 @@
 """`topoalign why`: why a pod fits on no node of the cluster, and what would make it fit."""
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import click
 
-from topoalign.cli import options
-from topoalign.cli.allocate import Changes, pod_name, pod_request, request_options
+from topoalign.cli import kubectl, options
+from topoalign.cli.allocate import pod_name, pod_request, request_options
 from topoalign.cli.cluster import FILE, ClusterOptions, ask, of_cluster, show_why
-from topoalign.cli.explain import checked, pod_in, rules_alone
+from topoalign.cli.explain import AskedPod, checked, pod_in, rules_alone
 from topoalign.core.model.errors import Unavailable, clean
-from topoalign.core.model.requests import PodRequest
-
-KUBECTL_SECONDS = 15.0
 
 
 class PodUnknown(Unavailable):
@@ -49,6 +45,8 @@ def why(
     Every node is asked what its kubelet would decide now. POD is a pod of Kubernetes, NAMESPACE/NAME, which kubectl reads;
     else the options or a manifest say what is asked for. If it fits nowhere, the exit code is 4.
 
+    The nodeSelector, node affinity and tolerations of POD or the manifest are applied to the nodes that kubectl shows.
+
     --snapshot FILE keeps what the answer stands on, and --from FILE gives the same answer anywhere.
 
     \b
@@ -58,15 +56,15 @@ def why(
       topoalign why --gpus 8 --cpus 32 --policy best-effort --from cluster.ndjson --json
     """
     if name is not None:
-        pod, rules = pod_of_kubernetes(name, pod_file, asked)
+        pod = pod_of_kubernetes(name, pod_file, asked)
     else:
-        pod, rules = pod_request(**asked) if pod_file is None else pod_in(pod_file, **asked)
-    return show_why(*ask(nats, whole, pod, rules, as_json=as_json), as_json)
+        pod = AskedPod(*pod_request(**asked)) if pod_file is None else pod_in(pod_file, **asked)
+    return show_why(*ask(nats, whole, *pod, as_json=as_json), as_json)
 
 
-def pod_of_kubernetes(name: str, pod_file: Path | None, asked: dict[str, Any]) -> tuple[PodRequest, Changes]:
+def pod_of_kubernetes(name: str, pod_file: Path | None, asked: dict[str, Any]) -> AskedPod:
     """
-    The pod of this name as kubectl shows it, and the rules that are to differ.
+    The pod of this name as kubectl shows it.
 
     Raises UsageError where a pod is described besides, PodUnknown where kubectl does not show it, and what reading a
     manifest raises.
@@ -77,16 +75,8 @@ def pod_of_kubernetes(name: str, pod_file: Path | None, asked: dict[str, Any]) -
     namespace, pod = pod_name(name)
     from topoalign.kubelet.files import documents, manifest  # brings in YAML
 
-    command = ["kubectl", "get", "pod", f"--namespace={namespace}", "--output=json", "--", pod]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=KUBECTL_SECONDS, check=False)
-    except FileNotFoundError:
-        raise PodUnknown(name, "there is no kubectl here") from None
-    except subprocess.TimeoutExpired:
-        raise PodUnknown(name, f"kubectl did not answer within {KUBECTL_SECONDS:g} s") from None
-    if done.returncode:
-        lines = (
-            done.stderr.decode(errors="replace").strip().splitlines()
-        )  # the last one says it, those before are its log
-        raise PodUnknown(name, lines[-1] if lines else f"kubectl ended with {done.returncode}")
-    return checked(manifest.pod_of(documents.read(done.stdout, "the answer of kubectl")), rules)
+        shown = kubectl.get("pod", f"--namespace={namespace}", "--output=json", "--", pod)
+    except kubectl.KubectlFailed as error:
+        raise PodUnknown(name, error.finding) from error
+    return checked(manifest.read_manifest(documents.read(shown, "the answer of kubectl")), rules)

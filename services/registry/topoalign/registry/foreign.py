@@ -37,9 +37,9 @@ from topoalign.core.sharing.hami.foreign import (
     read_shares,
 )
 from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredCard
+from topoalign.kubelet.files.manifest import Pod, Spec
 from topoalign.kubelet.files.quantities import whole
 from topoalign.registry.ports import SeenNode, SeenPod
-from topoalign.registry.scheduling.node_filters import Pod, Spec
 from topoalign.runtime.turns import Turns
 
 HAMI = "hami"

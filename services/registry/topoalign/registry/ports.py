@@ -10,12 +10,13 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from topoalign.core.demand.node_filters import Taint
 from topoalign.core.model.errors import NoFit, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.sharing.hami.foreign import NodeAnnotations
+from topoalign.kubelet.files.manifest import Pod
 from topoalign.registry.scheduling.annotations import read_pod
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.node_filters import Pod, Taint
 
 SUCCEEDED = "Succeeded"
 FINISHED = (SUCCEEDED, "Failed")

@@ -25,6 +25,7 @@ from topoalign.core.admission.container_amounts import Step, lacking_in, step_of
 from topoalign.core.admission.free_amounts import Amount, Free, without
 from topoalign.core.admission.preferred_sets import near, preferred_sets
 from topoalign.core.admission.several_containers import are_separable, asks_alike, disjoint, totals_decide
+from topoalign.core.cpu_assignment.packed import NotEnoughCpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.hints.preconditions import check_decidable
 from topoalign.core.hints.rules import MOST_LISTED
@@ -34,6 +35,7 @@ from topoalign.core.model.requests import Scope
 from topoalign.core.model.topology.bitmask import several
 from topoalign.core.model.topology.by_amounts import gpu_of
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.placement.devices import NoHealthyDevice, NotEnoughDevices
 from topoalign.core.placement.memory import MemoryGroupsWouldMix, MemoryNotExtendable, NotEnoughMemory
 from topoalign.core.policy import POLICIES, PREFERRED_ALONE
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
@@ -194,7 +196,7 @@ def verdict(need: Need, free: Free) -> str | None:
         return None
     chosen = first_with_room(need.preferred, need.near, need.memory, free)
     if not chosen and need.strict and not need.memory:
-        return NotAligned.code
+        return lacking_in_total(need, free) or NotAligned.code
     code = lacking_without_memory(need, free) if need.memory and not chosen else lacking(need, free)
     if code != "" or (need.rest is None and need.complete):
         return code
@@ -209,7 +211,7 @@ def lacking_without_memory(need: Need, free: Free) -> str | None:
     if nowhere:
         chosen = first_with_room(need.without_memory, need.near, (), free)
     if need.strict and not chosen:
-        return NotAligned.code
+        return lacking_in_total(need, free) or NotAligned.code
     if len(need.steps) != 1:
         return None
     if (code := lacking(need, free)) != "":
@@ -244,6 +246,18 @@ def has_memory_anywhere(need: Need, free: Free) -> bool:
         free.usable[number] and all(free.within[name][number] >= amount for name, amount in need.memory)
         for number in largest
     )
+
+
+def lacking_in_total(need: Need, free: Free) -> str:
+    """The code of what there is too little of in total for what is aligned as one (`total_amounts`); empty: of nothing."""
+    devices = dict((*need.near, *need.unplaced))
+    cpus = devices.pop(CPU, 0)
+    for name in sorted(devices):
+        if max(free.devices[name], 0) < devices[name]:
+            return NoHealthyDevice.code if free.devices[name] < 0 else NotEnoughDevices.code
+    if free.cpus < cpus:
+        return NotEnoughCpus.code
+    return NotEnoughMemory.code if any(free.within[name][-1] < amount for name, amount in need.memory) else ""
 
 
 def lacking(need: Need, free: Free) -> str | None:

@@ -15,6 +15,7 @@ import msgspec
 from topoalign.core.admission.alignment import Aligned, NotAligned, align, goes_on, unaligned
 from topoalign.core.admission.alternatives import considered
 from topoalign.core.admission.joint import place_jointly, sets_considered
+from topoalign.core.admission.total_amounts import check_totals
 from topoalign.core.admission.within_alignment import place_within
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
@@ -85,6 +86,7 @@ class AdmissionRun:
         """Why nothing is aligned any more: the limit on work is one for all containers."""
         self.alignments: list[Alignment] = []
         self.considered: list[Considered] = []
+        self.is_refused_by_policy = False
         self.by_chance: list[str] = []  # what the kubelet picks at random, for people
 
     def decide(self) -> Steps[None]:
@@ -96,7 +98,7 @@ class AdmissionRun:
             yield from self.allocate(container, aligned)
 
     def align(self, demand: Demand) -> Steps[Aligned]:
-        """What a container, or the pod, is aligned to. Raises NotAligned and TooMuchWork."""
+        """What a container, or the pod, is aligned to. Raises NotAligned, TooMuchWork and what `check_totals` raises."""
         container, asked = demand.container, HintRequest(self.state, demand, self.rules)
         if not POLICIES[self.rules.policy].asks or self.gave_up:
             alignment, aligned = unaligned(container, self.gave_up)
@@ -115,6 +117,8 @@ class AdmissionRun:
             self.provider = DeviceProvider.name
             check_anywhere(asked)
             self.provider = None
+            self.is_refused_by_policy = True
+            check_totals(asked)
             raise NotAligned(self.rules, container, alignment)
         if aligned.hint.affinity is None:
             return aligned
@@ -255,7 +259,7 @@ class AdmissionRun:
         """Why the pod does not fit, and what the kubelet had given before it found that."""
         given = self.profile.gives_while_deciding and self.alignments
         return Refusal(
-            reason=reason_of(misfit),
+            reason="TopologyAffinityError" if self.is_refused_by_policy else reason_of(misfit),
             code=misfit.code,
             finding=misfit.finding,
             remedy=misfit.remedy,
@@ -294,7 +298,5 @@ class AdmissionRun:
 
 
 def reason_of(misfit: NoFit) -> str:
-    """The kubelet's word for it, as it stands in the status of a pod."""
-    if isinstance(misfit, NotAligned):
-        return "TopologyAffinityError"
+    """The kubelet's reason in the status of a pod that its policy has aligned."""
     return "SMTAlignmentError" if isinstance(misfit, NotWholeCores) else "UnexpectedAdmissionError"

@@ -14,6 +14,8 @@ class Outlook(StrEnum):
     """It would admit the pod if nobody had anything."""
     NOT_KNOWN = "not-known"
     """What it would say is not known."""
+    EXCLUDED = "excluded"
+    """Kubernetes keeps the pod off it; else it would admit the pod, now or if nobody had anything."""
     NEVER = "never"
     """It would refuse the pod even then."""
     FOREIGN = "foreign"

@@ -1,30 +1,45 @@
 """
 The answer of a whole cluster about a pod.
 
-Every node is asked. Those that refuse are counted by reason, and the reason that matters most comes first: those of nodes
-that would admit the pod if nobody had anything there, then of nodes of which nothing can be told, then of nodes that never
-would, then of nodes whose GPUs others give out, then of nodes that do not have what is asked for; among these the one that
-most nodes give. So a thousand nodes without GPUs are not the reason why a GPU pod waits, if ten with GPUs are full.
+Every node is asked that Kubernetes' constraints leave to the pod. Those that refuse are counted by reason, and the reason
+that matters most comes first: those of nodes that would admit the pod if nobody had anything there, then of nodes of which
+nothing can be told, then of nodes that would admit it but for Kubernetes' constraints, then of nodes that never would, then
+of nodes whose GPUs others give out, then of nodes that do not have what is asked for; among these the one that most nodes
+give. So a thousand nodes without GPUs are not the reason why a GPU pod waits, if ten with GPUs are full.
+
+A node that never would admit the pod is described as if nothing were allocated there, and nobody is advised to wait for it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from topoalign.core.admission.alignment import NotAligned
+from topoalign.core.demand.node_filters import NodeNotAllowed
+from topoalign.core.deviceshare.refusals import DevicesDoNotFit
 from topoalign.core.diagnosis.answers import Answer, Outlook, Ranked, Reason
 from topoalign.core.diagnosis.changes import cheapest_changes
 from topoalign.core.diagnosis.foreign import REASONS
 from topoalign.core.diagnosis.gangs import placed
-from topoalign.core.diagnosis.nodes import NO_CHANGES, Changes, Node, Nodes, Question
+from topoalign.core.diagnosis.nodes import NO_CHANGES, Changes, ExcludedNode, Node, Nodes, Question
 from topoalign.core.diagnosis.planned import GangFirst
 from topoalign.core.diagnosis.seams import seam_on
-from topoalign.core.model.decisions import Admission
+from topoalign.core.model.decisions import Admission, Refusal
+from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest
+from topoalign.core.placement.devices import NotEnoughDevices
 from topoalign.core.scoring.scorers import Scorer
 
 MOST_EXAMPLES = 3
 FULL = "FullWithThese"
 """Code of a node that takes some of several pods."""
+ASK_FOR_LESS = "ask for less: the node has too little even when nothing is allocated there"
+REMEDIES_FOR_EMPTY_NODES: Mapping[str, str] = {
+    NotAligned.code: "ask for less, or use policy best-effort, which admits without alignment",
+    NotEnoughDevices.code: "ask for fewer, or see `topoalign topo --wide` for devices that are not healthy",
+    DevicesDoNotFit.code: "ask for less or ease the pod's device annotations",
+}
+"""Code -> remedy for a node that refuses the pod even when nothing is allocated there; for other codes `ASK_FOR_LESS`."""
 
 
 def diagnose(
@@ -48,12 +63,18 @@ def diagnose(
     taken = placed(question, [node for node, _ in admitting], pods)
     fit = sum(taken.values())
     reasons = sorted(
-        (*reasons_of_refusals(question, refusing, codes), *reasons_unasked(nodes), *reason_full(taken, fit < pods)),
+        (
+            *reasons_of_refusals(question, refusing, codes),
+            *reasons_excluded(question, nodes.excluded),
+            *reasons_unasked(nodes),
+            *reason_full(taken, fit < pods),
+        ),
         key=lambda reason: (
             reason.code != FULL,  # first what takes some of the pods,
             ORDER.index(reason.outlook),  # then what can still change,
             -reason.nodes,  # then the most frequent,
             reason.code,
+            reason.finding,  # of nodes that Kubernetes keeps the pod off
         ),
     )
     return Answer(
@@ -103,7 +124,8 @@ def reasons_of_refusals(question: Question, refusing: list[Node], codes: Mapping
         groups.setdefault((outlook(question, node), codes[node.name]), []).append(node)
     for (prospect, code), nodes in groups.items():
         missing = question.of(nodes[0].kind).missing
-        refusal = missing if missing is not None else question.decide(nodes[0])
+        never = prospect is Outlook.NEVER
+        refusal = missing if missing is not None else question.decide(nodes[0].emptied() if never else nodes[0])
         if isinstance(refusal, Admission):  # its kubelet would admit the pod, and the registry does not bind it
             refusal = GangFirst()
         yield Reason(
@@ -112,7 +134,33 @@ def reasons_of_refusals(question: Question, refusing: list[Node], codes: Mapping
             nodes=len(nodes),
             examples=tuple(node.name for node in nodes[:MOST_EXAMPLES]),
             finding=refusal.finding,
-            remedy=refusal.remedy,
+            remedy=remedy_without_waiting(refusal) if never else refusal.remedy,
+        )
+
+
+def remedy_without_waiting(refusal: Refusal | NoFit) -> str:
+    """The remedy for a node that refuses the pod even when nothing is allocated there."""
+    if "wait" not in refusal.remedy:
+        return refusal.remedy
+    return REMEDIES_FOR_EMPTY_NODES.get(refusal.code, ASK_FOR_LESS)
+
+
+def reasons_excluded(question: Question, excluded: Iterable[ExcludedNode]) -> Iterator[Reason]:
+    """One for each outlook and each finding: what excludes the nodes."""
+    groups: dict[tuple[Outlook, str], list[ExcludedNode]] = {}
+    for each in excluded:
+        prospect = Outlook.EXCLUDED if each.node is None else outlook(question, each.node)
+        if prospect is Outlook.IN_USE:
+            prospect = Outlook.EXCLUDED
+        groups.setdefault((prospect, each.reason.finding), []).append(each)
+    for (prospect, finding), nodes in groups.items():
+        yield Reason(
+            code=NodeNotAllowed.code,
+            outlook=prospect,
+            nodes=len(nodes),
+            examples=tuple(each.name for each in nodes[:MOST_EXAMPLES]),
+            finding=finding,
+            remedy=nodes[0].reason.remedy,
         )
 
 

@@ -1,6 +1,8 @@
 """
 What the kubelet of each node of a cluster would say to a pod, as a code: empty where it would admit it.
 
+Kubernetes' own constraints come first (`demand.node_filters`): a node that they keep the pod off is not asked.
+
 Amounts decide where they can (`feasibility`), in microseconds a node; else the whole decision is made. What is reserved for
 other pods counts as held, and what is planned for gangs has to fit after the pod (`planned`). A node of which the hardware,
 the health, the allocations or its kubelet's rules are not known admits nothing, nor does one whose allocator does not
@@ -11,6 +13,7 @@ node lists is passed over, as the kubelet does.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,6 +23,7 @@ from topoalign.core.admission.free_amounts import Free, free_of
 from topoalign.core.admission.kinds import Kind, kind_key
 from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.admission.prediction import KubeletUnknown, prediction_basis
+from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, exclusions
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.rules import check_rules
 from topoalign.core.demand.slots import USUAL_SLOTS, amount_resources
@@ -121,22 +125,39 @@ class Node:
         return replace(self, state=state, free=free_of(state, self.kind.rules))
 
 
+class ExcludedNode(NamedTuple):
+    """A node that Kubernetes keeps the pod off."""
+
+    name: NodeName
+    reason: NodeNotAllowed
+    node: Node | None
+    """None: what its kubelet would decide is not known."""
+
+
 class Nodes:
     """All nodes of a cluster: those that can be asked, and why the others cannot."""
 
-    def __init__(self, cluster: ClusterRecord) -> None:
-        """Reads each record once: 0.3 ms a node."""
+    def __init__(self, cluster: ClusterRecord, constraints: Constraints | None = None) -> None:
+        """
+        Reads each record once: 0.3 ms a node. `constraints`: of the pod; they are applied where the nodes were read from
+        Kubernetes.
+        """
         self.asked: list[Node] = []
+        self.excluded: list[ExcludedNode] = []
+        """Those that Kubernetes keeps the pod off."""
         self.unasked: dict[NodeName, TopoalignError] = {}
         """Node -> why nothing can be told of it."""
         self._kinds: dict[object, Kind] = {}
+        applied = constraints if cluster.has_traits else None
         for record in cluster.nodes:
-            try:
-                self.asked.append(self._node(record, cluster.time))
-            except TopoalignError as error:
-                self.unasked[record.node] = error
-            except ValueError as error:  # what no kubelet can have said, such as memory on NUMA node -1
-                self.unasked[record.node] = InvalidField("usage", clean(str(error), 200), REMEDY)
+            exclusion = None if applied is None else exclusion_of(record, applied)
+            node = self._node_or_error(record, cluster.time)
+            if exclusion is not None:
+                self.excluded.append(ExcludedNode(record.node, exclusion, node if isinstance(node, Node) else None))
+            elif isinstance(node, Node):
+                self.asked.append(node)
+            else:
+                self.unasked[record.node] = node
         machines = [each.topology for each in self._kinds.values()]
         self.resources = frozenset({GPU, NIC, *USUAL_SLOTS.slots.resources}).union(
             *((*each.devices, *amount_resources(each)) for each in machines)
@@ -144,7 +165,15 @@ class Nodes:
         """All that some node lists, and by which amounts of GPUs in slots are asked for there, or usually are."""
 
     def __len__(self) -> int:
-        return len(self.asked) + len(self.unasked)
+        return len(self.asked) + len(self.excluded) + len(self.unasked)
+
+    def _node_or_error(self, record: NodeRecord, now: float) -> Node | TopoalignError:
+        try:
+            return self._node(record, now)
+        except TopoalignError as error:
+            return error
+        except ValueError as error:  # what no kubelet can have said, such as memory on NUMA node -1
+            return InvalidField("usage", clean(str(error), 200), REMEDY)
 
     def _node(self, record: NodeRecord, now: float) -> Node:
         """
@@ -172,6 +201,14 @@ class Nodes:
         free = free_of(basis.state, basis.rules)
         planned = tuple(each for each in record.reserved if each.planned)
         return Node(record.node, record.topology.topology, basis.state, kind, free, names, planned).holding(reserved)
+
+
+def exclusion_of(record: NodeRecord, constraints: Constraints) -> NodeNotAllowed | None:
+    """Why Kubernetes keeps the pod off the node; None: it does not."""
+    if record.traits is None:
+        return NodeNotAllowed(())
+    found = tuple(exclusions(record.traits, constraints))
+    return NodeNotAllowed(found) if found else None
 
 
 @made_once

@@ -7,6 +7,7 @@ yet. `state_of` folds them, so a record that is kept in a file gives the same an
 
 import msgspec
 
+from topoalign.core.demand.node_filters import NodeTraits
 from topoalign.core.model.events import (
     AllocationsSnapshot,
     DeviceHealthChanged,
@@ -35,6 +36,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """Whether its allocator did not answer at the time of the record."""
     foreign: str = ""
     """Code of the reason why it is not offered because others give out its GPUs (`foreign`); empty: nobody does."""
+    traits: NodeTraits | None = None
+    """Its labels, taints and cordon in Kubernetes. None: they were not read, or Kubernetes has no such node."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for facts of another node."""
@@ -50,6 +53,11 @@ class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Wall seconds."""
     nodes: tuple[NodeRecord, ...]
     """By name."""
+
+    @property
+    def has_traits(self) -> bool:
+        """Whether the nodes were read from Kubernetes, so that the constraints of a pod can be applied."""
+        return any(node.traits is not None for node in self.nodes)
 
 
 def record_of(state: NodeState, reservations: ReservationsChanged | None = None, *, silent: bool = False) -> NodeRecord:

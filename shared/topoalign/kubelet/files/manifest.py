@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from topoalign.core.demand.field_paths import in_manifest
+from topoalign.core.demand.node_filters import Affinity, Constraints, Toleration
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.ids import CPU, MEMORY, ContainerName, Namespace, PodName, ResourceName, is_hugepages
@@ -40,11 +41,21 @@ class Container(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The fields of `spec` that affect a decision."""
+    """The fields of `spec` that affect a decision, and those that decide to which nodes the pod may go."""
 
     containers: list[Container] | None = None
     init_containers: list[Container] | None = None
     resources: Resources | None = None
+    node_selector: dict[str, str] | None = None
+    affinity: Affinity | None = None
+    tolerations: tuple[Toleration, ...] | None = None
+    scheduler_name: str | None = None
+
+
+class Status(msgspec.Struct, frozen=True, rename="camel"):
+    """The fields of `status` that a scheduler's call is about."""
+
+    nominated_node_name: str | None = None
 
 
 class Metadata(msgspec.Struct, frozen=True, rename="camel"):
@@ -62,17 +73,24 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     metadata: Metadata | None = None
     spec: Spec | None = None
+    status: Status | None = None
 
 
-def load_pod(path: Path) -> PodRequest:
-    """The pod in a file. Raises NotFound, InvalidDocument, InvalidField."""
-    return pod_of(documents.load_document(path, nulls=True))
+def load_manifest(path: Path) -> Pod:
+    """The manifest in a file. Raises NotFound, InvalidDocument, InvalidField."""
+    return read_manifest(documents.load_document(path, nulls=True))
 
 
 def pod_of(document: documents.Document) -> PodRequest:
     """Raises InvalidField with the path of a value that is wrong."""
+    return request_of(read_manifest(document))
+
+
+def read_manifest(document: documents.Document) -> Pod:
+    """The manifest of a pod. Raises InvalidField for another kind of object, and with the path of a value that is wrong."""
     expect_pod(document)
-    return request_of(documents.converted(document, Pod, REMEDY))
+    pod: Pod = documents.converted(document, Pod, REMEDY)
+    return pod
 
 
 def request_of(pod: Pod) -> PodRequest:
@@ -95,6 +113,14 @@ def request_of(pod: Pod) -> PodRequest:
         return validate_pod(request)
     except InvalidField as error:
         raise in_manifest(error) from error
+
+
+def constraints_of(pod: Pod) -> Constraints:
+    """To which nodes the pod may go."""
+    spec = pod.spec or Spec()
+    node_affinity = spec.affinity and spec.affinity.node_affinity
+    required = node_affinity.required if node_affinity else None
+    return Constraints(spec.node_selector or {}, required, spec.tolerations or ())
 
 
 def kubelet_request_of(pod: Pod) -> PodRequest:

@@ -31,7 +31,7 @@ from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.state.fold import announced
 from topoalign.tools.conformance.case_files import results
-from topoalign.tools.conformance.kubelet_errors import kind_of
+from topoalign.tools.conformance.kubelet_errors import kind_of, kind_of_refusal
 from topoalign.tools.conformance.kubelet_memory import Block
 from topoalign.tools.conformance.kubelet_memory import written as blocks_written
 from topoalign.tools.conformance.kubelet_merge import Hint, written
@@ -189,7 +189,7 @@ class Sequence:
                         self.state = self.state.holding(allocation)
                     for allocation in decision.undone:
                         self.state = self.state.without(allocation.id)
-                    return Rejected(decision.reason, decision.code, decision.container, decision.provider)
+                    return Rejected(decision.reason, kind_of_refusal(decision), decision.container, decision.provider)
                 for allocation in decision.allocations:
                     self.state = self.state.holding(allocation)
                 return told(decision)

@@ -4,10 +4,12 @@ from typing import Self
 
 import msgspec
 
+from topoalign.core.admission.alignment import NotAligned
+from topoalign.core.model.decisions import Refusal
 from topoalign.core.model.errors import DriverFault
 
 KINDS = {
-    "Topology locality": "NotAligned",
+    "Topology locality": NotAligned.code,
     "not enough cpus available": "NotEnoughCpus",
     "not multiple cpus per core": "SplitCore",
     "not enough free physical CPUs": "NotEnoughCores",
@@ -26,6 +28,11 @@ KINDS = {
 def kind_of(text: str | None) -> str | None:
     """The code of our error for upstream's text; a text of no known kind stays."""
     return next((kind for part, kind in KINDS.items() if part in (text or "")), text)
+
+
+def kind_of_refusal(refusal: Refusal) -> str:
+    """The code of our refusal; where the policy refuses, the kubelet does not name what a node has too little of."""
+    return NotAligned.code if refusal.reason == "TopologyAffinityError" else refusal.code
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

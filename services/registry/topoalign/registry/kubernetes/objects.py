@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from topoalign.core.demand.node_filters import Taint
 from topoalign.core.model.errors import TopoalignError, Undecodable, clean, quoted
 from topoalign.core.model.ids import GPU, NodeName
 from topoalign.core.sharing.hami.foreign import NodeAnnotations
@@ -30,7 +31,6 @@ from topoalign.registry.ports import (
     SeenPod,
     SeenQuota,
 )
-from topoalign.registry.scheduling import node_filters
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class ResourceClaim(msgspec.Struct, frozen=True, rename="camel"):
     resource_claim_template_name: str | None = None
 
 
-class PodSpec(node_filters.Spec, frozen=True, kw_only=True, rename="camel"):
+class PodSpec(manifest.Spec, frozen=True, kw_only=True, rename="camel"):
     """The fields of a pod's `spec` that are looked at."""
 
     node_name: str | None = None
@@ -71,7 +71,7 @@ class PodSpec(node_filters.Spec, frozen=True, kw_only=True, rename="camel"):
     resource_claims: list[ResourceClaim] | None = None
 
 
-class PodStatus(node_filters.Status, frozen=True, rename="camel"):
+class PodStatus(manifest.Status, frozen=True, rename="camel"):
     """The fields of a pod's `status` that are looked at."""
 
     phase: str | None = None
@@ -79,7 +79,7 @@ class PodStatus(node_filters.Status, frozen=True, rename="camel"):
     resource_claim_statuses: list[ResourceClaim] | None = None
 
 
-class ShownPod(node_filters.Pod, frozen=True, kw_only=True):
+class ShownPod(manifest.Pod, frozen=True, kw_only=True):
     """A v1 Pod."""
 
     metadata: PodMetadata
@@ -99,7 +99,7 @@ class NodeMetadata(msgspec.Struct, frozen=True):
 class NodeSpec(msgspec.Struct, frozen=True):
     """The fields of a node's `spec` that are looked at."""
 
-    taints: tuple[node_filters.Taint, ...] | None = None
+    taints: tuple[Taint, ...] | None = None
     unschedulable: bool | None = None
 
 

@@ -18,7 +18,6 @@ from topoalign.core.model.requests import PodRequest
 from topoalign.core.sharing.slot_checks import WITHOUT_EFFECT
 from topoalign.kubelet.files import manifest
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.node_filters import Pod, constraints_of
 
 MOST_CHARACTERS = 32 * 1024
 """Of the annotations that count, their keys included."""
@@ -49,19 +48,19 @@ def with_counting(request: PodRequest) -> PodRequest:
     return msgspec.structs.replace(request, annotations=kept)
 
 
-def read_pod(uid: str, pod: Pod) -> PodToSchedule:
+def read_pod(uid: str, pod: manifest.Pod) -> PodToSchedule:
     """A pod, of its annotations those that count. Raises InvalidField for one that cannot be meant."""
     request = with_counting(manifest.kubelet_request_of(pod))
     nominated = pod.status and pod.status.nominated_node_name
     return PodToSchedule(
         uid=uid,
         request=request,
-        constraints=constraints_of(pod),
+        constraints=manifest.constraints_of(pod),
         nominated=NodeName(nominated) if nominated else None,
     )
 
 
-def without_others(pod: Pod) -> Pod:
+def without_others(pod: manifest.Pod) -> manifest.Pod:
     """The same pod with no other annotations, unread; with too many if it had too many."""
     if pod.metadata is None or not pod.metadata.annotations:
         return pod

@@ -16,6 +16,7 @@ from contextlib import aclosing
 import anyio
 import structlog
 
+from topoalign.core.demand.node_filters import NodeTraits, allows
 from topoalign.core.model.errors import InvalidField, TopoalignError, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
@@ -34,7 +35,6 @@ from topoalign.registry.scheduling.bypassed_pods import BypassedPods
 from topoalign.registry.scheduling.gang_reservations import Gangs
 from topoalign.registry.scheduling.holds import holds_something
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.node_filters import NodeTraits, allows
 from topoalign.registry.scheduling.quotas import Quotas
 from topoalign.registry.scheduling.refused_pods import Cancelling, RefusedPods, was_refused
 from topoalign.registry.scheduling.reports import Reports

@@ -5,9 +5,9 @@ from typing import Protocol
 
 import msgspec
 
+from topoalign.core.demand.node_filters import Constraints
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest
-from topoalign.registry.scheduling.node_filters import Constraints
 
 
 class PodToSchedule(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,6 @@ from topoalign.kubelet.files import manifest
 from topoalign.registry.scheduling import annotations
 from topoalign.registry.scheduling.extender.most_nodes import check_names, check_number, check_whole
 from topoalign.registry.scheduling.model import PodToSchedule, Victims
-from topoalign.registry.scheduling.node_filters import Pod
 from topoalign.runtime.strict_json import refuse_oddities
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -180,7 +179,7 @@ def understood(body: bytes) -> PodToSchedule:
         raise InvalidField("Pod", f"{len(body)} bytes, more than {LARGEST_POD}", "make its annotations smaller")
     try:
         refuse_oddities(body)
-        pod = msgspec.json.decode(body, type=Pod | None)
+        pod = msgspec.json.decode(body, type=manifest.Pod | None)
     except (msgspec.MsgspecError, RecursionError, Undecodable) as error:
         raise InvalidField("Pod", clean(str(error), 200), manifest.REMEDY) from error
     uid = pod and pod.metadata and pod.metadata.uid

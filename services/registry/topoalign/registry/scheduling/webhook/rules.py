@@ -84,7 +84,6 @@ class Spec(manifest.Spec, frozen=True, kw_only=True, rename="camel"):
     containers: list[Container] | None = None  # type: ignore[assignment]  # of more fields
     init_containers: list[Container] | None = None  # type: ignore[assignment]  # of more fields
     node_name: str | None = None
-    scheduler_name: str | None = None
 
 
 class Pod(manifest.Pod, frozen=True, kw_only=True, rename="camel"):

@@ -10,13 +10,13 @@ Source: Kubernetes v1.36, plugins NodeAffinity, TaintToleration and NodeUnschedu
 scheduling/corev1 (`nodeaffinity`, `ToleratesTaint`); k8s.io/apimachinery, labels (`Requirement.Matches`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
+from topoalign.core.model.errors import NoFit, clean
 from topoalign.core.model.ids import NodeName
-from topoalign.kubelet.files import manifest
 
 UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
 """Key of the taint that a cordoned node counts as having."""
@@ -85,35 +85,6 @@ class Constraints(msgspec.Struct, frozen=True, omit_defaults=True):
     tolerations: tuple[Toleration, ...] = ()
 
 
-class Spec(manifest.Spec, frozen=True, kw_only=True, rename="camel"):
-    """The fields of a pod's `spec` that say what it asks for and where it may go."""
-
-    node_selector: dict[str, str] | None = None
-    affinity: Affinity | None = None
-    tolerations: tuple[Toleration, ...] | None = None
-    scheduler_name: str | None = None
-
-
-class Status(msgspec.Struct, frozen=True, rename="camel"):
-    """The fields of a pod's `status` that a scheduler's call is about."""
-
-    nominated_node_name: str | None = None
-
-
-class Pod(manifest.Pod, frozen=True, kw_only=True):
-    """A v1 Pod with these fields."""
-
-    spec: Spec | None = None
-    status: Status | None = None
-
-
-def constraints_of(pod: Pod) -> Constraints:
-    """What the pod says of the nodes that it may go to."""
-    spec = pod.spec or Spec()
-    near = spec.affinity and spec.affinity.node_affinity
-    return Constraints(spec.node_selector or {}, near.required if near else None, spec.tolerations or ())
-
-
 class NodeTraits(msgspec.Struct, frozen=True, kw_only=True):
     """What of a Kubernetes node these filters look at."""
 
@@ -124,16 +95,47 @@ class NodeTraits(msgspec.Struct, frozen=True, kw_only=True):
     """It is cordoned."""
 
 
+class NodeNotAllowed(NoFit):
+    """Kubernetes keeps a pod off a node, whatever is free there."""
+
+    code = "NodeNotAllowed"
+
+    def __init__(self, exclusions: Sequence[str]) -> None:
+        """`exclusions`: as of the function; empty: Kubernetes has no such node."""
+        super().__init__(
+            f"excluded by {', '.join(map(clean, exclusions))}" if exclusions else "Kubernetes has no such node",
+            "change the pod's nodeSelector, affinity or tolerations, or uncordon the node",
+        )
+
+
 def allows(node: NodeTraits, pod: Constraints) -> bool:
     """Whether the node is for the pod."""
+    return next(exclusions(node, pod), None) is None
+
+
+def exclusions(node: NodeTraits, pod: Constraints) -> Iterator[str]:
+    """
+    What excludes the node: `cordon`, `taint gpu=yes:NoSchedule`, `nodeSelector pool=a`, `required node affinity`. Nothing
+    where the node is for the pod. A cordoned node has both the field and the taint of that key: it is one exclusion.
+    """
     taints = [taint for taint in node.taints if taint.effect in REPELLING]
     if node.unschedulable:
         taints.append(Taint(UNSCHEDULABLE, "NoSchedule"))
-    return (
-        all(node.labels.get(key) == value for key, value in pod.labels.items())
-        and (pod.required is None or selects(pod.required, node))
-        and all(any(tolerates(each, taint) for each in pod.tolerations) for taint in taints)
-    )
+    not_tolerated = (taint for taint in taints if not any(tolerates(each, taint) for each in pod.tolerations))
+    yield from dict.fromkeys(map(format_taint, not_tolerated))
+    for key, value in pod.labels.items():
+        if node.labels.get(key) != value:
+            yield f"nodeSelector {key}={value}"
+    if pod.required is not None and not selects(pod.required, node):
+        yield "required node affinity"
+
+
+def format_taint(taint: Taint) -> str:
+    """`taint key=value:effect`, as kubectl has it, or `taint key:effect`; `cordon` for the taint of a cordoned node."""
+    if taint.key == UNSCHEDULABLE:
+        return "cordon"
+    value = f"={taint.value}" if taint.value else ""
+    return f"taint {taint.key}{value}:{taint.effect}"
 
 
 def selects(selector: NodeSelector, node: NodeTraits) -> bool:
