@@ -10,7 +10,7 @@ from zlib import crc32
 
 import msgspec
 import pytest
-from device_allocations_support import GPUS, MACHINE, NODE, Node
+from device_allocations_support import GPUS, MACHINE, NODE, Node, PassingClock
 from faults_support import sample
 from structlog.testing import capture_logs
 
@@ -55,7 +55,7 @@ async def lived(directory: Path, *, published: bool = True) -> bytes:
 @contextmanager
 def restarted(directory: Path, name: NodeName = NODE) -> Iterator[tuple[Node, FileJournal]]:
     with open_journal(directory, name) as journal:
-        node = Node(journal)
+        node = Node(journal, PassingClock())
         yield node, journal
 
 

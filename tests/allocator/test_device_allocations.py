@@ -2,7 +2,7 @@
 
 import anyio
 import pytest
-from device_allocations_support import GPUS, Node, bound, polled_after
+from device_allocations_support import GPUS, Node, PassingClock, bound, polled_after
 
 from topoalign.allocator.reconciliation.memory import APART_SECONDS
 from topoalign.core.model.errors import DeviceInUse, DeviceUnusable, InvalidField, Unavailable, UnknownDevice
@@ -108,7 +108,8 @@ async def test_allocate_of_a_device_that_another_container_holds_is_refused(node
     assert before == node.ledger.state
 
 
-async def test_when_podresources_is_silent_an_overlap_is_not_granted(node: Node) -> None:
+async def test_when_podresources_is_silent_an_overlap_is_not_granted() -> None:
+    node = Node(clock=PassingClock())
     await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     node.kubelet.answering = False
     with pytest.raises(Unavailable):
@@ -435,13 +436,3 @@ async def test_a_kubelet_that_answers_late_does_not_refuse_the_next_pod(
             await node.device_allocations.allocate(GPU, [[GPUS[0]]])
 
     assert 2 == node.kubelet.asked - asked
-
-
-async def test_a_kubelet_that_refuses_at_once_is_not_asked_again(node: Node) -> None:
-    """A missing socket, or the kubelet's own limit on calls, does not pass by asking more."""
-    await bound(node, "former", GPUS[0])
-    node.kubelet.answering, asked = False, node.kubelet.asked
-    with pytest.raises(Unavailable):
-        await node.device_allocations.allocate(GPU, [[GPUS[0]]])
-
-    assert 1 == node.kubelet.asked - asked

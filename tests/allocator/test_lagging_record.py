@@ -10,6 +10,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from decision_support import container, machine, node, pod
 from kubelet_files_support import VOLUME, write_files
@@ -75,6 +76,12 @@ class Node:
 
     def gone(self, uid: str) -> None:
         shutil.rmtree(self.root / "pods" / uid)
+
+    def listed(self) -> list[str]:
+        """The UIDs of the pods for which the files list something that counts."""
+        usage = self.ledger.state.usage
+        assert usage is not None and usage.kubelet is not None
+        return [each.pod_uid for each in usage.kubelet.entries]
 
     async def asked(self, gpus: int, name: str = "next") -> tuple[set[str], tuple[str, ...]]:
         """Which GPUs a container would get, none if it is refused, and the notes."""
@@ -178,6 +185,23 @@ async def test_what_an_ended_container_had_is_free_while_volumes_are_mounted(tmp
     it.ended = [RECORDED]
 
     assert ALL == (await it.asked(4))[0]
+
+
+async def test_a_pod_that_runs_again_under_its_uid_has_not_ended(tmp_path: Path) -> None:
+    """A static pod keeps its UID: what the files list for it counts again."""
+    former = msgspec.structs.replace(RECORDED, pod_uid="uid-old")
+    it = Node(tmp_path, [OLD], [former])
+    it.ended = [former]
+    await it.asked(1)
+    ended = it.listed()
+    it.ledger.release([former.id], "gone")
+    it.ended = []
+    await it.asked(1)
+    released = it.listed()
+    it.ledger.grant([msgspec.structs.replace(former, id=AllocationID("1-2"))])
+    await it.asked(1)
+
+    assert ([], [], ["uid-old"]) == (ended, released, it.listed())
 
 
 async def test_unrecorded_devices_of_an_init_container_are_held_with_its_pod(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from slot_node_support import EACH, SLOTS, Ask, SlotNode, slot_node
 from slot_support import MIB
 
 from topoalign.allocator.ports import Listing
+from topoalign.allocator.reconciliation.pod_resources import LIST_SECONDS
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, PodName
@@ -248,6 +249,7 @@ async def test_equal_pods_start_whose_init_containers_leave_some_of_their_slots(
 
 async def test_slots_do_not_start_while_it_is_not_known_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     async def away(seconds: float | None = None) -> Listing:
+        await it.clock.advance(LIST_SECONDS if seconds is None else seconds)
         raise KubeletAway("PodResources does not answer")
 
     async with slot_node() as (it, _):

@@ -164,6 +164,14 @@ def owner(pod: str) -> Owner:
     return Owner(namespace=Namespace("default"), pod=PodName(pod), container=ContainerName("main"))
 
 
+class PassingClock(ManualClock):
+    """Time passes while somebody sleeps."""
+
+    async def sleep(self, seconds: float) -> None:
+        self._now += max(0.0, seconds)
+        await anyio.lowlevel.checkpoint()
+
+
 class ShiftingClock(ManualClock):
     """The wall and the monotonic clock apart, and time that passes while this process does not run."""
 

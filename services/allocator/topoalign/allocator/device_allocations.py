@@ -57,7 +57,9 @@ FRESH_SECONDS = 5.0
 POLL_ATTEMPTS = 3
 """How often PodResources is asked for a fresh answer before the poll fails."""
 PREFER_SECONDS = 1.0
-"""How long a preference waits for the kubelet's list; without it, all that the record has counts as held."""
+"""
+How long a preference among whole devices waits for the kubelet's list; without it, all that the record has counts as held.
+"""
 
 
 class DeviceAllocations:
@@ -111,7 +113,7 @@ class DeviceAllocations:
         self._compared: Poll | Unavailable | None = None  # what became of that one
         self._sharing, self._asked = anyio.Lock(), 0
         self._shared: Poll | None = None
-        """The poll of `ended` that began last; None while it is under way, and if it failed."""
+        """The poll for preferences that began last; None while it is under way, and if it failed."""
 
     @property
     def state(self) -> NodeState:
@@ -145,17 +147,18 @@ class DeviceAllocations:
         self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
         """
-        As `AllocatorPort.prefer`. Devices of containers that have ended count as free; the kubelet has `PREFER_SECONDS` to
-        tell which those are. What a reservation keeps for such a question is the answer; else what is reserved is spared.
+        As `AllocatorPort.prefer`. Devices of containers that have ended count as free; the kubelet is asked which those are.
+        What a reservation keeps for such a question is the answer; else what is reserved is spared.
         """
         await self._until_reserved()
-        at, ended = self._clock.monotonic(), await self.ended()
+        at, poll = self._clock.monotonic(), await self._poll_to_prefer(resource)
+        ended = self._ended_by(poll)
         ended = self._reconciliation.liveness.dropped(ended, available, must_include, at) if ended else ended
         hardware = self.state.hardware
         offered = hardware.devices.get(resource, NO_DEVICES).listed(available)
         live, displaced = without(self.state, ended) if ended else self.state, devices_displaced_by(ended)
         question = ShareQuestion(resource, offered, must_include, size)
-        shares = self._grants.prefer_shares(live, question, displaced, self._shared)
+        shares = self._grants.prefer_shares(live, question, displaced, poll)
         if shares is not None:
             self._preferences.give(resource, offered, shares)
             return shares
@@ -171,20 +174,44 @@ class DeviceAllocations:
         return chosen
 
     async def ended(self) -> list[Allocation]:
-        """Live allocations that have ended (`Liveness.has_ended`); none while the kubelet is away. Callers share polls."""
-        if not self.state.allocations:
+        """Live allocations that have ended (`Liveness.has_ended`); none while the kubelet is away."""
+        return self._ended_by(await self._poll_quickly(self._poll))
+
+    def _ended_by(self, poll: Poll | None) -> list[Allocation]:
+        if poll is None:
             return []
+        live = [each for each in self.state.allocations.values() if each.id in poll.live]
+        has_ended = self._reconciliation.liveness.has_ended
+        return [each for each in live if has_ended(each, poll.listing, poll.at)]
+
+    async def _poll_to_prefer(self, resource: ResourceName) -> Poll | None:
+        """
+        None: no allocation is live, or the kubelet does not answer. Units and slots wait for it as Allocate does: of GPUs
+        that only seem to have room, or of several, the kubelet would take what Allocate has to refuse.
+        """
+        if not self.state.allocations or self.state.hardware.kind_of(resource) not in ("unit", "slot"):
+            return await self._poll_quickly(self._shared_poll)
+        with suppress(Unavailable):
+            return await poll_for_grant(self._shared_poll, self._clock, self._clock.monotonic())
+        return None
+
+    async def _poll_quickly(self, poll: Callable[[], Awaitable[Poll]]) -> Poll | None:
+        """The poll; None: no allocation is live, or it fails or takes longer than `PREFER_SECONDS`."""
+        if self.state.allocations:
+            with anyio.move_on_after(PREFER_SECONDS), suppress(Unavailable):
+                return await poll()
+        return None
+
+    async def _shared_poll(self, seconds: float | None = None) -> Poll:
+        """As `_poll`. One poll serves all who asked before it began."""
         asked = self._asked
-        with anyio.move_on_after(PREFER_SECONDS), suppress(Unavailable):
-            async with self._sharing:
-                if self.state.allocations and self._asked == asked:
-                    self._asked, self._shared = asked + 1, None
-                    self._shared = await self._poll()
-                if (poll := self._shared) is not None:
-                    live = [each for each in self.state.allocations.values() if each.id in poll.live]
-                    has_ended = self._reconciliation.liveness.has_ended
-                    return [each for each in live if has_ended(each, poll.listing, poll.at)]
-        return []
+        async with self._sharing:
+            if self._asked == asked:
+                self._asked, self._shared = asked + 1, None
+                self._shared = await self._poll(seconds)
+            if self._shared is None:
+                raise Unavailable("the kubelet did not answer the poll of another call", "ask again")
+            return self._shared
 
     async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
         """
@@ -243,10 +270,12 @@ class DeviceAllocations:
 
     async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
         """As `AllocatorPort.start_container`."""
+        arrived = self._clock.monotonic()
         owned, live, in_units = self.state.ownership, self.state.allocations, kind_of(devices) is not None
         holders = [live[name] for name in owned.overlapping(map(owned.holding, devices))]
         is_known = bool(devices) and all(map(owned.is_held, devices)) and all(map(is_known_holder, holders))
-        poll = None if is_known and not in_units else await self._reconciled()
+        is_needed = in_units or not is_known
+        poll = await poll_for_grant(self._reconciled, self._clock, arrived) if is_needed else None
         if in_units and poll is not None:
             self._grants.share_starts.check(resource, devices, poll)
             await self._starting(resource, devices, poll)
@@ -257,14 +286,17 @@ class DeviceAllocations:
         """Compares the record with PodResources: binds owners, releases what is gone. Raises Unavailable."""
         await self._reconciled()
 
-    async def _reconciled(self) -> Poll:
-        """As `reconcile`, with the answer. One poll serves all who asked before it began: many may start at once."""
+    async def _reconciled(self, seconds: float | None = None) -> Poll:
+        """
+        As `reconcile`, with the answer. One poll serves all who asked before it began: many may start at once. `seconds` as
+        in `PodResources.listing`.
+        """
         begun = self._begun
         async with self._polling:
             if self._ended <= begun:
                 self._begun += 1
                 try:
-                    self._compared = poll = await self._poll()
+                    self._compared = poll = await self._poll(seconds)
                     self._reconciliation.compare(poll)
                     self._slot_starts.observe()
                 except Unavailable as failure:

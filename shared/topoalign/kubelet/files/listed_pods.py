@@ -1,11 +1,12 @@
 """
 The pods in the kubelet's files that the kubelet will have dropped at its next decision.
 
-Their directories show it (`pod_directories`). If a directory does not show whether a pod is gone, its entries count: a
-device that is wrongly taken as free causes a wrong admission. Static pods have an entry and a directory like others, by
-their UID of 32 hexadecimal digits.
+Their directories show it (`pod_directories`), or it is known from elsewhere that they have ended. If neither shows that a
+pod is gone, its entries count: a device that is wrongly taken as free causes a wrong admission. Static pods have an entry
+and a directory like others, by their UID of 32 hexadecimal digits.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 
 from topoalign.core.model.errors import StateFault, quoted
@@ -19,9 +20,10 @@ class ListedPods:
     files are judged alike.
     """
 
-    def __init__(self, root: Path) -> None:
-        """`root`: the kubelet's root directory."""
+    def __init__(self, root: Path, ended: Collection[str] = ()) -> None:
+        """`root`: the kubelet's root directory. `ended`: UIDs of pods that are known to have ended."""
         self._root = root
+        self.ended = frozenset(ended)
         self._directories: PodDirectories | None = None
         self._trouble: str | None = None
         """Why no pod can be judged."""
@@ -32,7 +34,9 @@ class ListedPods:
         if not self._gone:
             self._look()
         if uid not in self._gone:
-            self._gone[uid] = self._directories is not None and self._has_gone(self._directories, uid)
+            self._gone[uid] = uid in self.ended or (
+                self._directories is not None and self._has_gone(self._directories, uid)
+            )
         return self._gone[uid]
 
     def _has_gone(self, directories: PodDirectories, uid: str) -> bool:
@@ -44,6 +48,11 @@ class ListedPods:
     def is_known_to_run(self, uid: str) -> bool:
         """Whether its directory shows a mounted volume."""
         return not self.is_gone(uid) and self._directories is not None and uid not in self._directories.untold
+
+    @property
+    def uids(self) -> frozenset[str]:
+        """The pods that were asked for, which are those in the files."""
+        return frozenset(self._gone)
 
     def _look(self) -> None:
         try:

@@ -8,7 +8,7 @@ on the bus; what cannot be read is said in its place.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import anyio
@@ -71,13 +71,15 @@ class KubeletFiles:
         self._turn = anyio.Lock()
         self._reading = False
         self._noted: tuple[str, ...] = ()
+        self._ended_pods = frozenset[str]()
+        """UIDs of pods with an allocation that has ended. It may be released while the files still list the pod."""
 
     async def read(self, state: NodeState, ended: Sequence[AllocationID] = ()) -> KubeletObserved:
         """
         Reads all files as they are now, in at most `READ_SECONDS`; later than that the result says so (`unknown`).
 
         `state`: that of the node before this reading. `ended`: live allocations whose containers are
-        known to have ended. The devices of other plugins are in no file.
+        known to have ended; what the files list for their pods counts no more. The devices of other plugins are in no file.
         """
         rules = kubelet_rules(self._rules, f"{OWN_SETTINGS}: {LATE}")
         found = KubeletObserved(version=self._version, rules=rules, ended=tuple(ended), unknown=LATE)
@@ -120,11 +122,12 @@ class KubeletFiles:
             rules = msgspec.structs.replace(found, compat=rules.compat)
         except TopoalignError as error:
             unknown = f"{OWN_SETTINGS}: {error.finding}"
-        pods = ListedPods(self._root)
+        pods = ListedPods(self._root, self._ended_pods_of(state, ended))
         cpus = given("CPUs", lambda: held_cpus(self._root, hardware, rules, pods))
         memory = given("memory", lambda: held_memory(self._root, hardware, rules, pods))
         devices = given("resources", lambda: held_devices(self._root, hardware, pods))
         held = Held(cpus=cpus.cpus, blocks=memory.blocks, devices=devices.devices)
+        self._ended_pods = pods.ended & pods.uids
         return KubeletObserved(
             version=self._version,
             rules=kubelet_rules(rules, clean(unknown, LONGEST)),
@@ -142,6 +145,12 @@ class KubeletFiles:
             started=started(self._root),
             settle_seconds=self._settle_seconds,
         )
+
+    def _ended_pods_of(self, state: NodeState, ended: Collection[AllocationID]) -> frozenset[str]:
+        live = state.allocations
+        over = {live[name].pod_uid for name in ended if name in live and live[name].owner is not None}
+        running = {each.pod_uid for each in live.values() if each.id not in ended}  # a static pod keeps its UID
+        return (self._ended_pods | over) - running - {""}
 
 
 def given(what: str, read: Callable[[], Held]) -> Held:

@@ -8,6 +8,9 @@ devices are asked for, where one has changed, and every five seconds in any case
 trace in their times. What is found becomes a part of the node's `UsageObserved` where it has changed. A prediction of the
 node reads everything first; one that a scheduler waits for looks at the times and reads what has to be read.
 
+A pod that succeeds or fails changes none of these times. So while allocations are live, PodResources is asked every half
+second which of their containers have ended, and everything is read when another one has.
+
 As long as other plugins than ours are shown, or the question fails, devices are asked for every half second: a kubelet
 writes its checkpoint when a plugin lists devices, and leaves it as it is when one goes away (kubelet v1.36.3, devicemanager
 `genericDeviceUpdateCallback`, `PluginDisconnected`).
@@ -28,7 +31,7 @@ from topoalign.allocator.reconciliation.pod_resources import Listed
 from topoalign.allocator.requests.kubelet_files import LONGEST, KubeletFiles
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.core.model.events import Allocation
-from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.ids import AllocationID, ResourceName
 from topoalign.core.model.kubelet import KubeletObserved
 from topoalign.core.ports import Clock
 from topoalign.runtime.backoff import backoff_seconds
@@ -83,7 +86,8 @@ class KubeletWatch:
             change = self._changes.next_change
             is_told = self._known() is not None and self._changes.watch(*self._files.directories)
             await self.poll()
-            if is_told and not self._may_have_gone() and self._clock.monotonic() >= self._again:
+            is_idle = not self._may_have_gone() and not self._ledger.state.allocations
+            if is_told and is_idle and self._clock.monotonic() >= self._again:
                 await self._changes.wait(change, self._clock, until_tick(self._clock, READ_SECONDS))
                 if not change.is_set():
                     self._stamp = None
@@ -100,7 +104,11 @@ class KubeletWatch:
                 self._done = self._begun
 
     async def poll(self) -> None:
-        """As `read_changed`; files that were late wait for their time. Does nothing before the hardware is known."""
+        """
+        As `read_changed`, and reads everything where another container has ended. Files that were late wait for their time.
+        Does nothing before the hardware is known.
+        """
+        ended = {each.id for each in await self._ended()} if self._known() is not None else set[AllocationID]()
         async with self._turn:
             if self._ledger.state.topology is None:
                 return
@@ -108,6 +116,8 @@ class KubeletWatch:
             if known is not None and self._clock.monotonic() < self._again:
                 self._observe(known, *await self._listed())
             else:
+                if known is not None and not ended <= {*known.ended}:
+                    self._stamp = None
                 await self._read_changed()
 
     async def read_changed(self) -> None:

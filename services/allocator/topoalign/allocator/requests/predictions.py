@@ -2,7 +2,8 @@
 What would be decided about a pod, without any effect: `what-if` for people, `confirm` for the registry before it binds.
 
 On a node with a kubelet both predict what it would decide, from its files as they are at that moment: `what-if` reads them
-all, `confirm` those that have changed by their times, because a scheduler waits for it.
+all, `confirm` those that have changed by their times, because a scheduler waits for it. A registry that knows pods as
+terminated which the node still shows with devices has everything read anew: such a pod may leave no trace in these times.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +56,7 @@ class Predictions:
         check_own(self._ledger, request.node)
         check_discovered(self._ledger)
         if self._kubelet is not None:
-            await self._kubelet.read_changed()
+            await (self._kubelet.read_all() if request.terminated else self._kubelet.read_changed())
         decision = self._predict(request.pod, {}, request.reserved)
         self._confirmed(request.pod)
         return decision
