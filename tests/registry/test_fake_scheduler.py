@@ -32,6 +32,12 @@ class ScriptedExtender:
         """Set: binds are answered."""
         self.binding.set()
         self.refuses_binds = False
+        self.candidates: dict[str, int] = {}
+        """Node -> victims, of the last preempt."""
+        self.makes_room_on: set[str] | None = None
+        """Nodes on which victims would help; None: all."""
+        self.filtered: list[list[str]] = []
+        """The nodes of each filter."""
         self.under_way: dict[str, int] = {}
         self.most: dict[str, int] = {}
 
@@ -57,7 +63,15 @@ class ScriptedExtender:
             except ApiError as error:
                 return {"Error": error.message}
             return {"Error": ""}
+        if verb == "preempt":
+            self.candidates = {node: len(each["Pods"]) for node, each in arguments["NodeNameToMetaVictims"].items()}
+            kept = self.makes_room_on
+            every = arguments["NodeNameToMetaVictims"]
+            return {
+                "NodeNameToMetaVictims": {node: each for node, each in every.items() if kept is None or node in kept}
+            }
         nodes = arguments["NodeNames"]
+        self.filtered.append(nodes)
         if verb == "prioritize":
             return [{"Host": node, "Score": int(node == "n2")} for node in nodes]
         passed = [node for node in nodes if self.passing is None or node in self.passing]
@@ -78,9 +92,15 @@ class World:
         self.extender = ScriptedExtender(self.cluster)
         self.scheduler = FakeScheduler(self.cluster, self.extender, self.clock)
 
-    def create(self, name: str, gpus: int = 1) -> None:
+    def create(self, name: str, gpus: int = 1, **spec: Any) -> None:
         container = {"name": "main", "resources": {"limits": {GPU: str(gpus)}}}
-        self.cluster.add_pod({"metadata": {"name": name}, "spec": {"containers": [container]}})
+        self.cluster.add_pod({"metadata": {"name": name}, "spec": {"containers": [container], **spec}})
+
+    def fill(self) -> None:
+        """Each node has two pods with four GPUs; those of n1 are the least important."""
+        for name in ("n1", "n2", "n3"):
+            for number in range(2):
+                self.create(f"{name}-{number}", 4, nodeName=name, priority=10 + (name != "n1"))
 
     def node_of(self, name: str) -> str | None:
         node: str | None = self.cluster.pods.get(("default", name))["spec"].get("nodeName")
@@ -209,3 +229,105 @@ async def test_a_bind_that_fails_is_tried_again_with_the_whole_cycle() -> None:
         assert {"filter": 1, "prioritize": 1, "bind": 1} == first
         assert {"filter": 2, "prioritize": 2, "bind": 2} == await world.settle()
         assert world.node_of("a")
+
+
+async def test_a_pod_preempts_the_fewest_of_the_least_important_pods() -> None:
+    """No filter is called before: no node has room. Of equally important pods the one that came last makes way."""
+    async with scheduling() as world:
+        world.fill()
+        await world.settle()
+        world.create("high", 4, priority=100)
+        calls = await world.settle()
+
+        assert {"preempt": 1} == calls
+        assert {"n1": 1, "n2": 1, "n3": 1} == world.extender.candidates
+        assert [(("default", "high"), "n1", (("default", "n1-1"),))] == world.scheduler.preemptions
+        assert world.cluster.pods.get(("default", "n1-1"))["metadata"]["deletionTimestamp"]
+        assert "n1" == world.cluster.pods.get(("default", "high"))["status"]["nominatedNodeName"]
+
+
+async def test_the_nominated_node_is_filtered_alone_once_the_victims_are_gone() -> None:
+    """If it passes, the pod is bound without prioritize. Others cannot take the place meanwhile."""
+    async with scheduling() as world:
+        world.fill()
+        world.create("high", 4, priority=100)
+        await world.settle()
+        world.create("low", 4)
+        before = await world.settle()
+        world.cluster.delete_pod("default", "n1-1", grace=0)
+        after = await world.settle()
+
+        assert ({"preempt": 1}, {"preempt": 1, "filter": 1, "bind": 1}) == (before, after)
+        assert [["n1"]] == world.extender.filtered
+        assert ("n1", None) == (world.node_of("high"), world.node_of("low"))
+
+
+@pytest.mark.parametrize(("fails", "preemptions"), [(False, 2), (True, 1)])
+async def test_a_refusal_of_the_nominated_node_preempts_again_and_an_error_does_not(
+    fails: bool, preemptions: int
+) -> None:
+    async with scheduling() as world:
+        world.fill()
+        world.create("high", 4, priority=100)
+        await world.settle()
+        world.extender.passing = set()
+        world.extender.failing = fails
+        world.cluster.delete_pod("default", "n1-1", grace=0)
+        await world.settle()
+
+        assert preemptions == len(world.scheduler.preemptions)
+        assert ["n1"] == world.extender.filtered[0] if not fails else not world.extender.filtered
+
+
+async def test_a_pod_preempts_only_where_the_extender_sees_room() -> None:
+    async with scheduling() as world:
+        world.fill()
+        world.extender.makes_room_on = {"n3"}
+        world.create("high", 4, priority=100)
+        await world.settle()
+        chosen = [each.node for each in world.scheduler.preemptions]
+        world.extender.makes_room_on = set()
+        world.create("higher", 8, priority=200)
+        await world.settle()
+
+        assert ["n3"] == chosen
+        assert 1 == len(world.scheduler.preemptions)
+
+
+async def test_a_pod_with_scheduling_gates_is_not_scheduled_before_they_are_gone() -> None:
+    async with scheduling() as world:
+        world.create("gated", schedulingGates=[{"name": "wait"}])
+        before = await world.settle()
+        world.cluster.pods.merge(("default", "gated"), {"spec": {"schedulingGates": None}})
+        await world.settle()
+
+        assert {} == before
+        assert "n2" == world.node_of("gated")
+
+
+async def test_a_pod_that_only_lacks_room_is_woken_by_room_alone() -> None:
+    async with scheduling() as world:
+        world.fill()
+        world.create("waits", 4)
+        refusals = dict(await world.settle()), world.scheduler.refused["default", "waits"]
+        world.cluster.nodes.merge(("", "n1"), {"metadata": {"annotations": {"woken": "1"}}})
+        await world.settle()
+        again = world.scheduler.refused["default", "waits"]
+        world.cluster.delete_pod("default", "n1-1", grace=0)
+        await world.settle()
+
+        assert ({}, again) == refusals
+        assert "n1" == world.node_of("waits")
+
+
+async def test_without_an_extender_the_scheduler_binds_by_its_own_counts() -> None:
+    world = World()
+    scheduler = FakeScheduler(world.cluster, None, world.clock)
+    async with background() as tasks:
+        await tasks.start(scheduler.run)
+        for name in "abcd":
+            world.create(name, gpus=8)
+        await world.settle()
+
+        assert 3 == len([name for name in "abcd" if world.node_of(name)])
+        assert {} == scheduler.calls
