@@ -268,6 +268,21 @@ def test_nothing_is_kept_of_nodes_on_which_nothing_is_held() -> None:
     assert (100, 0, {}, 0) == (kept, len(world.view._holds), world.view.reserved_on, len(world.view._deleted))
 
 
+def test_of_equal_nodes_one_without_pending_pods_is_best() -> None:
+    """S05. A bind beside a pending pod may have to wait. Both nodes have one GPU less; b shows later who has it."""
+    world, other = node(), Says("node-2", machine(), RULES)
+    world.tell(other.all())
+    names = (NODE, other.node)
+    world.view.expect(NODE, asked(gpus(1, "a"), "a"))
+    world.tell(world.says.admit(gpus(1, "a"), "a"))
+    world.view.expect(other.node, asked(gpus(1, "b"), "b"))
+    before = world.scheduler.prioritize(asked(gpus(1, "new")), names)
+    world.tell(other.admit(gpus(1, "b"), "b"))
+
+    assert [10, 9] == before
+    assert [10, 10] == world.scheduler.prioritize(asked(gpus(1, "new")), names)
+
+
 async def test_alike_pods_come_in_one_order() -> None:
     """S05. So any number of them are bound beside one another, as far as they fit."""
     world = node()

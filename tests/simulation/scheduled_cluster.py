@@ -49,7 +49,7 @@ CALL_SECONDS = (0.0005, 0.003)
 """Between which two a call of the extender takes on its way."""
 GRACE_SECONDS = (0.05, 1.5)
 """Between which two the containers of a deleted pod take to end."""
-CYCLE_SECONDS = 0.015
+CYCLE_SECONDS = 0.017
 """What a kube-scheduler needs for a pod beside its extender."""
 READY_SECONDS = 60.0
 GPU = "nvidia.com/gpu"

@@ -106,6 +106,11 @@ class NodeHolds:
         """UIDs of all pods that are reserved or bound here."""
         return frozenset((*self._reserved, *self._bound))
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether any pod is reserved here, or bound and not shown yet."""
+        return bool(self._reserved) or any(each.waiting is not None for each in self._bound.values())
+
     def has_others(self, uid: str) -> bool:
         """Whether any pod but this one is reserved here, or bound and not shown yet."""
         return any(each != uid for each in self._reserved) or any(

@@ -35,10 +35,17 @@ class NodeKeys:
     def scores_among(self, view: ClusterView, nodes: Sequence[NodeName], last: Collection[NodeName]) -> Sequence[int]:
         """
         A score for each of these nodes, in their order, 0 to 10; 0 for one that is not known, not offered, or to come
-        `last`. The keys are those of the newest nodes.
+        `last`. Of nodes with equal keys those with pending pods come after the others, because a bind may have to wait for
+        these. The keys are those of the newest nodes.
         """
-        of_nodes, places = self.numbers, view.places
+        of_nodes = self.numbers
+        places = view.places
+        pending = view.nodes_with_pending
         numbers = [of_nodes[places[name]] if name in places and name not in last else 0 for name in nodes]
-        present, keys = [*{*numbers}], [*self._keys]
-        scores = dict(zip(present, view.scorer.scores([keys[number] for number in present]), strict=True))
+        if pending:
+            numbers = [-number if name in pending else number for name, number in zip(nodes, numbers, strict=True)]
+        present = [*{*numbers}]
+        keys = [*self._keys]
+        ranked = [(*key, number < 0) if (key := keys[abs(number)]) is not None else None for number in present]
+        scores = dict(zip(present, view.scorer.scores(ranked), strict=True))
         return [*map(scores.__getitem__, numbers)]

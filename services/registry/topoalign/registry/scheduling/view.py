@@ -89,6 +89,8 @@ class ClusterView:
         """Whether topoalign does not run the node (`unmanaged_nodes`): then it is not in the view."""
         self.reserved_on: dict[str, frozenset[NodeName]] = {}
         """UID of a pod -> the nodes on which something is reserved for it: several where it was tried on more than one."""
+        self.nodes_with_pending: set[NodeName] = set()
+        """Nodes on which pods are reserved, or bound and not shown yet."""
         self.turns = partial(Turns, clock)
         """For work on all nodes that takes long."""
         self._cluster, self._unsettled_now, self._clock = cluster, unsettled, clock
@@ -370,6 +372,7 @@ class ClusterView:
         """Whether the node is offered, and of which kind it is."""
         member = self._cluster.member(view.name)
         self.offers.note(view.name, member.state.hardware, member.state.usage)
+        self.nodes_with_pending.discard(view.name)
         view.kind = view.free = view.shape = view.left = None
         view.refusal = self.foreign(view.name) or obstacle(member, self._unsettled)
         if view.refusal:
@@ -383,6 +386,8 @@ class ClusterView:
         except (Unavailable, InvalidField):
             view.refusal = KUBELET_UNKNOWN
             return
+        if self.holds(view.name).has_pending:
+            self.nodes_with_pending.add(view.name)
         hardware = basis.state.hardware
         view.kind = self._kinds.setdefault(kind_key(basis), Kind(hardware, basis.rules, basis.registered))
         view.free = free_of(basis.state, basis.rules)
@@ -402,3 +407,4 @@ class ClusterView:
         self._free_places.append(self.places.pop(node))
         self._changed.pop(node)
         self._bases.pop(node, None)
+        self.nodes_with_pending.discard(node)

@@ -27,7 +27,7 @@ from topoalign.tools.bench.schedule.control_plane import ControlPlane
 from topoalign.tools.bench.schedule.cycle import bind_all
 from topoalign.tools.bench.schedule.nodes import Nodes
 
-CYCLE_SECONDS = 0.015
+CYCLE_SECONDS = 0.017
 """A real kube-scheduler 1.36.2 placed 53 pods a second without an extender, with an API server and etcd."""
 GPUS = (1, 1, 1, 2, 2, 4, 8)
 """That a pod of `stream` asks for, by chance."""
