@@ -142,6 +142,33 @@ def test_pods_that_got_what_was_reserved_for_one_another_have_swapped() -> None:
     assert ("uid-a", "uid-b") == state.observe(holding(allocated("GPU-3", "GPU-0", pod="b"))).ended(100.0).consumed
 
 
+def test_cpus_and_memory_go_with_swapped_devices() -> None:
+    """
+    S05. The kubelet takes equal pods in another order, and aligns the first to where the second was to go: to count what is
+    reserved there beside what it holds would count it twice. What the node has shown of the second stays.
+    """
+    there = msgspec.structs.replace(block(), nodes=(1,))
+    first = reservation("a", container("GPU-0", cpus="0-3", memory=(block(),)))
+    second = reservation("b", container("GPU-1", cpus="8-11", memory=(there,)))
+    other = reservation("b", container("GPU-1", cpus="8-13", memory=(msgspec.structs.replace(there, size=2048),)))
+    facts = holding(allocated("GPU-1", pod="a"))
+
+    (alike,) = with_first_shown(first, second).observe(facts).held(100.0)
+    (larger,) = with_first_shown(first, other).observe(facts).held(100.0)
+
+    assert (container("GPU-0", cpus="0-3", memory=(block(),)),) == alike.containers
+    assert (ids("GPU-0"), "8-13", 2048) == (
+        larger.containers[0].devices[GPU],
+        larger.containers[0].cpus,
+        larger.containers[0].memory[0].size,
+    )
+
+
+def with_first_shown(*reservations: Reservation) -> NodeReservations:
+    """The node has shown CPUs and memory of pod `a`."""
+    return after(*reservations).observe(listing(entry("a", cpus="8-11", memory=(block(),))))
+
+
 def test_a_pod_leaves_to_the_next_what_was_left_for_it() -> None:
     """Each of three equal pods gets what was reserved for another one: the last one has what the first one left."""
     three = [reservation(pod, container(gpu)) for pod, gpu in (("a", "GPU-0"), ("b", "GPU-1"), ("c", "GPU-2"))]
