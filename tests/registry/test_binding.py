@@ -403,7 +403,7 @@ async def test_what_is_reserved_stays_while_others_are_pending(
     async def fits(node: NodeName, pod: PodToSchedule) -> str:
         return answers.pop() if answers else PODS_PENDING
 
-    monkeypatch.setattr(binding, "BIND_SECONDS", 0.5)
+    monkeypatch.setattr(binding, "WAIT_SECONDS", 0.2)
     registry = Registry(site, bus, api=api, fits=fits)
     uid = site.add("a")
     async with running(site, bus, registry):
@@ -423,6 +423,7 @@ async def test_a_bind_waits_for_pods_that_come_first(
 ) -> None:
     """S05. An error would make the scheduler wait for seconds. The next change of the node ends the wait."""
     monkeypatch.setattr(binding, "BIND_SECONDS", 60.0)
+    monkeypatch.setattr(binding, "WAIT_SECONDS", 60.0)
     monkeypatch.setattr(binding, "RETRY_SECONDS", 60.0)
     answers = [PODS_PENDING]
 
@@ -447,6 +448,7 @@ async def test_a_bind_that_waits_keeps_no_other_from_the_node(
 ) -> None:
     """The pod that it waits for may have to be bound there first."""
     monkeypatch.setattr(binding, "BIND_SECONDS", 60.0)
+    monkeypatch.setattr(binding, "WAIT_SECONDS", 60.0)
 
     async def fits(node: NodeName, pod: PodToSchedule) -> str:
         return "" if pod.request.name == "first" or site.node_of("first") else PODS_PENDING
@@ -467,6 +469,7 @@ async def test_a_bind_waits_for_the_devices_of_terminated_pods(
 ) -> None:
     """S01, S05. The API server shows their end before the node does, which refuses the pod until then."""
     monkeypatch.setattr(binding, "BIND_SECONDS", 60.0)
+    monkeypatch.setattr(binding, "WAIT_SECONDS", 60.0)
     monkeypatch.setattr(binding, "RETRY_SECONDS", 60.0)
     every = {GPU: tuple(DeviceID(f"GPU-{n}") for n in range(4))}
     site.ledgers[NODE].grant([Allocation(id=AllocationID("x"), devices=every, pod_uid="old")])

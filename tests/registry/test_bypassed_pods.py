@@ -160,7 +160,7 @@ async def test_nothing_is_reported_until_all_reservations_are_known(world: World
             await add(world, name)
             seen = await world.api.pod("ml", name)
             assert seen is not None
-            bypassed.bind(seen, NODE)
+            bypassed.note_bound(seen, NODE)
             await check(world)
             counts.append(len(reports))
             missing.clear()

@@ -263,9 +263,7 @@ async def test_the_nominated_node_is_filtered_alone_once_the_victims_are_gone() 
 
 
 @pytest.mark.parametrize(("fails", "preemptions"), [(False, 2), (True, 1)])
-async def test_a_refusal_of_the_nominated_node_preempts_again_and_an_error_does_not(
-    fails: bool, preemptions: int
-) -> None:
+async def test_a_refusal_of_the_nominated_node_preempts_again_an_error_does_not(fails: bool, preemptions: int) -> None:
     async with scheduling() as world:
         world.fill()
         world.create("high", 4, priority=100)

@@ -43,7 +43,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bind that waits for others gives up soon."""
-    monkeypatch.setattr(binding, "BIND_SECONDS", 1.0)
+    monkeypatch.setattr(binding, "WAIT_SECONDS", 0.5)
 
 
 THREE_AND_TWO = machine(gpus=(0, 0, 0, 1, 1))

@@ -81,7 +81,10 @@ class KubeletWatch:
         """What was read last, and when, in seconds since 1970."""
 
     async def run(self) -> None:
-        """Polls at every `POLL_SECONDS` at which something may have changed, and every `READ_SECONDS`, until cancelled."""
+        """
+        Polls every `POLL_SECONDS` while an allocation is live or a file may have changed, and every `READ_SECONDS`, until
+        cancelled.
+        """
         while True:
             change = self._changes.next_change
             is_told = self._known() is not None and self._changes.watch(*self._files.directories)

@@ -35,8 +35,8 @@ class BindChecks:
 
     def assume(self, node: NodeName, pod: PodToSchedule) -> None:
         """As `NodeChecks.assume`."""
-        if holds_something(pod.request) and pod.uid not in self._view.holds(node).reserved:
-            self._view.expect(node, pod)
+        if holds_something(pod.request):
+            self._view.assume(node, pod)
 
     def unassume(self, node: NodeName, uid: str) -> None:
         """As `NodeChecks.unassume`."""
@@ -65,8 +65,10 @@ class BindChecks:
 
     def is_being_freed(self, node: NodeName, pod: PodToSchedule) -> bool:
         """As `NodeChecks.is_being_freed`."""
-        is_nominated = pod.nominated == node and bool(self._view.terminating(node))
-        return is_nominated or bool(self._view.terminated(node))
+        leaving = self._view.terminating(node) if pod.nominated == node else frozenset[str]()
+        if not leaving and not self._view.terminated(node):
+            return False
+        return self._scheduler.would_admit_without(node, pod, leaving)
 
     def version_of(self, node: NodeName) -> int:
         """As `NodeChecks.version_of`."""

@@ -12,9 +12,9 @@ is an error. The deadline is below the five seconds after which the scheduler tr
 try comes between. Binds of different nodes do not wait for one another; those of one node ask and reserve one after the
 other.
 
-A bind waits within its deadline for what passes by itself: for pods of the node that have to be admitted first, and for the
-end of pods whose devices it is to get. It is woken by the next change of the node, and fails only at the deadline: an error
-makes the scheduler try the pod again after seconds, and binds run beside its next cycles.
+A bind waits for what passes by itself: for pods of the node that have to be admitted first, and for the end of pods whose
+devices it is to get. It is woken by the next change of the node, and fails only when its time is over: an error makes the
+scheduler try the pod again after seconds, and binds run beside its next cycles.
 
 A Binding that has failed for good cancels the reservation. One of which nothing is known keeps it: it is replaced when the
 scheduler tries again, and ends by its own time.
@@ -47,6 +47,8 @@ from topoalign.registry.scheduling.shown_pods import ShownPods
 
 BIND_SECONDS = 4.0
 """The scheduler gives up a bind after five."""
+WAIT_SECONDS = 3.2
+"""After so long a bind stops to wait for other pods: the rest of its time is for the Binding."""
 CONFIRM_SECONDS = 1.5
 """For the node's allocator to answer, which reads its kubelet's files."""
 SHOWN_SECONDS = 0.05
@@ -195,8 +197,6 @@ class Binder:
         self._check = check
         self._turns: WeakValueDictionary[NodeName, anyio.Lock] = WeakValueDictionary()
         """Node -> its lock, while a bind waits for it or has it."""
-        self._awaited: dict[str, NoFit] = {}
-        """UID of a pod whose bind waits for others -> why, which it fails with at the deadline."""
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
         """As `Scheduling.bind`."""
@@ -204,17 +204,16 @@ class Binder:
             with anyio.move_on_after(BIND_SECONDS) as scope:
                 await self._bind(namespace, name, uid, node)
             if scope.cancelled_caught:
-                raise self._awaited.get(uid) or BindUnknown(f"{namespace}/{name}", node)
+                raise BindUnknown(f"{namespace}/{name}", node)
         except TopoalignError as error:
             self.counts[error.code] += 1
             raise
-        finally:
-            self._awaited.pop(uid, None)
         self.counts["bound"] += 1
         with anyio.move_on_after(TIDY_SECONDS):  # it is bound, whether the bus is there or not
             await self._end_elsewhere(uid, node)
 
     async def _bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
+        until = anyio.current_time() + WAIT_SECONDS
         seen = await self._shown.waiting_pod(namespace, name, uid, SHOWN_SECONDS)
         if seen is None:
             seen = await self._read(namespace, name, uid, node)
@@ -230,12 +229,10 @@ class Binder:
             await self._create_binding(seen, node)
             return
         try:
-            await self._reserve(pod, node)
+            await self._reserve(pod, node, until)
             await self._create_binding(seen, node)
-        except BaseException:
-            if uid not in self._shown.bound:
-                self._checks.unassume(node, uid)
-            raise
+        finally:
+            self._checks.unassume(node, uid)
 
     async def _create_binding(self, seen: SeenPod, node: NodeName) -> None:
         """Creates the Binding until the pod is there. Raises what a failure for good raises, with nothing reserved."""
@@ -281,25 +278,29 @@ class Binder:
             with suppress(Unavailable):
                 await self._reservations.cancel(uid, others)
 
-    async def _reserve(self, pod: PodToSchedule, node: NodeName) -> None:
+    async def _reserve(self, pod: PodToSchedule, node: NodeName, until: float) -> None:
         """
-        Reserves what the node confirms, if that is anything, once pods that come first are admitted or have ended. Raises
-        NodeRefuses, and what asking the node and writing raise.
+        Reserves what the node confirms, if that is anything, once pods that come first are admitted or have ended. It waits
+        for them `until` this second of the loop. Raises PodsPending and NodeRefuses, and what asking the node and writing
+        raise.
         """
         gang = await self._plan(pod, node)
         self._checks.assume(node, pod)
         turn = self._turns.setdefault(node, anyio.Lock())
+        has_waited = False
         while True:
             version = self._checks.version_of(node)
             async with turn:
                 obstacle = await self._try_to_reserve(pod, node, gang)
             if obstacle is None:
-                self._awaited.pop(pod.uid, None)
                 return
-            if pod.uid not in self._awaited:
-                self.counts["waited"] += 1
-            self._awaited[pod.uid] = obstacle
-            with anyio.move_on_after(RETRY_SECONDS):
+            if anyio.current_time() >= until:
+                if isinstance(obstacle, NodeRefuses):
+                    await self._reservations.cancel(pod.uid, {node})
+                raise obstacle
+            self.counts["waited"] += not has_waited
+            has_waited = True
+            with anyio.move_on_after(min(RETRY_SECONDS, until - anyio.current_time())):
                 await self._checks.until_changed(node, version)
 
     async def _try_to_reserve(self, pod: PodToSchedule, node: NodeName, gang: str) -> NoFit | None:

@@ -66,7 +66,7 @@ class BypassedPods:
         while len(self._reserved) > MOST_REMEMBERED:
             self._reserved.popitem(last=False)
 
-    def bind(self, pod: SeenPod, node: NodeName) -> None:
+    def note_bound(self, pod: SeenPod, node: NodeName) -> None:
         """A pod that was shown without a node is shown on this one."""
         if pod.uid not in self._reserved and (pod.scheduler or DEFAULT_SCHEDULER) in self._schedulers:
             self._bound[pod.uid] = pod, node

@@ -6,7 +6,8 @@ kubelet has admitted it. Two kinds of pods are held here:
 
 - reserved ones: what they get was chosen, and `Hold` says what it is;
 - bound ones of which no reservation is known, such as another scheduler's: each is held as `decide` predicts it, in the
-  order of binding, on the node as it is with the ones before.
+  order of binding, on the node as it is with the ones before;
+- assumed ones, whose bind has begun here and which are not reserved yet: they are held likewise, after the bound ones.
 
 A hold ends part by part, by the rule of `core.state.reservations`: what the node has shown once stays ended when the
 container gives it back, and what the node has given to anybody is not held a second time.
@@ -48,7 +49,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class BoundPod:
-    """A pod that is bound to the node."""
+    """A pod that is bound to the node, or about to be."""
 
     names: PodNames
     """Kept after the pod was seen: a record without the UID knows it by these."""
@@ -65,6 +66,8 @@ class NodeHolds:
         self._reserved: dict[str, Hold] = {}
         self._bound: dict[str, BoundPod] = {}
         """In the order of binding."""
+        self._assumed: dict[str, BoundPod] = {}
+        """In the order in which their binds began."""
         self._shown: dict[str, set[Part]] = {}
         """UID -> the parts of its pod that have ended."""
 
@@ -91,13 +94,19 @@ class NodeHolds:
         self._bound[pod.uid] = BoundPod((pod.request.namespace, pod.request.name), pod)
         return pod.uid not in self._reserved
 
+    def assume(self, pod: PodToSchedule) -> bool:
+        """The pod is about to be bound to the node. Returns whether it holds more there than before."""
+        self._assumed[pod.uid] = BoundPod((pod.request.namespace, pod.request.name), pod)
+        return pod.uid not in self._reserved and pod.uid not in self._bound
+
     def unassume(self, uid: str) -> bool:
-        """The pod is not bound after all; what is reserved for it stays. Returns whether it held more than that."""
-        return self._bound.pop(uid, None) is not None and uid not in self._reserved
+        """The bind has ended, either way. Returns whether the pod holds less now: it is neither reserved nor bound."""
+        was_assumed = self._assumed.pop(uid, None) is not None
+        return was_assumed and uid not in self._reserved and uid not in self._bound
 
     def end(self, uid: str) -> bool:
         """The pod is no more, or will not be admitted. Returns whether it was known."""
-        had = self._reserved.pop(uid, None), self._bound.pop(uid, None)
+        had = self._reserved.pop(uid, None), self._bound.pop(uid, None), self._assumed.pop(uid, None)
         self._shown.pop(uid, None)
         return any(had)
 
@@ -107,9 +116,20 @@ class NodeHolds:
         return frozenset((*self._reserved, *self._bound))
 
     @property
+    def assumed(self) -> frozenset[str]:
+        """UIDs of the pods that are about to be bound here, and neither reserved nor bound."""
+        return frozenset(self._assumed.keys() - self.uids)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is known of any pod here."""
+        return not (self._reserved or self._bound or self._assumed)
+
+    @property
     def has_pending(self) -> bool:
-        """Whether any pod is reserved here, or bound and not shown yet."""
-        return bool(self._reserved) or any(each.waiting is not None for each in self._bound.values())
+        """Whether any pod is assumed or reserved here, or bound and not shown yet."""
+        is_any_bound = any(each.waiting is not None for each in self._bound.values())
+        return bool(self._reserved or self._assumed) or is_any_bound
 
     def has_others(self, uid: str) -> bool:
         """Whether any pod but this one is reserved here, or bound and not shown yet."""
@@ -191,22 +211,26 @@ class NodeHolds:
             elif bound.hold is None:
                 before = self.added_to(state, rules, until=uid)
                 bound.hold = predicted(before, bound.waiting, rules)
+        for uid, assumed in self._assumed.items():
+            assert assumed.waiting is not None, "an assumed pod waits for its bind"
+            assumed.hold = predicted(self.added_to(state, rules, until=uid), assumed.waiting, rules)
 
     def added_to(
         self, state: NodeState, rules: AdmissionRules, without: Collection[str] = (), until: str = ""
     ) -> NodeState:
         """
         A state of the node with what is held, as `settle` found last. A bound pod that did not fit then may fit here.
-        `without`: UIDs of pods that count as gone; `until`: of the first bound pod that does not count.
+        `without`: UIDs of pods that count as gone; `until`: of the first bound or assumed pod that does not count.
         """
         for uid, hold in self._reserved.items():
             if uid not in without:
                 state = holding_reserved(state, self._left(hold))
-        for uid, bound in self._bound.items():
+        assumed = (each for each in self._assumed.items() if each[0] not in self._bound)
+        for uid, pod in (*self._bound.items(), *assumed):
             if uid == until:
                 break
-            if bound.waiting is not None and uid not in self._reserved and uid not in without:
-                expected = bound.hold or predicted(state, bound.waiting, rules)
+            if pod.waiting is not None and uid not in self._reserved and uid not in without:
+                expected = pod.hold or predicted(state, pod.waiting, rules)
                 state = state if expected is None else holding_reserved(state, self._left(expected))
         return state
 

@@ -188,7 +188,7 @@ class KubernetesWatch:
             self._view.begin_termination(pod.node, pod.uid)
         if pod.uid not in self.pods.bound:
             if self.bypassed is not None and pod.uid in self.pods.waiting:
-                self.bypassed.bind(self.pods.waiting[pod.uid], pod.node)
+                self.bypassed.note_bound(self.pods.waiting[pod.uid], pod.node)
             self.pods.bind(pod.uid, pod.node)
             asked = understood(pod)
             if asked is not None:

@@ -41,7 +41,8 @@ class LonePods:
         asked = self._request(pod).of(view.kind, self._view)
         if not asked.may_be_parted:
             return ""
-        state = self._view.basis_of(self._view.facts(node), frozenset({pod.uid})).state
+        without = frozenset({pod.uid}) | self._view.holds(node).assumed
+        state = self._view.basis_of(self._view.facts(node), without).state
         demand, takes = asked.demand, asked.takes
         if (
             finds_gpus(state, demand)

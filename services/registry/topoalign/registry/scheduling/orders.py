@@ -43,6 +43,7 @@ from topoalign.core.demand.slots import SlotShare, slots_asked
 from topoalign.core.demand.units import InvalidShare, Share, share_of
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU
+from topoalign.core.model.topology.bitmask import several
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
@@ -140,6 +141,9 @@ async def all_fit(state: NodeState, pods: Sequence[Comer], turns: Turns, later: 
     Whether those of the pods that must fit are admitted, in whatever order all of them come and whatever ends before, and
     then those that come later. A decision takes up to a millisecond: the event loop has its turns between them.
     """
+    free = free_of(state, pods[0].demand.rules)
+    if are_interchangeable(pods) and not later.pods and fit_as_counted(free, [*map(in_amounts, pods)]):
+        return True
     if state.allocations:  # of all containers that a prediction knows of, also those with CPUs alone: they may end
         led = list[Comer]()
         for place, pod in enumerate(pods):
@@ -157,6 +161,17 @@ async def all_fit(state: NodeState, pods: Sequence[Comer], turns: Turns, later: 
     if are_judged_by_amounts(pods):
         return fit_in_turn(state, (*pods, *later.pods))
     return await fit_from(state, pods, turns, Steps() if may_realign(state, pods[0]) else None, set(), later)
+
+
+def are_interchangeable(pods: Sequence[Comer]) -> bool:
+    """
+    Whether the pods ask for the same, amounts decide about them, and a kubelet aligns each to a single NUMA node. If so many
+    of them fit aligned, they do in any order, and also if others end before: that only adds to what a NUMA node has free.
+    """
+    takes = pods[0].takes
+    if takes is None or takes.rest is not None or not takes.strict or any(map(several, takes.preferred)):
+        return False
+    return all(each.decides and each.must_fit and each.key == pods[0].key for each in pods)
 
 
 def are_judged_by_amounts(pods: Sequence[Comer]) -> bool:

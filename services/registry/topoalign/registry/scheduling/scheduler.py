@@ -192,12 +192,14 @@ class Scheduler:
         judged so. Raises VictimsTerminating while it may be that the node does not show their end yet.
         """
         if not number or not self._verdicts.refusals[number].helped_by_victims:
+            self._nominated.pop((pod.uid, node), None)
             return number
         if self.view.terminating(node):
             number = self._verdicts.number(
                 self._refusal_without(pod, request, node, self.view.terminating(node)), helped=True
             )
         if not number:
+            self._nominated.pop((pod.uid, node), None)
             return number
         since = self._nominated.setdefault((pod.uid, node), self.view.now)
         if len(self._nominated) > NOMINATED_KEPT:
@@ -251,9 +253,9 @@ class Scheduler:
         Raises InvalidField and NotReadYet as `filter` does.
         """
         await self.view.catch_up()
-        request, uids = self._request(pod), frozenset({pod.uid})
-        view, holds = self.view.nodes.get(node), self.view.holds(node)
-        if view is not None and not holds.uids:  # no pod is waited for, and nothing is held beside the facts
+        request, view, holds = self._request(pod), self.view.nodes.get(node), self.view.holds(node)
+        uids = frozenset({pod.uid}) | holds.assumed  # binds of a node reserve one after the other
+        if view is not None and holds.is_empty:  # no pod is waited for, and nothing is held beside the facts
             return self._verdicts.judge(request, view) or await self.lone.refusal(node, pod)
         code = self._judge_without(request, node, uids)
         if code:
@@ -279,6 +281,11 @@ class Scheduler:
         later = later_than(pod.uid, planned)
         fit = await all_fit(self.view.basis_of(facts, moving).state, comers, self.view.turns(), later)
         return "" if fit else PODS_PENDING
+
+    def would_admit_without(self, node: NodeName, pod: PodToSchedule, uids: Collection[str]) -> bool:
+        """Whether the node would admit the pod if these pods of it were gone. Raises as `filter` does."""
+        request = self._request(pod, quota=False)
+        return not self._refusal_without(pod, request, node, {*uids, *self.view.holds(node).assumed})
 
     def _refusal_without(self, pod: PodToSchedule, request: Request, node: NodeName, uids: Collection[str]) -> str:
         """The code of a node's refusal of the pod if these pods were gone; empty where it would admit the pod then."""

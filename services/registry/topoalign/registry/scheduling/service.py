@@ -203,7 +203,7 @@ class Scheduling:
             elif clock.monotonic() >= last_connected + NATS_AWAY_SECONDS:
                 self._is_serving = True
             await clock.sleep(PAUSE)
-        if self._is_serving and self.watch is not None:  # the nodes were refused meanwhile
+        if self._is_serving and self.watch is not None:  # filters were answered with an error meanwhile
             self.watch.wake_ups.ask("NodesRead")
         self._is_serving = True
         self._freeze()

@@ -1,9 +1,10 @@
 """
 Nodes that topoalign does not run, such as those of NVIDIA's device plugin: the extender lets pods pass to them.
 
-A node is unmanaged if its Node has the label `topoalign.io/managed: "false"`; and by the setting `TOPOALIGN_UNKNOWN_NODES`
-also if nothing was ever published of it. A node whose allocator answers is managed, whatever its label is: what it
-publishes is true, and its devices would else be given out twice. That is logged once and noted.
+A node of which nothing was ever published is unmanaged if its Node has the label `topoalign.io/managed: "false"`, or by the
+setting `TOPOALIGN_UNKNOWN_NODES`. A node of which something was published is managed, whatever its label is and whether its
+allocator answers or not: its devices would else be given out twice. That is logged once and noted. `topoalign forget` makes
+a node that has been moved away unmanaged.
 
 Pods of gangs do not pass: nothing can be reserved for the gang as a whole there.
 """
@@ -29,7 +30,7 @@ class UnmanagedNodes:
     """Which nodes of Kubernetes topoalign does not run."""
 
     def __init__(self, cluster: Cluster, *, pass_unknown: bool) -> None:
-        """`pass_unknown`: whether nodes of which nothing was ever published count as well."""
+        """`pass_unknown`: whether nodes without the label count as well."""
         self.changed: Callable[[NodeName], None] = lambda node: None
         """Called with each node whose label has changed."""
         self._cluster = cluster
@@ -37,13 +38,13 @@ class UnmanagedNodes:
         self._nodes: dict[NodeName, bool] = {}
         """The nodes of Kubernetes, and whether the label of each is `false`."""
         self._logged: set[NodeName] = set()
-        """Nodes with that label of which it is logged that their allocator answers."""
+        """Nodes with that label of which it is logged that topoalign runs them."""
         cluster.listeners.append(self.observe)
 
     def __contains__(self, node: NodeName) -> bool:
-        if node not in self._nodes or self._cluster.is_answering(node):
+        if node not in self._nodes or node in self._cluster:
             return False
-        return self._nodes[node] or (self._pass_unknown and node not in self._cluster)
+        return self._nodes[node] or self._pass_unknown
 
     def passes(self, pod: PodToSchedule, node: NodeName) -> bool:
         """Whether the pod may go to the node because topoalign does not run it."""
@@ -66,16 +67,17 @@ class UnmanagedNodes:
         self._logged.discard(node)
 
     def observe(self, node: NodeName) -> None:
-        """A fact of a node has come, or whether its allocator answers has changed."""
-        if self._nodes.get(node) and node not in self._logged and self._cluster.is_answering(node):
+        """A fact of a node has come, or nothing is known of it any more."""
+        if self._nodes.get(node) and node not in self._logged and node in self._cluster:
             self._logged.add(node)
             log.warning(
                 f"topoalign runs a node that is labelled {MANAGED}=false: the label has no effect", node=clean(node)
             )
 
     def finding(self) -> str | None:
-        """Names the nodes whose label and allocator contradict each other; None: there are none."""
-        nodes = sorted(node for node, labelled in self._nodes.items() if labelled and self._cluster.is_answering(node))
+        """Names the nodes that topoalign runs in spite of their label; None: there are none."""
+        nodes = sorted(node for node, labelled in self._nodes.items() if labelled and node in self._cluster)
         if not nodes:
             return None
-        return f"topoalign runs nodes that are labelled {MANAGED}=false: {quoted(nodes)}; remove the label"
+        remedy = "remove the label, or run `topoalign forget`"
+        return f"topoalign runs nodes that are labelled {MANAGED}=false: {quoted(nodes)}; {remedy}"

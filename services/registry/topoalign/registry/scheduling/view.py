@@ -96,6 +96,8 @@ class ClusterView:
         self._cluster, self._unsettled_now, self._clock = cluster, unsettled, clock
         self._unsettled = Unsettled(frozenset(), frozenset())
         self._holds: dict[NodeName, NodeHolds] = {}
+        self._unassumed: set[NodeName] = set()
+        """Nodes that have more free because the bind of a pod has failed, and are not renewed yet."""
         self._terminating: dict[NodeName, set[str]] = {}
         """Node -> UIDs of its pods that are being deleted."""
         self._terminated: dict[NodeName, dict[str, TerminatedPod]] = {}
@@ -191,7 +193,7 @@ class ClusterView:
         while self.version_of(node) == version:
             await self._renewed.wait()
 
-    def _has_renewed(self) -> None:
+    def _notify_renewed(self) -> None:
         self._renewed.set()
         self._renewed = anyio.Event()
 
@@ -209,18 +211,26 @@ class ClusterView:
         self._let_go(node)
 
     def expect(self, node: NodeName, pod: PodToSchedule) -> None:
-        """
-        A pod is bound to the node, or about to be. Called in the order of binding; no effect again, or where it is reserved
-        for.
-        """
+        """A pod is bound to the node. Called in the order of binding; no effect again, or where it is reserved for."""
         if self._holds.setdefault(node, NodeHolds()).expect(pod):
             self.mark(node)
 
-    def unassume(self, node: NodeName, pod_uid: str) -> None:
-        """A pod that `expect` named is not bound to the node after all."""
-        if node in self._holds and self._holds[node].unassume(pod_uid):
-            self._let_go(node)
+    def assume(self, node: NodeName, pod: PodToSchedule) -> None:
+        """A pod is about to be bound to the node: until `unassume` it holds there what it will get."""
+        if self._holds.setdefault(node, NodeHolds()).assume(pod):
             self.mark(node)
+
+    def unassume(self, node: NodeName, pod_uid: str) -> None:
+        """
+        The bind of an assumed pod has ended, either way. Where it has failed, the scheduler tries waiting pods again by
+        itself: that the node has more free than before wakes nobody.
+        """
+        if node not in self._holds:
+            return
+        if self._holds[node].unassume(pod_uid):
+            self._unassumed.add(node)
+            self.mark(node)
+        self._let_go(node)
 
     def gone(self, node: NodeName, pod_uid: str) -> None:
         """
@@ -272,7 +282,7 @@ class ClusterView:
             self._terminating.pop(node, None)
 
     def _let_go(self, node: NodeName) -> None:
-        if not self._holds[node].uids:
+        if self._holds[node].is_empty:
             del self._holds[node]
 
     def _end_reserved(self, uid: str, node: NodeName) -> None:
@@ -355,7 +365,7 @@ class ClusterView:
             self._drop(node)
             return
         self.version += 1
-        self._has_renewed()
+        self._notify_renewed()
         view = self.nodes.get(node)
         if view is None:
             place = self._free_places.pop() if self._free_places else len(self.nodes)
@@ -365,7 +375,9 @@ class ClusterView:
         self._changed[node] = view.version = self.version
         before = view.free
         self._judge(view)
-        if view.free is not None and (before is None or has_more(view.free, before)):
+        is_quiet = node in self._unassumed
+        self._unassumed.discard(node)
+        if view.free is not None and not is_quiet and (before is None or has_more(view.free, before)):
             self.offered(node)
 
     def _judge(self, view: NodeView) -> None:
@@ -403,7 +415,7 @@ class ClusterView:
         if view is None:
             return
         self.version += 1
-        self._has_renewed()
+        self._notify_renewed()
         self._free_places.append(self.places.pop(node))
         self._changed.pop(node)
         self._bases.pop(node, None)
