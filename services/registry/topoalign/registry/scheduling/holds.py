@@ -126,16 +126,14 @@ class NodeHolds:
         return not (self._reserved or self._bound or self._assumed)
 
     @property
-    def has_pending(self) -> bool:
-        """Whether any pod is assumed or reserved here, or bound and not shown yet."""
-        is_any_bound = any(each.waiting is not None for each in self._bound.values())
-        return bool(self._reserved or self._assumed) or is_any_bound
+    def pending(self) -> frozenset[str]:
+        """UIDs of the pods that are assumed or reserved here, or bound and not shown yet."""
+        bound = (uid for uid, each in self._bound.items() if each.waiting is not None)
+        return frozenset((*self._reserved, *self._assumed, *bound))
 
     def has_others(self, uid: str) -> bool:
         """Whether any pod but this one is reserved here, or bound and not shown yet."""
-        return any(each != uid for each in self._reserved) or any(
-            bound.waiting is not None for each, bound in self._bound.items() if each != uid
-        )
+        return bool(self.pending - self.assumed - {uid})
 
     def names_of(self, uids: Collection[str]) -> frozenset[PodNames]:
         """The names of those of these pods that are bound to the node."""
@@ -213,7 +211,8 @@ class NodeHolds:
                 bound.hold = predicted(before, bound.waiting, rules)
         for uid, assumed in self._assumed.items():
             assert assumed.waiting is not None, "an assumed pod waits for its bind"
-            assumed.hold = predicted(self.added_to(state, rules, until=uid), assumed.waiting, rules)
+            if assumed.hold is None:
+                assumed.hold = predicted(self.added_to(state, rules, until=uid), assumed.waiting, rules)
 
     def added_to(
         self, state: NodeState, rules: AdmissionRules, without: Collection[str] = (), until: str = ""

@@ -141,9 +141,6 @@ async def all_fit(state: NodeState, pods: Sequence[Comer], turns: Turns, later: 
     Whether those of the pods that must fit are admitted, in whatever order all of them come and whatever ends before, and
     then those that come later. A decision takes up to a millisecond: the event loop has its turns between them.
     """
-    free = free_of(state, pods[0].demand.rules)
-    if are_interchangeable(pods) and not later.pods and fit_as_counted(free, [*map(in_amounts, pods)]):
-        return True
     if state.allocations:  # of all containers that a prediction knows of, also those with CPUs alone: they may end
         led = list[Comer]()
         for place, pod in enumerate(pods):
@@ -163,15 +160,17 @@ async def all_fit(state: NodeState, pods: Sequence[Comer], turns: Turns, later: 
     return await fit_from(state, pods, turns, Steps() if may_realign(state, pods[0]) else None, set(), later)
 
 
-def are_interchangeable(pods: Sequence[Comer]) -> bool:
+def fit_as_equals(state: NodeState, pods: Sequence[Comer]) -> bool:
     """
-    Whether the pods ask for the same, amounts decide about them, and a kubelet aligns each to a single NUMA node. If so many
-    of them fit aligned, they do in any order, and also if others end before: that only adds to what a NUMA node has free.
+    Whether the pods ask for the same, and are admitted in any order and whatever ends before: amounts decide about them, a
+    kubelet aligns each to a single NUMA node, and so many of them fit there. What ends only adds to what is free.
     """
     takes = pods[0].takes
     if takes is None or takes.rest is not None or not takes.strict or any(map(several, takes.preferred)):
         return False
-    return all(each.decides and each.must_fit and each.key == pods[0].key for each in pods)
+    if not all(each.decides and each.must_fit and each.key == pods[0].key for each in pods):
+        return False
+    return fit_as_counted(free_of(state, pods[0].demand.rules), [*map(in_amounts, pods)])
 
 
 def are_judged_by_amounts(pods: Sequence[Comer]) -> bool:

@@ -23,7 +23,7 @@ from topoalign.registry.scheduling.binding import PODS_PENDING
 from topoalign.registry.scheduling.holds import Requested
 from topoalign.registry.scheduling.lone_pods import LonePods
 from topoalign.registry.scheduling.model import Filtered, PodToSchedule, Victims
-from topoalign.registry.scheduling.orders import all_fit, are_mistakable, are_too_many
+from topoalign.registry.scheduling.orders import all_fit, are_mistakable, are_too_many, fit_as_equals
 from topoalign.registry.scheduling.planned_pods import PlannedPods, later_than
 from topoalign.registry.scheduling.pod_checks import PodChecks
 from topoalign.registry.scheduling.quotas import Quotas, has_room
@@ -257,22 +257,26 @@ class Scheduler:
         uids = frozenset({pod.uid}) | holds.assumed  # binds of a node reserve one after the other
         if view is not None and holds.is_empty:  # no pod is waited for, and nothing is held beside the facts
             return self._verdicts.judge(request, view) or await self.lone.refusal(node, pod)
-        code = self._judge_without(request, node, uids)
-        if code:
-            return code
+        if view is None or view.kind is None or request.of(view.kind, self.view).unlisted:
+            return self._judge_without(request, node, uids)
         facts = self.view.facts(node)
         fixed = self.view.basis_of(facts, uids | holds.uids)
         left_out = uids | holds.next_of_gang(pod.uid)
         waiting = [each for each in holds.waiting(fixed.state, self.requested) if each[0].uid not in left_out]
         planned = self._planned.on(view)
-        is_planned = any(each.uid == pod.uid for each in planned)
-        if not waiting and not is_planned:
-            return self._crowds(request, node, uids) or await self.lone.refusal(node, pod)
         moving = uids | {each.uid for each, _ in waiting} | {each.uid for each in planned}
         comers = [
             self._planned.comer(str(place), self._verdicts.request(each), view, fixed.rules, must_fit=must_fit)
             for place, (each, must_fit) in enumerate(((pod, True), *waiting))
         ]
+        if not planned and holds.pending <= moving and fit_as_equals(fixed.state, comers):
+            return ""
+        code = self._judge_without(request, node, uids)
+        if code:
+            return code
+        is_planned = any(each.uid == pod.uid for each in planned)
+        if not waiting and not is_planned:
+            return self._crowds(request, node, uids) or await self.lone.refusal(node, pod)
         if are_too_many(comers):
             return PODS_PENDING
         comers[0] = comers[0]._replace(may_wait=bool(waiting) or not is_planned)

@@ -398,7 +398,7 @@ class ClusterView:
         except (Unavailable, InvalidField):
             view.refusal = KUBELET_UNKNOWN
             return
-        if self.holds(view.name).has_pending:
+        if self.holds(view.name).pending:
             self.nodes_with_pending.add(view.name)
         hardware = basis.state.hardware
         view.kind = self._kinds.setdefault(kind_key(basis), Kind(hardware, basis.rules, basis.registered))

@@ -87,7 +87,7 @@ class Node:
     @property
     def kubelet(self) -> NodeState:
         """What its kubelet has."""
-        return without_pods(self.facts, self._terminated, ())
+        return without_pods(self.facts, self._terminated, ()) if self._terminated else self.facts
 
     def confirm(self, request: ConfirmRequest) -> Decision:
         """What the node's allocator confirms; it asks its kubelet where terminated pods are named."""
@@ -131,8 +131,9 @@ class Node:
 
     def _offered(self, given: Allocation) -> set[DeviceID]:
         """The free GPUs on the NUMA nodes to which a container is aligned."""
-        hardware, used = self.kubelet.hardware, self.kubelet.ownership
-        free = [gpu for gpu in hardware.gpus if not used.is_held(gpu.id)]
+        state = self.kubelet
+        hardware = state.hardware
+        free = [gpu for gpu in hardware.gpus if not state.ownership.is_held(gpu.id)]
         if given.affinity is None:
             return {gpu.id for gpu in free}
         nodes = set(given.affinity)
