@@ -22,6 +22,7 @@ from topoalign.tools.bench.filter.cluster import ALL, FACTS, HALF, BusyNode
 from topoalign.tools.bench.filter.scheduler import Amounts, pod_json
 from topoalign.tools.bench.schedule.control_plane import control_plane
 from topoalign.tools.bench.schedule.node import AT_ONCE, Admitted, Bound, Node
+from topoalign.tools.bench.schedule.real_like import burst
 
 POD = msgspec.json.decode(pod_json(0, Amounts(gpus=1)), type=Pod)
 
@@ -40,12 +41,17 @@ def test_all_pods_of_a_small_cluster_run(monkeypatch: pytest.MonkeyPatch) -> Non
         return agent.running(command, settings | {"REGISTRY_ANSWER_SECONDS": "60"}, observed=observed)
 
     monkeypatch.setitem(control_plane.__wrapped__.__globals__, "running", running)  # type: ignore[attr-defined]  # of contextmanager
-    rows = {str(row["case"]): row for row in bench_schedule.cases(((8, 6),), waiting=9, seconds=0.5)}
+    small = bench_schedule.cases(((8, 6),), waiting=9, seconds=0.5, real_like={"burst": burst(3)}, rounds=1)
+    rows = {str(row["case"]): row for row in small}
 
-    assert ["8x6-filter", "8x6-prioritize", "8x6-bind", "8x6", "bind", "waiting-9"] == list(rows)
+    expected = ["8x6-filter", "8x6-prioritize", "8x6-bind", "8x6", "bind", "waiting-9"]
+    assert [*expected, "real-like-burst"] == list(rows)
     assert (6, {}) == (rows["8x6"]["n"], rows["8x6"]["refused"])
+    real_like = rows["real-like-burst"]
+    assert (3, 0, 0) == (real_like["n"], real_like["refused"], real_like["failed_scheduling"])
+    may_be_none = {"case", "refused", "errors", "failed_scheduling", "refused_alone"}
     for row in rows.values():
-        assert all(float(str(row[key])) > 0 for key in row.keys() - {"case", "refused", "errors"})
+        assert all(float(str(row[key])) > 0 for key in row.keys() - may_be_none)
 
 
 @pytest.mark.anyio

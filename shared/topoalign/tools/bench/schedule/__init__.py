@@ -26,7 +26,7 @@ all nodes that have room, and binds beside that. Pods ask for 1 GPU, 8 CPUs and 
 then in units of 2^20 bytes.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Protocol, TypeVar
@@ -40,7 +40,7 @@ from topoalign.tools.bench.schedule.binding import bind
 from topoalign.tools.bench.schedule.control_plane import ControlPlane, control_plane
 from topoalign.tools.bench.schedule.cycle import schedule
 from topoalign.tools.bench.schedule.nodes import FLEETS, MIXED, Nodes, nodes
-from topoalign.tools.bench.schedule.real_like import Outcome, burst, compare, place, stream
+from topoalign.tools.bench.schedule.real_like import REAL_LIKE, Load, Outcome, compare, place
 from topoalign.tools.bench.schedule.waiting import wait
 
 
@@ -48,13 +48,14 @@ def cases(
     sizes: tuple[tuple[int, int], ...] = ((1000, 500), (5000, 1000)),
     waiting: int = 500,
     seconds: float = 10.0,
-    real_like: tuple[int, int] = (90, 120),
+    real_like: Mapping[str, Sequence[Load]] = REAL_LIKE,
     rounds: int = 3,
 ) -> Iterator[dict[str, object]]:
     """
     `sizes`: nodes and pods; the first number of nodes is that of the other cases. `waiting`: pods that wait for so many
-    `seconds`. `real_like`: pods of the burst and of the stream, each placed in so many `rounds` with the extender and
-    without it. Raises NotStored, NotAnswered, AllocatorsEnded.
+    `seconds`. `real_like`: loads by name, each placed in so many `rounds` with the extender and without it.
+
+    Raises NotStored, NotAnswered, AllocatorsEnded.
     """
     for size, pods in sizes:
         with cluster(size) as (call, everywhere, _):
@@ -63,7 +64,7 @@ def cases(
         yield from call(partial(bind, nodes=busy, everywhere=everywhere, calls=max(2, sizes[0][1] // 2)))
     with cluster(sizes[0][0]) as (call, everywhere, busy):
         yield from call(partial(wait, nodes=busy, everywhere=everywhere, pods=waiting, seconds=seconds))
-    for name, load in (("burst", burst(real_like[0])), ("stream", stream(real_like[1]))):
+    for name, load in real_like.items():
         outcomes: dict[bool, list[Outcome]] = {True: [], False: []}
         for extended in (True, False) * rounds:
             with cluster(len(MIXED), "mixed") as (call, everywhere, _):

@@ -69,6 +69,10 @@ def stream(count: int) -> list[Load]:
     return [Load(gpus, 2 * gpus, chance.uniform(1, 3)) for gpus in sizes]
 
 
+REAL_LIKE = {"burst": burst(90), "stream": stream(120)}
+"""The loads that were recorded in front of a real scheduler."""
+
+
 async def place(plane: ControlPlane, everywhere: Nodes, load: Sequence[Load], *, extended: bool) -> Outcome:
     """Schedules the pods. `extended`: with our extender. Raises NotAnswered, AllocatorsEnded."""
     scheduler = FakeScheduler(
