@@ -1,7 +1,7 @@
 """What the scheduler itself counts: extended resources of nodes, and what pods on them ask for."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from topoalign.testing.fake_api_server.objects import Object
 
@@ -14,8 +14,8 @@ class Room:
 
     def __init__(self) -> None:
         self._allocatable: dict[str, dict[str, int]] = {}
-        self._closed: set[str] = set()
-        """Nodes that are cordoned."""
+        self._left: dict[str, dict[str, int]] = {}
+        """Node that is not cordoned -> what bound and assumed pods leave of each resource that it counts."""
         self._pods: dict[Key, tuple[str, Counter[str]]] = {}
         """Pod -> its node, and what it requests."""
         self._requested: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -26,35 +26,37 @@ class Room:
 
     def put_node(self, node: Object) -> bool:
         """A node was created or changed. Returns whether it may have more room than before."""
-        name, status = node["metadata"]["name"], node["status"]
-        counted = {each: int(amount) for each, amount in (status.get("allocatable") or {}).items() if "/" in each}
-        was_closed = name in self._closed
-        self._closed.discard(name)
+        name = node["metadata"]["name"]
+        allocatable = node["status"].get("allocatable") or {}
+        counted = {each: int(amount) for each, amount in allocatable.items() if "/" in each}
         if node["spec"].get("unschedulable"):
-            self._closed.add(name)
-        before = self._allocatable.get(name)
+            self.drop_node(name)
+            return False
+        if self._allocatable.get(name) == counted:
+            return False
         self._allocatable[name] = counted
-        return before != counted or (was_closed and name not in self._closed)
+        requested = self._requested[name]
+        self._left[name] = {each: amount - requested[each] for each, amount in counted.items()}
+        return True
 
     def drop_node(self, name: str) -> None:
-        """A node is gone."""
+        """A node is gone, or takes no pods."""
         self._allocatable.pop(name, None)
-        self._closed.discard(name)
+        self._left.pop(name, None)
 
     def put_pod(self, key: Key, pod: Object, node: str) -> None:
         """The pod is on this node, or about to be."""
-        self.nominate(key, pod, "")
+        self._nominated.pop(key, None)
         if key not in self._pods:
-            requested = requests_of(pod)
-            self._pods[key] = node, requested
-            self._requested[node].update(requested)
+            self._pods[key] = node, requests_of(pod)
+            self._take(key, 1)
 
     def drop_pod(self, key: Key) -> None:
         """The pod holds nothing any more."""
         self._nominated.pop(key, None)
         if key in self._pods:
-            node, requested = self._pods.pop(key)
-            self._requested[node].subtract(requested)
+            self._take(key, -1)
+            del self._pods[key]
 
     def nominate(self, key: Key, pod: Object, node: str) -> None:
         """The pod has this node as `status.nominatedNodeName`; empty: none."""
@@ -64,46 +66,51 @@ class Room:
 
     def nodes_for(self, pod: Object) -> list[str]:
         """The nodes with room, beginning with another one each time."""
-        names = self.with_room(pod, self._allocatable)
+        names = self.with_room(pod, self._left)
         self._first = (self._first + 1) % max(1, len(names))
         return names[self._first :] + names[: self._first]
 
     def with_room(self, pod: Object, nodes: Iterable[str]) -> list[str]:
-        """Those of these nodes with room for the pod."""
-        requested, key = requests_of(pod), key_of(pod)
-        held = self._held_by_nominated(key, priority_of(pod))
-        return [name for name in nodes if self._has_room(name, requested, held.get(name, Counter()))]
+        """Those of these nodes with room for the pod. A resource that a node does not count limits nothing there."""
+        left = self._left
+        requested = requests_of(pod)
+        names = [name for name in nodes if name in left]
+        for each, amount in requested.items():
+            names = [name for name in names if left[name].get(each, amount) >= amount]
+        held = self._held_by_nominated(pod)
+        return [name for name in names if name not in held or self._has_room(name, requested, held[name])]
 
     def has_room_without(self, pod: Object, node: str, gone: Collection[Key]) -> bool:
-        """Whether the node has room for the pod once these pods are gone."""
-        freed: Counter[str] = Counter()
+        """Whether the node has room for the pod once these pods of it are gone."""
+        held = Counter(self._held_by_nominated(pod).get(node, ()))
         for key in gone:
-            if key in self._pods and self._pods[key][0] == node:
-                freed.update(self._pods[key][1])
-        held = self._held_by_nominated(key_of(pod), priority_of(pod)).get(node, Counter[str]())
-        held.subtract(freed)
-        return self._has_room(node, requests_of(pod), held)
+            held.subtract(self._pods[key][1])
+        return node in self._left and self._has_room(node, requests_of(pod), held)
 
-    def nodes_beside(self, nodes: Collection[str]) -> list[str]:
-        """All nodes but these, and but those that are cordoned."""
-        return [name for name in self._allocatable if name not in nodes and name not in self._closed]
+    def nodes_beside(self, nodes: Iterable[str]) -> list[str]:
+        """All nodes that take pods, but these."""
+        others = set(nodes)
+        return [name for name in self._left if name not in others]
 
-    def _held_by_nominated(self, key: Key, priority: int) -> dict[str, Counter[str]]:
+    def _held_by_nominated(self, pod: Object) -> Mapping[str, Counter[str]]:
         """Node -> what other pods hold there that preempted pods and are at least as important."""
         held: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for other, (node, importance, requested) in self._nominated.items():
-            if other != key and importance >= priority:
+            if other != key_of(pod) and importance >= priority_of(pod):
                 held[node].update(requested)
         return held
 
-    def _has_room(self, name: str, requested: Counter[str], held: Counter[str]) -> bool:
-        allocatable, here = self._allocatable.get(name), self._requested[name]
-        if allocatable is None or name in self._closed:
-            return False
-        return all(
-            each not in allocatable or allocatable[each] - here[each] - held[each] >= amount
-            for each, amount in requested.items()
-        )
+    def _has_room(self, node: str, requested: Counter[str], held: Counter[str]) -> bool:
+        left = self._left[node]
+        return all(each not in left or left[each] - held[each] >= amount for each, amount in requested.items())
+
+    def _take(self, key: Key, sign: int) -> None:
+        node, requested = self._pods[key]
+        left, here = self._left.get(node, {}), self._requested[node]
+        for each, amount in requested.items():
+            here[each] += sign * amount
+            if each in left:
+                left[each] -= sign * amount
 
 
 def key_of(pod: Object) -> Key:

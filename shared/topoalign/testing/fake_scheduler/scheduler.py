@@ -83,6 +83,8 @@ class FakeScheduler:
         """Pod -> the node that it has got and may not be bound to yet."""
         self._bound: dict[Key, Object] = {}
         """The pods that are bound and have not ended, in the order in which that was seen."""
+        self._priorities: Counter[int] = Counter()
+        """Priority -> how many bound pods have it."""
 
     @property
     def idle(self) -> bool:
@@ -132,10 +134,12 @@ class FakeScheduler:
             self._assumed.pop(key, None)
         if gone or (node and finished):
             self.room.drop_pod(key)
-            self._bound.pop(key, None)
+            if self._bound.pop(key, None) is not None:
+                self._priorities[priority_of(pod)] -= 1
             self._queue.wake()
         elif node:
             self.room.put_pod(key, pod, node)
+            self._priorities[priority_of(pod)] += key not in self._bound
             self._bound[key] = pod
             self._queue.wake(has_room=False)
         elif key not in self._assumed and pod["spec"]["schedulerName"] == self._name:
@@ -253,6 +257,8 @@ class FakeScheduler:
         self, key: Key, pod: Object, lacking: Collection[str], filtered: Filtered
     ) -> tuple[str, list[Object]]:
         """The node that is nominated for the pod, and the pods that make way there; empty where none does."""
+        if not any(count and priority < priority_of(pod) for priority, count in self._priorities.items()):
+            return "", []
         nominated = pod["status"].get("nominatedNodeName") or ""
         terminating = [each for each in self._bound.values() if each["spec"]["nodeName"] == nominated]
         if not is_eligible(pod, terminating, is_unresolvable=nominated in filtered.unresolvable):

@@ -211,7 +211,7 @@ class NodeHolds:
                 bound.hold = predicted(before, bound.waiting, rules)
         for uid, assumed in self._assumed.items():
             assert assumed.waiting is not None, "an assumed pod waits for its bind"
-            if assumed.hold is None:
+            if assumed.hold is None and uid in self.assumed:
                 assumed.hold = predicted(self.added_to(state, rules, until=uid), assumed.waiting, rules)
 
     def added_to(

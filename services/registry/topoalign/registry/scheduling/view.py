@@ -43,7 +43,7 @@ QUALITY = scorer_of(Scoring.QUALITY, Packing.BINPACK)
 FEW = 16
 """Nodes that are renewed at once, which takes some milliseconds."""
 HELD_SECONDS = 0.005
-"""Before a node is renewed for no more than what was reserved on it: its bind has other things to do first."""
+"""Before a node is renewed for no more than what was assumed or reserved on it: a bind does both."""
 TERMINATED_SECONDS = 15.0
 """
 For so long what a pod held counts as free although the node's facts still show it: a kubelet has freed it before the API
@@ -124,6 +124,11 @@ class ClusterView:
         self._due[node] = None
         self._is_due.set()
         self._is_due_now.set()
+
+    def _mark_held(self, node: NodeName) -> None:
+        """What is assumed or reserved on this node has changed: its bind has other things to do first."""
+        self._due[node] = None
+        self._is_due.set()
 
     async def run(self, behind: Callable[[], str | None], pause: float) -> None:
         """Renews nodes as their facts come, for ever, once `behind`, which is asked each `pause` seconds, is None."""
@@ -206,8 +211,7 @@ class ClusterView:
                 self._end_reserved(uid, node)
             for uid in kept.reserved:
                 self.reserved_on[uid] = self.reserved_on.get(uid, frozenset()) | {node}
-            self._due[node] = None
-            self._is_due.set()
+            self._mark_held(node)
         self._let_go(node)
 
     def expect(self, node: NodeName, pod: PodToSchedule) -> None:
@@ -218,7 +222,7 @@ class ClusterView:
     def assume(self, node: NodeName, pod: PodToSchedule) -> None:
         """A pod is about to be bound to the node: until `unassume` it holds there what it will get."""
         if self._holds.setdefault(node, NodeHolds()).assume(pod):
-            self.mark(node)
+            self._mark_held(node)
 
     def unassume(self, node: NodeName, pod_uid: str) -> None:
         """

@@ -79,7 +79,8 @@ async def bind_all(cluster: FakeCluster, everywhere: Nodes) -> None:
         for change in pods.since(seen):
             seen, pod = change.version, change.object
             uid, node = pod["metadata"]["uid"], pod["spec"].get("nodeName")
-            if node and uid not in told:
+            is_waiting = pod["status"].get("phase") == "Pending"  # those that were there before run, or have ended
+            if node and is_waiting and uid not in told:
                 told.add(uid)
                 everywhere.bind(NodeName(node), uid, pod)
         await pods.wait()
