@@ -80,7 +80,7 @@ def test_no_pod_of_a_burst_waits_for_another() -> None:
 
 
 def test_pods_that_come_and_go_are_refused_by_no_node() -> None:
-    """S05. 120 pods of 1 to 3 s on nodes of six policies, whose kubelets take them late and out of order."""
+    """S05. 120 pods of 1 to 3 s on nodes of four policies, whose kubelets take them late and out of order."""
     names = [f"p{number}" for number in range(120)]
 
     async def load(cluster: ScheduledCluster) -> None:
