@@ -3,7 +3,8 @@ A cluster in virtual time: a scheduler, an API server, registries with their ext
 
 Product code are the registries, from the messages of the bus to the answers of the extender. Stand-ins are the scheduler,
 the API server, whose watch reaches a registry a moment after the scheduler, and the nodes, whose kubelets admit pods late
-and whose facts show the end of pods later still (`tools.bench.schedule.node`).
+and whose facts show the end of pods later still (`tools.bench.schedule.node`). All delays pass in the virtual time of
+`simulation.loop`: nothing here waits for real.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence

@@ -92,7 +92,7 @@ class Client:
         await self._verifier.verify(node, within)
         self.kept.confirm(node)
 
-    async def allocations(  # noqa: C901
+    async def allocations(  # noqa: C901  # one state machine of a stream
         self, since: int | None = None, node: NodeName | None = None, *, superseded: bool = True
     ) -> AsyncGenerator[Heard, None]:
         """

@@ -65,7 +65,7 @@ How long a preference among whole devices waits for the kubelet's list; without 
 class DeviceAllocations:
     """Answers the kubelet front (`AllocatorPort`): prefers devices, records what the kubelet allocates, and reconciles."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913  # one parameter for each collaborator
         self,
         ledger: Ledger,
         clock: Clock,
@@ -207,7 +207,8 @@ class DeviceAllocations:
         asked = self._asked
         async with self._sharing:
             if self._asked == asked:
-                self._asked, self._shared = asked + 1, None
+                self._asked = asked + 1
+                self._shared = None
                 self._shared = await self._poll(seconds)
             if self._shared is None:
                 raise Unavailable("the kubelet did not answer the poll of another call", "ask again")

@@ -41,7 +41,7 @@ log = structlog.get_logger("topoalign.allocator")
 class Allocator:
     """Runs the parts of a node's allocator as one service, and answers /readyz for them."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913  # one parameter for each collaborator
         self,
         ledger: Ledger,
         bus: Bus,

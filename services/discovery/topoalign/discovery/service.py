@@ -47,7 +47,7 @@ log = structlog.get_logger("topoalign.discovery")
 class Discovery:
     """The service: `run` it."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913  # one parameter for each collaborator
         self,
         node: NodeName,
         driver: Driver,

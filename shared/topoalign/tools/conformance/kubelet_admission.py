@@ -179,7 +179,7 @@ class Sequence:
         changed = DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=health)
         self.state = msgspec.structs.replace(self.state, health=changed)
 
-    def done(self, step: Admit | Remove | Start | Devices) -> dict[ContainerName, Given] | Rejected:  # noqa: C901
+    def done(self, step: Admit | Remove | Start | Devices) -> dict[ContainerName, Given] | Rejected:  # noqa: C901  # one branch a step
         """What the containers of a pod got, or why they got nothing; nothing where no pod was admitted."""
         match step:
             case Admit():

@@ -31,7 +31,7 @@ Progress = Callable[[int], None]
 """Told how many pods nodes have judged."""
 
 
-async def simulate(  # noqa: PLR0913
+async def simulate(  # noqa: PLR0913  # one parameter for each option
     nodes: int,
     machines: Sequence[str],
     policies: Sequence[str],

@@ -57,7 +57,7 @@ PODS_HELP = (
     "--seconds", type=click.IntRange(1), default=600, show_default=True, help="Seconds after which the run is given up."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
-def simulate(  # noqa: PLR0913
+def simulate(  # noqa: PLR0913  # one parameter for each option
     nodes: int,
     machines: tuple[str, ...],
     policies: tuple[str, ...],

@@ -284,7 +284,7 @@ def in_amounts(pod: Comer) -> Waiting:
     return Waiting(pod.key, pod.must_fit, pod.takes, pod.decides)
 
 
-async def fit_from(  # noqa: C901
+async def fit_from(  # noqa: C901  # one search over orders
     state: NodeState,
     pods: Sequence[Comer],
     turns: Turns,
