@@ -100,7 +100,7 @@ class Scheduling:
         self._cluster.listeners.append(foreign.observe)
         gangs = Gangs(self.reservations, clock, self.scheduler.best, self._hardware, self._candidate)
         delete = self._settings.delete_refused_pods
-        self.quotas = self.scheduler.quotas = quotas = Quotas(self.view.offers, self.view.reserved_on.keys)
+        self.quotas = self.scheduler.quotas = quotas = Quotas(self.view.offers, lambda: self.view.reserved_on)
         self.watch = KubernetesWatch(
             api, clock, self.view, self.reservations, gangs, foreign, quotas=quotas, delete_refused=delete
         )
