@@ -20,14 +20,16 @@ from topoalign.cli.allocate import Changes
 from topoalign.cli.errors import REFUSED
 from topoalign.cli.quantities import Count
 from topoalign.client.records import read_cluster
+from topoalign.core.admission.pipeline import HALVES_BY_RESERVATION
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed
+from topoalign.core.demand.units import asks_for_both_halves
 from topoalign.core.diagnosis.answers import Answer, Outlook, Reason
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import Nodes
 from topoalign.core.diagnosis.record_file import LONGEST_LINE, decode_lines, encode_lines
 from topoalign.core.diagnosis.records import ClusterRecord
 from topoalign.core.model.errors import NotFound, clean
-from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.requests import Mode, PodRequest
 from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scoring, scorer_of
 from topoalign.core.sharing.pod_checks import check_pod, offers_of
@@ -110,11 +112,22 @@ def ask(
     scorer = scorer_of(Scoring(whole.scoring or Scoring.QUALITY), Packing.BINPACK)
     shown = len(record.nodes) if as_json else MOST_ROWS
     answer = diagnose(Nodes(record, constraints), pod, scorer, rules, whole.pods or 1, seams=shown)
+    if answer.fit and is_by_halves(record, pod, rules):
+        output.note(f"note: {HALVES_BY_RESERVATION}")
     if whole.snapshot is not None:
         with whole.snapshot.open("wb") as file:
             file.writelines(encode_lines(record))
         output.note(f"{clean(str(whole.snapshot), 200)}: what is known of {counted(len(record.nodes), 'node')}")
     return record, answer
+
+
+def is_by_halves(record: ClusterRecord, pod: PodRequest, rules: Changes) -> bool:
+    """Whether kubelets of these nodes ask for what the pod needs of one GPU in units by separate calls."""
+    machines = [each.topology.topology for each in record.nodes if each.topology is not None]
+    asked = [each.limits for each in (*pod.init_containers, *pod.containers)]
+    return rules.get("mode") != Mode.BEST and any(
+        asks_for_both_halves(machine, limits) for machine in machines for limits in asked
+    )
 
 
 def with_node_objects(record: ClusterRecord, file: Path | None) -> tuple[ClusterRecord, str]:

@@ -20,7 +20,7 @@ from topoalign.core.admission.within_alignment import place_within
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.demand.slots import slots_asked
-from topoalign.core.demand.units import share_of
+from topoalign.core.demand.units import asks_for_both_halves, share_of
 from topoalign.core.deviceshare.node_devices import ContainerDevices
 from topoalign.core.hints.cpu import CpuProvider, shared_cpus
 from topoalign.core.hints.devices import DeviceProvider
@@ -66,6 +66,12 @@ Steps = Generator[Question, Reply, T]
 
 BY_RESERVATION = (
     "the kubelet reads no annotations: devices are chosen so for a pod that the registry binds, for no other"
+)
+
+HALVES_BY_RESERVATION = (
+    "this assumes that topoalign's scheduler reserves computing time and memory together; without a reservation the kubelet "
+    "asks for one after the other, and refuses or does not start the pod (ShareSplit) where the first one's GPU has too "
+    "little left of the second"
 )
 
 
@@ -253,7 +259,10 @@ class AdmissionRun:
 
     def admission(self) -> Admission:
         """What all containers were given."""
-        return Admission(allocations=with_peaks(held_by_pod(self.state, self.demand)), explanation=self.explanation())
+        explanation = self.explanation()
+        if self.needs_reservation:
+            explanation = msgspec.structs.replace(explanation, notes=(*explanation.notes, HALVES_BY_RESERVATION))
+        return Admission(allocations=with_peaks(held_by_pod(self.state, self.demand)), explanation=explanation)
 
     def refusal(self, misfit: NoFit) -> Refusal:
         """Why the pod does not fit, and what the kubelet had given before it found that."""
@@ -283,6 +292,13 @@ class AdmissionRun:
         spread = [each for each in containers if each.cards > 1]
         return any(slots_asked(hardware, each.devices) is not None for each in asking) or any(
             share_of(hardware, each.devices, each.cards) is not None for each in spread
+        )
+
+    @property
+    def needs_reservation(self) -> bool:
+        """Whether a kubelet asks for what has to be of one GPU, by separate calls that do not say for which container."""
+        return not self.profile.seeks_units_by_gpu and any(
+            asks_for_both_halves(self.state.hardware, each.devices) for each in self.demand.containers
         )
 
     def notes(self) -> Iterator[str]:
