@@ -84,6 +84,18 @@ def test_a_pod_of_a_manifest_is_predicted_by_the_kubelets_rules(capsys: pytest.C
     assert alignment["container"] is None
 
 
+def test_a_pod_with_resources_as_a_whole_gets_its_devices_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its kubelet has all that it gave to others, and gives this pod no CPUs or memory."""
+    hold(gpus=2, cpus=4)
+    Path("pod.yaml").write_text(POD.replace("spec:", "spec:\n  resources: {limits: {cpu: 16, memory: 64Gi}}"))
+
+    status, answer = asked(capsys, *FROM_FILES, "--pod-file", "pod.yaml")
+
+    _, main = answer["decision"]["allocations"]
+    assert (0, 2, None) == (status, len(main["devices"][GPU]), main.get("cpus"))
+    assert "memory" not in main
+
+
 def test_what_the_kubelet_holds_is_not_given_again(capsys: pytest.CaptureFixture[str]) -> None:
     hold(gpus=2, cpus=4)
     first = asked(capsys, "--kubelet-config", "config.yaml", "--gpus", "2", "--cpus", "4", "--memory", "8Gi")[1]

@@ -14,6 +14,7 @@ from topoalign.core.demand.quantities import (
     asked,
     device_limits,
     exclusive_cpus,
+    may_be_exclusive,
     memory_part,
     pod_cpus,
     pod_memory,
@@ -34,7 +35,7 @@ from topoalign.core.deviceshare.quantities import FIELD
 from topoalign.core.model.allocations import Role
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import ContainerName, Namespace, PodName, ResourceName, is_native
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Qos
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
 from topoalign.core.profile import Profile, profile_of
 
 NO_RESOURCES: frozenset[ResourceName] = frozenset()
@@ -145,7 +146,7 @@ def pod_demand(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
     annotated = is_joint(pod.annotations)
     if profile.aligns_jointly:
         check_keys(pod.annotations)
-    manages_memory = rules.memory_manager == "Static" and (not profile.exclusive_by_qos or pod.qos is Qos.GUARANTEED)
+    manages_memory = rules.memory_manager == "Static" and may_be_exclusive(pod, profile)
     containers = tuple(
         container_of(pod, each, rules, profile, annotated, manages_memory)
         for each in (*pod.init_containers, *pod.containers)

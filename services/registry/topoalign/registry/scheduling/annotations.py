@@ -50,7 +50,7 @@ def with_counting(request: PodRequest) -> PodRequest:
 
 def read_pod(uid: str, pod: manifest.Pod) -> PodToSchedule:
     """A pod, of its annotations those that count. Raises InvalidField for one that cannot be meant."""
-    request = with_counting(manifest.kubelet_request_of(pod))
+    request = with_counting(manifest.request_of(pod))
     nominated = pod.status and pod.status.nominated_node_name
     return PodToSchedule(
         uid=uid,

@@ -191,7 +191,7 @@ def check_placement(spec: Spec) -> None:
 
 def request_of(pod: Pod, namespace: str) -> PodRequest:
     """What the pod asks for. Raises InvalidField for amounts that cannot be read."""
-    request = with_counting(manifest.kubelet_request_of(pod))
+    request = with_counting(manifest.request_of(pod))
     return msgspec.structs.replace(request, namespace=Namespace(namespace) if namespace else request.namespace)
 
 
