@@ -42,17 +42,18 @@ class Described:
         Raises what reading the machine, the configuration or the kubelet's files raises.
         """
         machine = load_machine(self.machine)
+        taken = None
         rules = AdmissionRules(mode=Mode.KUBELET)
         if self.kubelet_config is not None:
-            rules = configuration.load_configuration(self.kubelet_config)
+            rules, taken = configuration.load_with_note(self.kubelet_config)
         node = self.node(machine, rules)
         pod, rules = validate_pod(pod), overridden(rules, changes)
         demand = pod_demand(pod, rules)
         passed_over = check_resources(demand, machine.topology, node.registered)
         decision = decide(node.state, demand, explain=True)
         starting = settling(self.kubelet_root, time.time()) if self.kubelet_root is not None else None
-        notes = (*node.findings, *([starting] if starting is not None else []), *passed_over)
-        return node.state.node, noted(decision, notes), machine.topology
+        notes = [taken, *node.findings, starting, *passed_over]
+        return node.state.node, noted(decision, tuple(filter(None, notes))), machine.topology
 
     def node(self, machine: Machine, rules: AdmissionRules) -> KubeletNode:
         """Every device is taken as healthy, unless the kubelet's files tell otherwise."""

@@ -14,6 +14,7 @@ import msgspec
 
 from topoalign.core.admission.alignment import Aligned, NotAligned, align, goes_on, unaligned
 from topoalign.core.admission.alternatives import considered
+from topoalign.core.admission.by_chance import Pick, picks_of
 from topoalign.core.admission.joint import place_jointly, sets_considered
 from topoalign.core.admission.total_amounts import check_totals
 from topoalign.core.admission.within_alignment import place_within
@@ -44,6 +45,7 @@ from topoalign.core.model.ids import NIC, ContainerName, DeviceID, ResourceName
 from topoalign.core.model.requests import Scope
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.device_sets import Devices
 from topoalign.core.numa_sets.search import SearchBudget
 from topoalign.core.placement.cpus import NotWholeCores, allocate_cpus
 from topoalign.core.placement.devices import choosing
@@ -78,8 +80,10 @@ HALVES_BY_RESERVATION = (
 class AdmissionRun:
     """A decision under way: how far it is, what was given so far, and how that came about."""
 
-    def __init__(self, state: NodeState, demand: PodDemand, *, explain: bool = False) -> None:
-        """`explain`: other sets of devices are compared, too."""
+    def __init__(
+        self, state: NodeState, demand: PodDemand, *, explain: bool = False, taken: tuple[int, ...] = ()
+    ) -> None:
+        """`explain`: other sets of devices are compared, too. `taken`: random picks of a kubelet, by place in `picks`."""
         self.state = state
         self.demand = demand
         self.rules = rules = demand.rules
@@ -94,6 +98,8 @@ class AdmissionRun:
         self.considered: list[Considered] = []
         self.is_refused_by_policy = False
         self.by_chance: list[str] = []  # what the kubelet picks at random, for people
+        self.taken = taken
+        self.picks: list[list[Pick]] = []  # of each random pick that bears on later containers, those that are possible
 
     def decide(self) -> Steps[None]:
         """Aligns and gives, container by container. Raises NoFit where the pod is refused."""
@@ -188,7 +194,7 @@ class AdmissionRun:
         reusable = reusable_devices(held_by_pod(self.state, self.demand), resource)
         chooser = chooser_of(self.state, container, resource, self.rules.compat)
         among = chooser.room() if chooser is not None and self.profile.seeks_units_by_gpu else None
-        choice_of = choosing(self.state, container, resource, hint.affinity, among)
+        picked: frozenset[DeviceID] | None = None
         if self.profile.takes_over_at_random and 0 < amount < len(reusable):
             self.by_chance.append(
                 f"container {clean(container.container)} takes over {amount} of the {len(reusable)} {clean(resource)} of "
@@ -196,6 +202,9 @@ class AdmissionRun:
             )
             if chooser is not None:
                 chooser.check_takeover(reusable, amount)
+            elif self.picks_matter(container):
+                picked = self.pick(devices, reusable, amount)
+        choice_of = choosing(self.state, container, resource, hint.affinity, among, picked)
         asking: PreferenceQuestion | None = None
         try:
             choice = next(choice_of)
@@ -224,6 +233,18 @@ class AdmissionRun:
                 self.state.hardware, resource, could_have, asking, chosen, near, placement, aligned=aligned
             )
         return chosen
+
+    def picks_matter(self, container: ContainerDemand) -> bool:
+        """Whether a later container is aligned by what this one leaves. An init container leaves all that it took over."""
+        rules, last = self.rules, self.demand.containers[-1].container
+        aligns_each = POLICIES[rules.policy].asks and rules.scope is Scope.CONTAINER
+        return aligns_each and container.role != "init" and container.container != last
+
+    def pick(self, devices: Devices, reusable: frozenset[DeviceID], amount: int) -> frozenset[DeviceID]:
+        """The devices that the kubelet picks of these: those of `taken`, and after its end the first ones."""
+        place = self.taken[len(self.picks)] if len(self.picks) < len(self.taken) else 0
+        self.picks.append(picks_of(devices, reusable, amount))
+        return self.picks[-1][place].devices
 
     def beside(self, resource: ResourceName, container: ContainerDemand) -> PlacementContext:
         """What else is free, and how many NICs the container wants beside GPUs."""
