@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from anyio.from_thread import start_blocking_portal
 from decision_support import container, machine, pod
@@ -18,7 +19,8 @@ from topoalign.cli import root
 from topoalign.core import wire
 from topoalign.core.diagnosis.record_file import decode_lines, encode_lines
 from topoalign.core.diagnosis.records import ClusterRecord
-from topoalign.core.model.ids import NodeName
+from topoalign.core.model.ids import DeviceID, NodeName, ResourceName
+from topoalign.core.model.kubelet import ListedDevices
 from topoalign.core.model.requests import Standing
 from topoalign.core.ports import Endpoint
 from topoalign.machines import catalogue
@@ -89,6 +91,34 @@ def test_what_if_of_a_cluster_ranks_the_nodes(capsys: pytest.CaptureFixture[str]
         run("what-if --cluster --gpus 1 --pods 3 --from cluster.ndjson", capsys)[0],
         run("why --gpus 1 --pods 3 --from cluster.ndjson", capsys)[1].splitlines()[0],
     )
+
+
+def listing(record: ClusterRecord, *names: str) -> ClusterRecord:
+    """The cluster, where it is known that other plugins list these resources on each node."""
+    nodes = []
+    for each in record.nodes:
+        assert each.usage is not None and each.usage.kubelet is not None
+        devices = {ResourceName(name): (ListedDevices(ids=(DeviceID("d"),)),) for name in names}
+        kubelet = msgspec.structs.replace(each.usage.kubelet, devices=devices)
+        nodes.append(msgspec.structs.replace(each, usage=msgspec.structs.replace(each.usage, kubelet=kubelet)))
+    return msgspec.structs.replace(record, nodes=tuple(nodes))
+
+
+@pytest.mark.parametrize("command", ["why", "what-if --cluster"])
+def test_a_name_that_no_node_serves_is_a_finding(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of what another plugin lists, or where it is not known what they list, the answer is about the rest of the pod."""
+    limits = {"nvidia.com/gpus": 1}
+    spec = {"containers": [{"name": "main", "resources": {"limits": limits}}]}
+    Path("pod.json").write_text(json.dumps({**MANIFEST, "spec": spec}))
+    write("known.ndjson", listing(some_cluster()))
+    write("listed.ndjson", listing(some_cluster(), "nvidia.com/gpus"))
+
+    status, out, err = run(f"{command} --pod-file pod.json --from known.ndjson", capsys)
+
+    assert (6, "") == (status, out)
+    assert "nobody serves 'nvidia.com/gpus' here" in err and "did you mean nvidia.com/gpu?" in err
+    for file in ("listed.ndjson", "cluster.ndjson"):
+        assert 6 != run(f"{command} --pod-file pod.json --from {file}", capsys)[0]
 
 
 def test_what_if_of_a_cluster_shows_the_seam_of_several_gpus(capsys: pytest.CaptureFixture[str]) -> None:

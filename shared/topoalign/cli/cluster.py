@@ -22,23 +22,28 @@ from topoalign.cli.quantities import Count
 from topoalign.client.records import read_cluster
 from topoalign.core.admission.pipeline import HALVES_BY_RESERVATION
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed
+from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.demand.units import asks_for_both_halves
+from topoalign.core.demand.unserved import UnservedResource, asked_names, served_by
 from topoalign.core.diagnosis.answers import Answer, Outlook, Reason
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import Nodes
 from topoalign.core.diagnosis.record_file import LONGEST_LINE, decode_lines, encode_lines
 from topoalign.core.diagnosis.records import ClusterRecord
 from topoalign.core.model.errors import NotFound, clean
-from topoalign.core.model.requests import Mode, PodRequest
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scoring, scorer_of
 from topoalign.core.sharing.pod_checks import check_pod, offers_of
+from topoalign.core.sharing.pod_warnings import limits_of, warnings_of
 from topoalign.core.sharing.slot_checks import check_gpus_known
 from topoalign.runtime.clock import SystemClock
 
 MOST_ROWS = 20
 """Nodes that are listed for people; --json has all."""
 MOST_PODS = 100_000
+KUBELET = AdmissionRules(mode=Mode.KUBELET)
 FILE = click.Path(path_type=Path)
 SCORINGS = [each.value for each in Scoring]
 
@@ -149,7 +154,7 @@ def with_node_objects(record: ClusterRecord, file: Path | None) -> tuple[Cluster
 def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: Changes) -> None:
     """
     Raises InvalidField and NoFit as the filter does for a pod that no node would take, by the hardware of all nodes, also of
-    those that do not answer.
+    those that do not answer; and UnservedResource for devices that none of them serves.
     """
     nodes = [each for each in record.nodes if not each.foreign]
     machines = [each.topology.topology for each in nodes if each.topology is not None]
@@ -157,7 +162,25 @@ def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: Changes) -> 
     kubelets = [each.usage.kubelet for each in nodes if each.usage is not None]
     compats = {rules.get("compat"), *(each.rules.compat for each in kubelets if each is not None)}
     check_pod(pod, offers.units, offers.slots, "hami" if "hami" in compats else "", offers.otherwise)
+    served = served_in_cluster(record)
+    if served is not None and (names := asked_names(read_pod(pod, KUBELET)) - served):
+        raise UnservedResource(pod, names, served)
+    for warning in warnings_of(pod.annotations, limits_of(pod), served or offers.names):
+        output.note(f"note: {warning}")
     check_gpus_known(pod, {gpu.id for machine in machines for gpu in machine.gpus}, offers.slots, offers.otherwise)
+
+
+def served_in_cluster(record: ClusterRecord) -> set[ResourceName] | None:
+    """The names of devices that some node serves, other plugins' included; None: not all are known."""
+    if any(each.foreign or each.topology is None for each in record.nodes):
+        return None
+    kubelets = [
+        each.usage.kubelet for each in record.nodes if each.usage is not None and each.usage.kubelet is not None
+    ]
+    if any(each.devices is None for each in kubelets):
+        return None
+    others = {name for each in kubelets for name in (*(each.devices or ()), *(each.registered or ()))}
+    return others | served_by(each.topology.topology for each in record.nodes if each.topology is not None)
 
 
 def facts(nats: str | None, file: Path | None) -> ClusterRecord:

@@ -34,10 +34,12 @@ from topoalign.core.deviceshare.demand import (
 from topoalign.core.deviceshare.quantities import FIELD
 from topoalign.core.model.allocations import Role
 from topoalign.core.model.errors import InvalidField
-from topoalign.core.model.ids import ContainerName, Namespace, PodName, ResourceName, is_native
+from topoalign.core.model.ids import GPU, NIC, ContainerName, Namespace, PodName, ResourceName, is_native
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
 from topoalign.core.profile import Profile, profile_of
 
+KOORDINATORS = RESOURCES - {GPU, NIC}
+"""Koordinator's names for devices."""
 NO_RESOURCES: frozenset[ResourceName] = frozenset()
 
 
@@ -88,7 +90,10 @@ class PodDemand(msgspec.Struct, frozen=True, kw_only=True):
     manages_memory: bool
     """Whether the memory manager looks at this pod at all."""
     jointly: bool
-    """Whether it has annotations about devices: those that they are about are chosen together."""
+    """
+    Whether it has annotations about devices, or asks for some by Koordinator's names where no kubelet decides: those that
+    these are about are chosen together.
+    """
 
     @property
     def namespace(self) -> Namespace:
@@ -146,6 +151,7 @@ def pod_demand(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
     annotated = is_joint(pod.annotations)
     if profile.aligns_jointly:
         check_keys(pod.annotations)
+        annotated = annotated or names_koordinators(pod)
     manages_memory = rules.memory_manager == "Static" and may_be_exclusive(pod, profile)
     containers = tuple(
         container_of(pod, each, rules, profile, annotated, manages_memory)
@@ -162,6 +168,11 @@ def pod_demand(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
         manages_memory=manages_memory,
         jointly=annotated,
     )
+
+
+def names_koordinators(pod: PodRequest) -> bool:
+    """Whether a container asks for GPUs or NICs by Koordinator's names."""
+    return any(not KOORDINATORS.isdisjoint(each.requests) for each in (*pod.init_containers, *pod.containers))
 
 
 def container_of(

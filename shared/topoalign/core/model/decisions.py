@@ -50,6 +50,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     considered: tuple[Considered, ...] = ()
     notes: tuple[str, ...] = ()
     """What was not known when it was decided, for people: a prediction is only as good as its input."""
+    unserved: tuple[ResourceName, ...] = ()
+    """Names by which the pod asks for devices that nobody serves on the node, ascending. A kubelet passes over them."""
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True, tag="Admission"):
@@ -90,6 +92,12 @@ def noted(decision: Decision, notes: Iterable[str]) -> Decision:
     explanation = decision.explanation
     explanation = msgspec.structs.replace(explanation, notes=(*explanation.notes, *notes))
     return msgspec.structs.replace(decision, explanation=explanation)
+
+
+def with_unserved(decision: Decision, names: tuple[ResourceName, ...]) -> Decision:
+    """Returns the same decision with the names of devices that nobody serves."""
+    explanation = msgspec.structs.replace(decision.explanation, unserved=names)
+    return msgspec.structs.replace(decision, explanation=explanation) if names else decision
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ import msgspec
 
 from topoalign.core.demand.card_annotations import Said, lists_said
 from topoalign.core.demand.card_rules import Selection
-from topoalign.core.demand.hami_names import NO_USE_TYPE, NO_USE_UUID, USE_TYPE, USE_UUID
+from topoalign.core.demand.hami_names import NO_USE_TYPE, NO_USE_UUID, USE_TYPE, USE_UUID, VGPU_MODE
 from topoalign.core.demand.pod_demand import ContainerDemand
 from topoalign.core.demand.slots import (
     SlotShare,
@@ -70,6 +70,7 @@ def fields_of(topology: Topology, resource: ResourceName, said: Said) -> ShareFi
         cards=f"limits[{resource}]",
         types=lists_said(said, USE_TYPE, NO_USE_TYPE),
         uuids=lists_said(said, USE_UUID, NO_USE_UUID),
+        modes=lists_said(said, VGPU_MODE),
     )
 
 

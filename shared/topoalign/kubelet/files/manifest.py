@@ -90,7 +90,13 @@ def pod_of(document: documents.Document) -> PodRequest:
 def read_manifest(document: documents.Document) -> Pod:
     """The manifest of a pod. Raises InvalidField for another kind of object, and with the path of a value that is wrong."""
     expect_pod(document)
-    pod: Pod = documents.converted(document, Pod, REMEDY)
+    try:
+        pod: Pod = documents.converted(document, Pod, REMEDY)
+    except InvalidField as error:
+        if error.field.startswith("metadata.annotations["):
+            finding = error.finding.removeprefix(f"{error.field}: ")
+            raise InvalidField(error.field, finding, 'write the value in quotes: "50"') from error
+        raise
     return pod
 
 

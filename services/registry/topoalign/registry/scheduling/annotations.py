@@ -9,19 +9,18 @@ from collections.abc import Mapping
 
 import msgspec
 
-from topoalign.core.demand.card_annotations import CHOOSING
+from topoalign.core.demand.hami_names import OF_PODS
 from topoalign.core.deviceshare.demand import OWN_DOMAIN
 from topoalign.core.deviceshare.names import ANNOTATIONS, DEVICE_PREFIX
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.sharing.slot_checks import WITHOUT_EFFECT
 from topoalign.kubelet.files import manifest
 from topoalign.registry.scheduling.model import PodToSchedule
 
 MOST_CHARACTERS = 32 * 1024
 """Of the annotations that count, their keys included."""
-NAMED = frozenset((*ANNOTATIONS, *CHOOSING, *(key for keys in WITHOUT_EFFECT.values() for key in keys)))
+NAMED = frozenset((*ANNOTATIONS, *OF_PODS))
 BEGINNINGS = (OWN_DOMAIN, DEVICE_PREFIX)
 """Of keys that are ours, or are refused as misspelled."""
 

@@ -19,6 +19,7 @@ from topoalign.core.admission.feasibility import Need, alignment_need, need_of, 
 from topoalign.core.admission.kinds import Kind
 from topoalign.core.admission.share_alignment import parts_of
 from topoalign.core.demand.card_annotations import CHOOSING
+from topoalign.core.demand.hami_names import NODE_POLICY
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.slots import USUAL_SLOTS, amount_resources
 from topoalign.core.demand.validate import validate_pod
@@ -31,7 +32,6 @@ from topoalign.core.model.requests import CARDS, ContainerRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import without_uuids
 from topoalign.core.scoring.scorers import Key, Scorer
-from topoalign.core.sharing.slot_checks import WITHOUT_EFFECT
 from topoalign.core.state.fold import NodeState, announced
 from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSchedule
 from topoalign.registry.scheduling.node_keys import NodeKeys
@@ -44,7 +44,7 @@ PODS_KEPT = 4_096
 """Pods of which it is kept which request they are."""
 MOST_SHAPES = 64
 """For which it is kept what of a request its score depends on."""
-COUNTING = frozenset((*ANNOTATIONS, *CHOOSING, CARDS, *WITHOUT_EFFECT["slots"]))
+COUNTING = frozenset((*ANNOTATIONS, *CHOOSING, CARDS, NODE_POLICY))
 """Annotations by which a pod's devices are decided, by which the nodes are ranked, and which some nodes refuse."""
 NAMESPACE, POD = Namespace("pod to schedule"), PodName("pod to schedule")
 """Names that no pod can have: what is decided for a request depends on none."""
