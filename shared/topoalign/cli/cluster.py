@@ -21,11 +21,12 @@ from topoalign.cli.errors import REFUSED
 from topoalign.cli.quantities import Count
 from topoalign.client.records import read_cluster
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed
-from topoalign.core.diagnosis.answers import Answer, Outlook, Reason
+from topoalign.core.diagnosis.answers import Answer, Reason
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import Nodes
 from topoalign.core.diagnosis.record_file import LONGEST_LINE, decode_lines, encode_lines
 from topoalign.core.diagnosis.records import ClusterRecord
+from topoalign.core.model.decisions import Outlook
 from topoalign.core.model.errors import NotFound, clean
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.scoring.quality import Packing
@@ -42,6 +43,7 @@ SCORINGS = [each.value for each in Scoring]
 
 WORDS = {
     Outlook.IN_USE: "in use",
+    Outlook.UNHEALTHY: "unhealthy",
     Outlook.NOT_KNOWN: "not known",
     Outlook.EXCLUDED: "kept off",
     Outlook.NEVER: "never fits",

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from topoalign.core.admission.admit import decide
 from topoalign.core.admission.kubelet_devices import check_resources
+from topoalign.core.admission.outlook import explained
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.model.decisions import Decision, noted
@@ -49,7 +49,7 @@ class Described:
         pod, rules = validate_pod(pod), overridden(rules, changes)
         demand = pod_demand(pod, rules)
         passed_over = check_resources(demand, machine.topology, node.registered)
-        decision = decide(node.state, demand, explain=True)
+        decision = explained(node.state, demand)
         starting = settling(self.kubelet_root, time.time()) if self.kubelet_root is not None else None
         notes = (*node.findings, *([starting] if starting is not None else []), *passed_over)
         return node.state.node, noted(decision, notes), machine.topology
