@@ -121,6 +121,18 @@ def test_a_refusal_ends_with_4_and_an_option_overrides_the_file(
     assert (0, "Admission") == (admitted_so[0], admitted_so[1]["decision"]["type"])
 
 
+def test_a_refusal_says_whether_waiting_helps_and_what_would_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a machine with one GPU on each NUMA node, two on one node never fit."""
+    never = asked(capsys, "--machine", "epyc-nps4-4gpu", "--policy", "single-numa-node", "--gpus", "2")[1]["decision"]
+    hold(gpus=2, cpus=4)
+    full = asked(capsys, *FROM_FILES, "--gpus", "7", "--policy", "none")[1]["decision"]
+
+    assert ("never", "in-use") == (never["outlook"], full["outlook"])
+    assert never["finding"].endswith("each of NUMA nodes 0-3 has 1 nvidia.com/gpu free, 2 are needed")
+    assert never["remedy"].startswith("the pod never fits on this node: ask for 1 instead of 2 nvidia.com/gpu")
+    assert "wait until pods on this node end; or ask for 6 instead of 7 nvidia.com/gpu" == full["remedy"]
+
+
 @pytest.mark.parametrize("name", ["kubelte", "config.yaml"])
 def test_a_missing_root_directory_is_an_error_not_an_empty_machine(
     capsys: pytest.CaptureFixture[str], name: str

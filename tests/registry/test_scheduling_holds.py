@@ -110,7 +110,7 @@ def test_of_a_pod_that_fits_nowhere_the_reasons_are_counted() -> None:
     scheduler.filter(asked(gpus(4), "a"), [NODE, *ghosts])
     scheduler.filter(asked(gpus(9), "b"), [NODE, *ghosts])
 
-    assert [("b", {"NotEnoughDevices": 1, "UnknownNode": 2})] == told
+    assert [("b", {"NotEnoughDevices (never fits)": 1, "UnknownNode": 2})] == told
 
 
 def test_a_node_is_renewed_only_where_something_else_is_held() -> None:

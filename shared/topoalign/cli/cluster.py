@@ -25,11 +25,12 @@ from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.demand.units import asks_for_both_halves
 from topoalign.core.demand.unserved import UnservedResource, asked_names, served_by
-from topoalign.core.diagnosis.answers import Answer, Outlook, Reason
+from topoalign.core.diagnosis.answers import Answer, Reason
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import Nodes
 from topoalign.core.diagnosis.record_file import LONGEST_LINE, decode_lines, encode_lines
 from topoalign.core.diagnosis.records import ClusterRecord
+from topoalign.core.model.decisions import Outlook
 from topoalign.core.model.errors import NotFound, clean
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
@@ -49,6 +50,7 @@ SCORINGS = [each.value for each in Scoring]
 
 WORDS = {
     Outlook.IN_USE: "in use",
+    Outlook.UNHEALTHY: "unhealthy",
     Outlook.NOT_KNOWN: "not known",
     Outlook.EXCLUDED: "kept off",
     Outlook.NEVER: "never fits",

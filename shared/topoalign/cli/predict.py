@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.core.admission.admit import decide
 from topoalign.core.admission.kubelet_devices import check_resources
+from topoalign.core.admission.outlook import explained
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.demand.units import names_of_units
 from topoalign.core.demand.unserved import unserved
@@ -77,8 +77,7 @@ class Described:
             found = (*found, *filled)
         demand = pod_demand(pod, rules)
         passed_over = check_resources(demand, machine.topology, node.registered)
-        decision = decide(node.state, demand, explain=True)
-        decision = with_unserved(decision, unserved(demand, machine.topology))
+        decision = with_unserved(explained(node.state, demand), unserved(demand, machine.topology))
         starting = settling(self.kubelet_root, time.time()) if self.kubelet_root is not None else None
         notes = [taken, *found, *node.findings, starting, *passed_over]
         return node.state.node, noted(decision, tuple(filter(None, notes))), machine.topology

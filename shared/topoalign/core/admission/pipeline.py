@@ -16,6 +16,7 @@ from topoalign.core.admission.alignment import Aligned, NotAligned, align, goes_
 from topoalign.core.admission.alternatives import considered
 from topoalign.core.admission.by_chance import Pick, picks_of
 from topoalign.core.admission.joint import place_jointly, sets_considered
+from topoalign.core.admission.shortages import describe_shortage
 from topoalign.core.admission.total_amounts import check_totals
 from topoalign.core.admission.within_alignment import place_within
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
@@ -83,7 +84,10 @@ class AdmissionRun:
     def __init__(
         self, state: NodeState, demand: PodDemand, *, explain: bool = False, taken: tuple[int, ...] = ()
     ) -> None:
-        """`explain`: other sets of devices are compared, too. `taken`: random picks of a kubelet, by place in `picks`."""
+        """
+        `explain`: other sets of devices are compared, and a refusal names the amounts that decide. `taken`: random picks of
+        a kubelet, by place in `picks`.
+        """
         self.state = state
         self.demand = demand
         self.rules = rules = demand.rules
@@ -131,7 +135,8 @@ class AdmissionRun:
             self.provider = None
             self.is_refused_by_policy = True
             check_totals(asked)
-            raise NotAligned(self.rules, container, alignment)
+            shortage = describe_shortage(asked, alignment.hints) if self.explain else ""
+            raise NotAligned(self.rules, container, alignment, shortage)
         if aligned.hint.affinity is None:
             return aligned
         return aligned._replace(together=nodes_within(asked, aligned.hint.affinity))

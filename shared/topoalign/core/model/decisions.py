@@ -6,6 +6,7 @@ merge made of them, the sets of devices that were considered, and the reason whe
 """
 
 from collections.abc import Collection, Iterable
+from enum import StrEnum
 
 import msgspec
 
@@ -62,6 +63,25 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True, tag="Admission"):
     explanation: Explanation
 
 
+class Outlook(StrEnum):
+    """What can become of a node that refuses a pod, the most hopeful first."""
+
+    IN_USE = "in-use"
+    """It would admit the pod if nobody had anything."""
+    UNHEALTHY = "unhealthy"
+    """It would if, besides, all of its devices were healthy and none was cordoned."""
+    NOT_KNOWN = "not-known"
+    """What it would decide is not known."""
+    EXCLUDED = "excluded"
+    """Kubernetes keeps the pod off it; else it would admit the pod, now or if nobody had anything."""
+    NEVER = "never"
+    """It would refuse the pod even if nobody had anything and all of its devices were healthy."""
+    FOREIGN = "foreign"
+    """Others give out its GPUs."""
+    MISSING = "missing"
+    """It has no device of a resource that is asked for."""
+
+
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="Refusal"):
     """The answer that a pod does not fit, or that it cannot be decided, with the reason."""
 
@@ -82,6 +102,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="Refusal"):
     what it knows of groups of NUMA nodes that share memory does not return to what it was: granting and releasing these
     folds to what it then knows. Mode `best` gives nothing before all is decided.
     """
+    outlook: Outlook | None = None
+    """Whether waiting can help: `in-use`, `unhealthy`, `never` or `not-known`. None: it was not looked for."""
 
 
 Decision = Admission | Refusal

@@ -13,6 +13,7 @@ import msgspec
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.kubelet_watch import KubeletWatch
 from topoalign.core.admission.admit import decide
+from topoalign.core.admission.outlook import explained
 from topoalign.core.admission.prediction import doubted, predict
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.demand.unserved import unserved
@@ -77,7 +78,8 @@ class Predictions:
             return predict(self._ledger.state, pod, now, changes, explain=explain, reserved=reserved)
         state = with_reserved(self._ledger.state, self._ledger.state, reserved)
         demand = pod_demand(pod, overridden(self._rules, changes))
-        decision = with_unserved(decide(state, demand, explain=explain), unserved(demand, state.hardware))
+        decision = explained(state, demand) if explain else decide(state, demand)
+        decision = with_unserved(decision, unserved(demand, state.hardware))
         return noted(decision, () if self._ledger.unconfirmed is None else (doubted(self._ledger.unconfirmed),))
 
 
