@@ -84,7 +84,7 @@ def test_a_pod_of_a_manifest_is_predicted_by_the_kubelets_rules(capsys: pytest.C
     assert alignment["container"] is None
 
 
-def test_a_pod_with_resources_as_a_whole_gets_its_devices_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pod_with_pod_level_resources_gets_its_devices_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """Its kubelet has all that it gave to others, and gives this pod no CPUs or memory."""
     hold(gpus=2, cpus=4)
     Path("pod.yaml").write_text(POD.replace("spec:", "spec:\n  resources: {limits: {cpu: 16, memory: 64Gi}}"))
