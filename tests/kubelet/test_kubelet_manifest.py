@@ -102,6 +102,14 @@ def test_pod_level_resources_are_read() -> None:
         assert read(POD) == read(POD.replace("nodeSelector: {x: y}", none))
 
 
+def test_resource_claims_are_read_by_name() -> None:
+    claims = "resourceClaims: [{name: gpus, resourceClaimTemplateName: t}, {name: nics, resourceClaimName: mine}]"
+
+    assert ("gpus", "nics") == read(POD.replace("nodeSelector: {x: y}", claims)).claims
+    with pytest.raises(InvalidField, match=r"spec.resourceClaims\[0\].name: '' is not a name"):
+        read(POD.replace("nodeSelector: {x: y}", "resourceClaims: [{}]"))
+
+
 amounts = st.dictionaries(
     st.sampled_from(["cpu", "memory", "nvidia.com/gpu", "x", "a/b\x1b"]),
     st.one_of(st.integers(), st.floats(), st.text(max_size=6), st.booleans(), st.none()),

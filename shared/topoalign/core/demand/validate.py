@@ -45,6 +45,8 @@ def validate_pod(pod: PodRequest) -> PodRequest:
         raise InvalidField(
             "pod.containers", f"more than {MOST_CONTAINERS} containers, init containers included", "split the pod"
         )
+    for position, claim in enumerate(pod.claims):
+        check_name(f"pod.resourceClaims[{position}].name", claim)
     seen: set[str] = set()
     for path, containers in groups:
         for position, container in enumerate(containers):

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from topoalign.core.admission.alignment import NotAligned
+from topoalign.core.demand.coverage import not_covered
 from topoalign.core.demand.node_filters import NodeNotAllowed
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit
 from topoalign.core.diagnosis.answers import Answer, Outlook, Ranked, Reason
@@ -78,6 +79,7 @@ def diagnose(
         ),
     )
     return Answer(
+        not_covered=tuple(dict.fromkeys(each for demand in question.demands for each in not_covered(demand))),
         pods=pods,
         fit=fit,
         nodes=len(nodes),

@@ -74,6 +74,8 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     containers: tuple[ContainerRequest, ...]
     resources: PodLevelResources = PodLevelResources()
     """With any, the CPU and memory managers of a kubelet leave the pod alone."""
+    claims: tuple[str, ...] = ()
+    """Names of its resource claims (dynamic resource allocation). No decision covers their devices."""
 
     @property
     def has_pod_level_resources(self) -> bool:

@@ -41,12 +41,20 @@ class Container(msgspec.Struct, frozen=True, rename="camel"):
     restart_policy: str | None = None
 
 
+class ResourceClaim(msgspec.Struct, frozen=True, rename="camel"):
+    """An entry of a pod's `spec.resourceClaims`, or of its `status.resourceClaimStatuses`."""
+
+    name: str = ""
+    resource_claim_template_name: str | None = None
+
+
 class Spec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The fields of `spec` that affect a decision, and those that decide to which nodes the pod may go."""
 
     containers: list[Container] | None = None
     init_containers: list[Container] | None = None
     resources: Resources | None = None
+    resource_claims: list[ResourceClaim] | None = None
     node_selector: dict[str, str] | None = None
     affinity: Affinity | None = None
     tolerations: tuple[Toleration, ...] | None = None
@@ -108,6 +116,7 @@ def request_of(pod: Pod) -> PodRequest:
         init_containers=requests_of("initContainers", spec.init_containers or []),
         containers=requests_of("containers", spec.containers),
         resources=pod_level_resources_of(spec.resources or Resources()),
+        claims=tuple(claim.name for claim in spec.resource_claims or ()),
     )
     try:
         return validate_pod(request)
