@@ -15,7 +15,7 @@ import anyio
 import click
 import msgspec
 
-from topoalign.cli import kubectl, link, output
+from topoalign.cli import formatting, kubectl, link, output
 from topoalign.cli.allocate import Changes
 from topoalign.cli.errors import REFUSED
 from topoalign.cli.quantities import Count
@@ -218,6 +218,7 @@ def show_why(record: ClusterRecord, answer: Answer, as_json: bool) -> int | None
     """Prints why the pod fits or not, the main reason first. Returns the exit code of a refusal."""
     if as_json:
         return document(record, answer)
+    formatting.show_not_covered(answer.not_covered)
     output.say(output.heading(headline(answer)))
     if answer.reason is not None:
         output.say(f"finding  {clean(answer.reason.finding, 1000)} ({clean(answer.reason.examples[0])})")
@@ -249,6 +250,7 @@ def show_where(record: ClusterRecord, answer: Answer, as_json: bool) -> int | No
     """Prints the nodes that would admit the pod, the best first. Returns the exit code of a refusal."""
     if as_json:
         return document(record, answer)
+    formatting.show_not_covered(answer.not_covered)
     output.say(output.heading(headline(answer)))
     if answer.admitting:
         output.columns(*table(answer))

@@ -20,6 +20,7 @@ from topoalign.core.admission.shortages import describe_shortage
 from topoalign.core.admission.total_amounts import check_totals
 from topoalign.core.admission.within_alignment import place_within
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.demand.coverage import not_covered
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.demand.slots import slots_asked
 from topoalign.core.demand.units import asks_for_both_halves, share_of
@@ -307,7 +308,10 @@ class AdmissionRun:
     def explanation(self) -> Explanation:
         """How it came about so far."""
         return Explanation(
-            alignments=tuple(self.alignments), considered=tuple(self.considered), notes=tuple(self.notes())
+            not_covered=tuple(not_covered(self.demand)),
+            alignments=tuple(self.alignments),
+            considered=tuple(self.considered),
+            notes=tuple(self.notes()),
         )
 
     @property

@@ -66,6 +66,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What a cluster says to a pod, or to several like it."""
 
+    not_covered: tuple[str, ...]
+    """What the pod asks for and the answer does not cover, for people (`Explanation.not_covered`)."""
     pods: int
     """How many are asked for, all alike."""
     fit: int

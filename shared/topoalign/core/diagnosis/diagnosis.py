@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from topoalign.core.admission.outlook import UNDECIDED
+from topoalign.core.demand.coverage import not_covered
 from topoalign.core.demand.node_filters import NodeNotAllowed
 from topoalign.core.diagnosis.answers import Answer, Ranked, Reason
 from topoalign.core.diagnosis.changes import cheapest_changes
@@ -69,6 +70,7 @@ def diagnose(
         ),
     )
     return Answer(
+        not_covered=tuple(dict.fromkeys(each for demand in question.demands for each in not_covered(demand))),
         pods=pods,
         fit=fit,
         nodes=len(nodes),

@@ -10,7 +10,7 @@ answer, or whose GPUs others give out. A resource that this node does not list a
 node lists is passed over, as the kubelet does.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -268,6 +268,11 @@ class Question:
         if asked is None:
             asked = self._asked[kind] = Asked(self.pod, kind, self.changes, self._nodes.resources)
         return asked
+
+    @property
+    def demands(self) -> Iterator[PodDemand]:
+        """What the pod is by the rules of each kind of node that was asked."""
+        return (asked.demand for asked in self._asked.values())
 
     def code(self, node: Node) -> str:
         """The code of the node's refusal; empty where it would admit the pod."""

@@ -45,8 +45,10 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """How a decision came about: the merges of hints, the sets of devices compared, and what was not known."""
+    """What a decision does not cover, and how it came about: the merges of hints, the sets compared, what was not known."""
 
+    not_covered: tuple[str, ...] = ()
+    """What the pod asks for and the decision does not cover, for people: devices of resource claims, exclusive CPUs."""
     alignments: tuple[Alignment, ...] = ()
     considered: tuple[Considered, ...] = ()
     notes: tuple[str, ...] = ()

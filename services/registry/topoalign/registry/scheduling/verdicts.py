@@ -316,6 +316,7 @@ def nameless(pod: PodRequest) -> PodRequest:
         annotations={key: value for key, value in pod.annotations.items() if key in COUNTING},
         init_containers=numbered("init", pod.init_containers),
         containers=numbered("app", pod.containers),
+        claims=(),
     )
 
 
