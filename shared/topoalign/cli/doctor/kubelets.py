@@ -14,7 +14,7 @@ from pathlib import Path
 from topoalign.cli.doctor.findings import Finding, Subject, failure, ok, warning
 from topoalign.core.model.errors import NotFound, TopoalignError, clean
 from topoalign.core.model.requests import AdmissionRules, Policy
-from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
 from topoalign.kubelet.grpc.sockets import BUSY, server_of
 
 LONGEST_DIRECTORY = 79
@@ -25,12 +25,18 @@ SOCKETS = "topoalign-*.sock"
 PROC_LOCKS = Path("/proc/locks")
 
 
-def numa_node_count(subject: Subject) -> int | None:
-    """None where it cannot be read; `numa_nodes` has said so."""
+def online_numa_nodes(subject: Subject) -> frozenset[int] | None:
+    """The ids of the NUMA nodes. None where they cannot be read; the check `NUMA nodes` reports that."""
     try:
-        return len(parse_cpuset((subject.sysfs_root / "devices/system/node/online").read_text()))
+        return parse_cpuset((subject.sysfs_root / "devices/system/node/online").read_text())
     except (OSError, ValueError):
         return None
+
+
+def numa_node_count(subject: Subject) -> int | None:
+    """How many NUMA nodes there are. None where that cannot be read."""
+    nodes = online_numa_nodes(subject)
+    return None if nodes is None else len(nodes)
 
 
 def kubelet(subject: Subject) -> Finding | None:
@@ -98,6 +104,12 @@ def kubelet_configuration(subject: Subject) -> Finding | None:
             f"{nodes} NUMA nodes, and policy {rules.policy} does not start on more than {rules.max_allowable_numa_nodes}",
             f"set topologyManagerPolicyOptions max-allowable-numa-nodes to {nodes} or more",
         )
+    ids = online_numa_nodes(subject)
+    if rules.prefer_closest_numa_nodes and ids and max(ids) >= len(ids) and rules.policy is not Policy.SINGLE_NUMA_NODE:
+        finding = (
+            f"the kubelet panics with prefer-closest-numa-nodes on NUMA nodes {format_cpuset(ids)}, whose ids have gaps"
+        )
+        return failure(finding, "remove prefer-closest-numa-nodes from topologyManagerPolicyOptions")
     options = "".join(f" {option}" for option in sorted(rules.cpu_options))
     managers = f"CPU manager {rules.cpu_manager}{options}, memory manager {rules.memory_manager}"
     return ok(f"policy {rules.policy}, scope {rules.scope}, {managers}")
