@@ -84,7 +84,7 @@ def _number(label: str) -> int:
 def read_matrix(text: str) -> Matrix:
     """The matrix in the text. Raises InvalidMachine with line and column of what is wrong."""
     try:
-        return _matrix(*_with_header(prepared(text)))
+        return _checked_matrix(*_with_header(prepared(text)))
     except InvalidMachine as error:
         raise other_matrix(text) or error from error
 
@@ -100,7 +100,7 @@ def _with_header(text: str) -> tuple[str, Header]:
         raise
 
 
-def _matrix(text: str, header: Header) -> Matrix:
+def _checked_matrix(text: str, header: Header) -> Matrix:
     _check_alone(text, header)
     rows, end = read_rows(text, header)
     _check_complete(header.labels, rows, cut=LEGEND.search(text, end) is None)
