@@ -15,6 +15,7 @@ from topoalign.cli.doctor.findings import Finding, Subject, failure, ok, warning
 from topoalign.core.model.errors import NotFound, TopoalignError, clean
 from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
+from topoalign.core.policy import POLICIES
 from topoalign.kubelet.grpc.sockets import BUSY, server_of
 
 LONGEST_DIRECTORY = 79
@@ -105,7 +106,8 @@ def kubelet_configuration(subject: Subject) -> Finding | None:
             f"set topologyManagerPolicyOptions max-allowable-numa-nodes to {nodes} or more",
         )
     ids = online_numa_nodes(subject)
-    if rules.prefer_closest_numa_nodes and ids and max(ids) >= len(ids) and rules.policy is not Policy.SINGLE_NUMA_NODE:
+    compares = rules.prefer_closest_numa_nodes and not POLICIES[rules.policy].single_node
+    if compares and ids and max(ids) >= len(ids):
         finding = (
             f"the kubelet panics with prefer-closest-numa-nodes on NUMA nodes {format_cpuset(ids)}, whose ids have gaps"
         )

@@ -18,7 +18,7 @@ from topoalign.core.hints.memory_rules import check_hugepages_known, check_memor
 from topoalign.core.hints.reuse import held_by_pod
 from topoalign.core.model.errors import NoFit, clean, quoted
 from topoalign.core.model.ids import MEMORY, ResourceName, is_hugepages
-from topoalign.core.model.requests import AdmissionRules, Policy
+from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.numa_sets.subsets import TooManyNumaNodes
 from topoalign.core.policy import POLICIES
@@ -188,7 +188,7 @@ def check_distances_found(topology: Topology, demand: PodDemand) -> None:
     two entries, 0 and 1 (v1.36.3, topologymanager, CalculateAverageFor). It does so under best-effort and restricted only.
     """
     rules = demand.rules
-    compares = POLICIES[rules.policy].asks and rules.policy is not Policy.SINGLE_NUMA_NODE
+    compares = POLICIES[rules.policy].asks and not POLICIES[rules.policy].single_node
     if not (compares and rules.prefer_closest_numa_nodes and profile_of(rules.mode).starts_kubelet):
         return
     highest = max(topology.node_ids, default=0)
