@@ -242,9 +242,9 @@ class AdmissionRun:
 
     def picks_matter(self, container: ContainerDemand) -> bool:
         """Whether a later container is aligned by what this one leaves. An init container leaves all that it took over."""
-        rules, last = self.rules, self.demand.containers[-1].container
-        aligns_each = POLICIES[rules.policy].asks and rules.scope is Scope.CONTAINER
-        return aligns_each and container.role != "init" and container.container != last
+        aligns_each = POLICIES[self.rules.policy].asks and self.rules.scope is Scope.CONTAINER
+        is_last = container.container == self.demand.containers[-1].container
+        return aligns_each and container.role != "init" and not is_last
 
     def pick(self, devices: Devices, reusable: frozenset[DeviceID], amount: int) -> frozenset[DeviceID]:
         """The devices that the kubelet picks of these: those of `taken`, and after its end the first ones."""

@@ -65,6 +65,7 @@ FINDINGS: Mapping[str, str] = {
     "DevicesUnknown": "the devices of other plugins are not known; look at the allocator of the node",
     "MemoryUnknown": "the memory of the NUMA nodes is not known; look at the discovery of the node",
     "DistancesUnknown": "the distances of the NUMA nodes are not known; look at the discovery of the node",
+    "NumaIdsSparse": "the kubelet panics over the ids of the NUMA nodes; switch prefer-closest-numa-nodes off there",
     "HugepagesUnevenlyKnown": "hugepages are known of some NUMA nodes only; look at the discovery of the node",
     "CpuManagerWouldNotStart": "a kubelet would not start with this CPU manager; correct its configuration",
     "MemoryManagerWouldNotStart": "a kubelet would not start with this memory manager; correct its configuration",
