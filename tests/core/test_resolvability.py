@@ -20,7 +20,7 @@ from topoalign.core.admission.resolvability import HEAL, NEVER, WAIT, explained
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.model.decisions import Admission, Refusal, Resolvability
 from topoalign.core.model.events import DeviceHealth, HealthState
-from topoalign.core.model.ids import CPU, GPU, MEMORY
+from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy, Scope
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
@@ -101,6 +101,30 @@ def test_cpus_that_an_init_container_leaves_are_named_with_the_scope_that_admits
     )
     assert "set topologyManagerScope: pod" in found.remedy
     assert isinstance(decide(state, read_pod(asked, with_rules(SINGLE, scope=Scope.POD))), Admission)
+
+
+def test_a_pod_that_its_init_container_keeps_out_fits_by_scope_pod() -> None:
+    """CPU 0 is kept for the system: the init container gets CPU 8 of NUMA node 0, and 7 are left there even when empty."""
+    rules = with_rules(SINGLE, reserved_cpus="0")
+    asked = pod(container("main", cpus=8, gib=4), init=[container("init", cpus=1, gib=1)])
+
+    found = refusal(node(machine()), asked, rules)
+
+    assert Resolvability.NEVER == found.resolvability
+    assert "CPU 8 of the init container keeps the container off NUMA node 1" in found.finding
+    assert "set topologyManagerScope: pod" in found.remedy
+
+
+def test_a_limit_of_0_that_the_kubelet_aligns_is_named() -> None:
+    """All GPUs are near NUMA node 0 and the NIC near node 1: the kubelet gives hints for a limit of 0 NICs, too."""
+    limits = {GPU: 1, NIC: 0}
+    asked = pod(msgspec.structs.replace(container(), requests=limits, limits=limits))
+
+    found = refusal(node(machine(gpus=(0, 0), nics=(1,))), asked, SINGLE)
+
+    assert (
+        "NUMA node 0 has none of topoalign.io/nic, and a limit of 0 is aligned to its NUMA nodes, too" in found.finding
+    )
 
 
 def test_resources_that_need_different_numbers_of_numa_nodes_are_named() -> None:
