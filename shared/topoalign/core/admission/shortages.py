@@ -16,7 +16,7 @@ from typing import NamedTuple
 from topoalign.core.admission.preferred_sets import near
 from topoalign.core.admission.remedies import format_amount
 from topoalign.core.hints.cpu import available_cpus
-from topoalign.core.hints.devices import bearing_nodes, free_of, real_nodes
+from topoalign.core.hints.devices import free_of, real_nodes
 from topoalign.core.hints.memory import memory_nodes
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.reuse import held_by_pod, reusable_cpus, reusable_devices, reusable_memory
@@ -191,7 +191,7 @@ def taken_over_elsewhere(asked: HintRequest, resource: ResourceName, mask: Mask)
     if resource not in hardware.devices:
         return ""
     devices = hardware.devices[resource]
-    nodes = mask_of(bearing_nodes(devices, hardware.node_ids))
+    nodes = mask_of(hardware.node_ids)
     left = devices.some(reusable_devices(held, resource))
     elsewhere = [
         device
