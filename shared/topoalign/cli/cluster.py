@@ -30,7 +30,7 @@ from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import Nodes
 from topoalign.core.diagnosis.record_file import LONGEST_LINE, decode_lines, encode_lines
 from topoalign.core.diagnosis.records import ClusterRecord
-from topoalign.core.model.decisions import Outlook
+from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.errors import NotFound, clean
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
@@ -49,13 +49,13 @@ FILE = click.Path(path_type=Path)
 SCORINGS = [each.value for each in Scoring]
 
 WORDS = {
-    Outlook.IN_USE: "in use",
-    Outlook.UNHEALTHY: "unhealthy",
-    Outlook.NOT_KNOWN: "not known",
-    Outlook.EXCLUDED: "kept off",
-    Outlook.NEVER: "never fits",
-    Outlook.FOREIGN: "foreign",
-    Outlook.MISSING: "has none",
+    Resolvability.IN_USE: "in use",
+    Resolvability.UNHEALTHY: "unhealthy",
+    Resolvability.NOT_KNOWN: "not known",
+    Resolvability.EXCLUDED: "kept off",
+    Resolvability.NEVER: "never fits",
+    Resolvability.FOREIGN: "foreign",
+    Resolvability.MISSING: "has none",
 }
 """What is told of nodes that refuse."""
 
@@ -234,7 +234,7 @@ def show_why(record: ClusterRecord, answer: Answer, as_json: bool) -> int | None
         output.columns(
             ("REASON", "STATE", "NODES", "FOR EXAMPLE"),
             [
-                (describe_reason(each), WORDS[each.outlook], each.nodes, " ".join(each.examples))
+                (describe_reason(each), WORDS[each.resolvability], each.nodes, " ".join(each.examples))
                 for each in answer.reasons
             ],
         )

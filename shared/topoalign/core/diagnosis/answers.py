@@ -2,7 +2,7 @@
 
 import msgspec
 
-from topoalign.core.model.decisions import Outlook
+from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.ids import NodeName, ResourceName
 
 
@@ -24,7 +24,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
     code: str
     """Stable code: `NotAligned`, `NotEnoughDevices`."""
-    outlook: Outlook
+    resolvability: Resolvability
     nodes: int
     """How many nodes say so."""
     examples: tuple[NodeName, ...]

@@ -22,8 +22,8 @@ from topoalign.core.admission.feasibility import Need, need_of, verdict
 from topoalign.core.admission.free_amounts import Free, free_of
 from topoalign.core.admission.kinds import Kind, kind_key
 from topoalign.core.admission.kubelet_devices import as_others
-from topoalign.core.admission.outlook import emptied, explained, restored
 from topoalign.core.admission.prediction import KubeletUnknown, prediction_basis
+from topoalign.core.admission.resolvability import emptied, explained, restored
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, exclusions
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.rules import check_rules
@@ -298,7 +298,7 @@ class Question:
         return decide(as_others(node.state, demand), demand)
 
     def explain(self, node: Node) -> Decision:
-        """The same, with the outlook of a refusal, the amounts that decide and what would help."""
+        """The same, with the resolvability of a refusal, the amounts that decide and what would help."""
         demand = self.of(node.kind).demand
         return explained(as_others(node.state, demand), demand)
 
