@@ -14,6 +14,7 @@ FAULTS = [
     *(f"F{n:02}" for n in (*range(1, 11), *range(12, 37))),
     "G16",
     "G18",
+    "G19",
     "S04",
     *(f"I{n}" for n in (*range(1, 11), 12, 14)),
 ]
