@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROW = re.compile(r"\| (C\d\d|F\d\d|S\d\d|I\d\d?) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|")
+ROW = re.compile(r"\| (C\d\d|F\d\d|G\d\d|S\d\d|I\d\d?) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|")
 TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 
 FAULTS = [

@@ -20,6 +20,7 @@ from topoalign.cli import output, running
 from topoalign.cli.doctor.findings import Finding, Subject, Verdict, failure, ok, warning
 from topoalign.cli.doctor.kubelets import allocator, kubelet, kubelet_configuration, kubelet_rules, state_directory
 from topoalign.cli.doctor.merging import kubelet_merge
+from topoalign.cli.doctor.slots import slots
 from topoalign.cli.errors import FINDINGS, REMEDIES
 from topoalign.core.model.errors import BusUnavailable, TopoalignError, clean
 from topoalign.core.model.topology.cpuset import parse_cpuset
@@ -215,6 +216,7 @@ CHECKS: dict[str, Callable[[Subject], Finding | None]] = {
     "kubelet": kubelet,
     "kubelet config": kubelet_configuration,
     "kubelet merge": kubelet_merge,
+    "slots": slots,
     "state directory": state_directory,
     "allocator": allocator,
 }
