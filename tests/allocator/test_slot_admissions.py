@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from faults_support import THOROUGH
 from slot_limits_reference import LIMITERS, check_told, limited_node
-from slot_node_support import EACH, Ask, SlotNode, slot_node
+from slot_node_support import EACH, Ask, SlotNode, numa_slot_node
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.decisions import Admission, Refusal
@@ -177,7 +177,7 @@ async def test_pods_that_wait_together_hold_what_each_asked_for(seed: int) -> No
 @pytest.mark.parametrize("policy", [Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])
 async def test_a_pod_that_fills_the_gpus_of_its_next_container_is_foreseen(policy: Policy) -> None:
     """The kubelet counts the free slots of NUMA node 0, of whose GPUs the first container has all, by its reservation."""
-    async with slot_node(policy) as (it, _):
+    async with numa_slot_node(policy) as (it, _):
         pod, rules = it.asking("p", Ask(2, cores=100), Ask(1, 1_000, 30)), it.rules
         it.rules = msgspec.structs.replace(rules, policy=Policy.NONE)
         assert isinstance(it.reserve_beside(pod)[0], Admission)

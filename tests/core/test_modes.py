@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 from decision_support import GIB, container, granted, machine, node, pod
+from slot_support import in_slots
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.decisions import Admission, Decision
@@ -50,6 +51,12 @@ def with_neighbours() -> Topology:
     near = {frozenset((0, 3))}
     rows = tuple(tuple(10 if a == b else 12 if frozenset((a, b)) in near else 32 for b in range(4)) for a in range(4))
     return msgspec.structs.replace(machine(nodes=4, gpus=(0, 1, 2, 3), nics=()), distances=rows)
+
+
+def sized(plain: Topology) -> Topology:
+    return msgspec.structs.replace(
+        plain, gpus=tuple(msgspec.structs.replace(gpu, memory=16 * GIB) for gpu in plain.gpus)
+    )
 
 
 ODD = ResourceName("example.com/none")
@@ -145,6 +152,14 @@ ODD = ResourceName("example.com/none")
             "any GPU-2 mlx5_0",
             "any GPU-2 mlx5_1",
             id="NICs near the GPUs",
+        ),
+        pytest.param(
+            node(in_slots(sized(machine()), 2)),
+            pod(container(others={GPU: 3, "nvidia.com/gpumem": 1})),
+            "single-numa-node",
+            "any GPU-0::0 GPU-1::0 GPU-2::0",
+            "refused by NotAligned",
+            id="slots that are listed without NUMA nodes",
         ),
     ],
 )

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from decision_support import GIB, container, machine, node, pod
 from realignment_support import with_pod
-from slot_support import CORES, MEMORY, in_slots
+from slot_support import CORES, MEMORY, WITH_NUMA_NODES, in_slots
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.share_alignment import finds_gpus, parts_of
@@ -24,7 +24,7 @@ Held = tuple[int, int]
 def shared(places: tuple[int, ...] = (0, 1), slots: int = 4) -> Topology:
     plain = machine(gpus=places)
     sized = tuple(msgspec.structs.replace(gpu, memory=16 * GIB) for gpu in plain.gpus)
-    return in_slots(msgspec.structs.replace(plain, gpus=sized), slots)
+    return in_slots(msgspec.structs.replace(plain, gpus=sized), slots, scaling=WITH_NUMA_NODES)
 
 
 def part(cpus: int, cores: int) -> ContainerRequest:

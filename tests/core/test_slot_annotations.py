@@ -23,7 +23,7 @@ from slot_choice_reference import (
     Used,
     mixed,
 )
-from slot_support import MIB, asks, given, holding, in_mig_mode, in_slots
+from slot_support import MIB, WITH_NUMA_NODES, asks, given, holding, in_mig_mode, in_slots
 from unit_support import BEST, DGX, KUBELET, admitted, refused
 
 from topoalign.core.admission.admit import admit
@@ -189,7 +189,7 @@ def test_where_the_alignment_leaves_none_of_the_gpus_it_is_split() -> None:
     aligned = AdmissionRules(mode=Mode.KUBELET, policy=Policy.SINGLE_NUMA_NODE)
     asked = saying({USE_UUID: "GPU-3"}, asks(memory=100))
 
-    refusal = refused(node(mixed()), asked, aligned)
+    refusal = refused(node(mixed(WITH_NUMA_NODES)), asked, aligned)
 
     assert "ShareSplit" == refusal.code
     assert "'GPU-0' is not what the pod's annotations accept" in refusal.finding

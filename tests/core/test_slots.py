@@ -6,7 +6,19 @@ from decision_support import container, node, pod
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
-from slot_support import CORES, MEMORY, MIB, PERCENTAGE, PRIORITY, asks, given, holding, in_slots, slot
+from slot_support import (
+    CORES,
+    MEMORY,
+    MIB,
+    PERCENTAGE,
+    PRIORITY,
+    WITH_NUMA_NODES,
+    asks,
+    given,
+    holding,
+    in_slots,
+    slot,
+)
 from unit_support import BEST, DGX, KUBELET, admitted, refused
 
 from topoalign.core import wire
@@ -66,7 +78,9 @@ def test_several_gpus_are_different_ones(rules: AdmissionRules) -> None:
 def test_slots_of_one_gpu_are_refused_with_the_cause(gpus: tuple[int, ...], able: range, cause: str) -> None:
     ids = [gpu.id for gpu in DGX.gpus]
 
-    found, remedy = several_of_one_gpu(in_slots(DGX), [ids[gpu] for gpu in gpus], [ids[gpu] for gpu in able])
+    found, remedy = several_of_one_gpu(
+        in_slots(DGX, scaling=WITH_NUMA_NODES), GPU, [ids[gpu] for gpu in gpus], [ids[gpu] for gpu in able]
+    )
 
     assert cause == found
     assert ("wait" in remedy) == (len(able) < len(gpus))
@@ -141,7 +155,8 @@ def test_what_a_pod_without_slots_says_about_cards_is_not_read() -> None:
 
 def test_where_the_alignment_leaves_no_gpu_it_is_split() -> None:
     """The kubelet counts slots: NUMA nodes 1, 3, 5 and 7 have two GPUs each, and of GPU-0 and GPU-1 little is left."""
-    state = holding(node(in_slots(DGX)), *((gpu, 50, 100) for gpu in range(0, 8, 2)))
+    listed = node(in_slots(DGX, scaling=WITH_NUMA_NODES))
+    state = holding(listed, *((gpu, 50, 100) for gpu in range(0, 8, 2)))
 
     refusal = refused(state, pod(asks(2, memory=100, cores=60)), SINGLE)
 

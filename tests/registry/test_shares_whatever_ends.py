@@ -8,7 +8,7 @@ from decision_support import GIB, container, machine, node, pod
 from faults_support import THOROUGH
 from feasibility_support import demand_of
 from realignment_support import held_by, refused_after_ends, with_pod
-from slot_support import in_slots
+from slot_support import WITH_NUMA_NODES, in_slots
 from unit_support import CORES, MEMORY, in_units
 from view_support import NODE, OneNode, asked
 
@@ -38,7 +38,9 @@ def some_hardware(chance: Random) -> Topology:
     found = machine(nodes=nodes, cores=chance.choice([4, 8]), gpus=places)
     gpus = tuple(msgspec.structs.replace(gpu, memory=16 * GIB) for gpu in found.gpus)
     found = msgspec.structs.replace(found, gpus=gpus)
-    return in_slots(found, slots=chance.choice([2, 3, 4])) if chance.random() < 0.6 else in_units(found)
+    if chance.random() < 0.6:
+        return in_slots(found, slots=chance.choice([2, 3, 4]), scaling=WITH_NUMA_NODES)
+    return in_units(found)
 
 
 def some_rules(chance: Random) -> AdmissionRules:
@@ -81,7 +83,7 @@ def shared_by(cpus: int) -> OneNode:
     """Two GPUs on a NUMA node each; on the first a pod with so many CPUs holds a quarter of the GPU."""
     base = machine(nodes=2, gpus=(0, 1))
     gpus = tuple(msgspec.structs.replace(gpu, memory=16 * GIB) for gpu in base.gpus)
-    world = OneNode(RULES, in_slots(msgspec.structs.replace(base, gpus=gpus), slots=4))
+    world = OneNode(RULES, in_slots(msgspec.structs.replace(base, gpus=gpus), slots=4, scaling=WITH_NUMA_NODES))
     world.tell(world.says.all())
     world.tell(world.says.admit(pod(container("c0", cpus=cpus, gib=1, others=SLOT), name="sharer"), "sharer"))
     return world

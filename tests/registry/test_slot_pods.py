@@ -8,7 +8,7 @@ from api_server_support import shown_pod
 from binding_support import Registry, Site, running
 from decision_support import container, machine, node, pod
 from instance_support import A100, place
-from slot_support import CORES, MEMORY, MIB, PERCENTAGE, asks, in_slots
+from slot_support import CORES, MEMORY, MIB, PERCENTAGE, PLAIN, WITH_NUMA_NODES, asks, in_slots
 from unit_support import admitted, refused
 from view_support import NODE, RULES, OneNode, asked
 
@@ -36,11 +36,11 @@ EACH = 40_000
 UUIDS = "nvidia.com/use-gpuuuid"
 
 
-def shared(gpus: int = 4) -> Topology:
+def shared(gpus: int = 4, terms: Slots = PLAIN) -> Topology:
     """Two NUMA nodes with two GPUs each, of 40000 MiB."""
     plain = machine()
     sized = tuple(msgspec.structs.replace(gpu, memory=EACH * MIB) for gpu in plain.gpus)
-    return in_slots(msgspec.structs.replace(plain, gpus=sized), 10, gpus)
+    return in_slots(msgspec.structs.replace(plain, gpus=sized), 10, gpus, terms)
 
 
 def world(hardware: Topology) -> OneNode:
@@ -57,9 +57,10 @@ def code(of: OneNode, request: PodRequest) -> str:
 def test_a_node_is_offered_where_gpus_have_enough_left() -> None:
     it = world(shared())
 
-    assert "" == code(it, pod(asks(2, memory=9_000)))
+    assert "" == code(it, pod(asks(4, memory=9_000)))
     assert "NotEnoughShareCards" == code(it, pod(asks(5)))
-    assert "ShareSplit" == code(it, pod(asks(2, cores=60), asks(2, cores=60, name="two"), asks(1, name="three")))
+    many = pod(asks(2, memory=30_000), asks(2, memory=30_000, name="b"), asks(name="c"))
+    assert "ShareSplit" == code(it, many)
 
 
 def test_slots_that_become_instances_are_offered_by_place() -> None:
@@ -104,8 +105,8 @@ def test_bad_amounts_are_refused_alike_by_webhook_filter_and_node(asked_for: Con
 
 
 def test_a_node_is_not_offered_where_its_alignment_leads_to_full_gpus() -> None:
-    """Both GPUs of the first NUMA node are nearly full, and the kubelet counts their slots all the same."""
-    it = world(shared())
+    """Both GPUs of the first NUMA node are nearly full, and a kubelet that aligns slots counts them all the same."""
+    it = world(shared(terms=WITH_NUMA_NODES))
     held = {gpu: Amount(cores=70, memory=100 * MIB) for gpu in ("GPU-0::0", "GPU-1::0")}
     it.view.hold(NODE, [Hold(reserved=reserved("first", held))])
 
@@ -262,18 +263,19 @@ def test_pods_are_mistakable_by_what_they_say_of_gpus(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("annotations", "policy", "expected"),
+    ("annotations", "policy", "terms", "expected"),
     [
-        ({UUIDS: "GPU-0,GPU-2"}, Policy.RESTRICTED, False),
-        ({"hami.io/gpu-scheduler-policy": "mutex"}, Policy.BEST_EFFORT, False),
-        ({UUIDS: "GPU-0,GPU-2"}, Policy.NONE, True),
-        ({"hami.io/gpu-scheduler-policy": "spread"}, Policy.RESTRICTED, True),
+        ({UUIDS: "GPU-0,GPU-2"}, Policy.RESTRICTED, WITH_NUMA_NODES, False),
+        ({"hami.io/gpu-scheduler-policy": "mutex"}, Policy.BEST_EFFORT, WITH_NUMA_NODES, False),
+        ({UUIDS: "GPU-0,GPU-2"}, Policy.NONE, WITH_NUMA_NODES, True),
+        ({"hami.io/gpu-scheduler-policy": "spread"}, Policy.RESTRICTED, WITH_NUMA_NODES, True),
+        ({UUIDS: "GPU-0,GPU-2"}, Policy.RESTRICTED, PLAIN, True),
     ],
 )
 async def test_who_comes_first_is_aligned_alike_if_it_limits_its_gpus(
-    annotations: dict[str, str], policy: Policy, expected: bool
+    annotations: dict[str, str], policy: Policy, terms: Slots, expected: bool
 ) -> None:
-    """The first has CPUs of NUMA node 0, and GPU-2 of node 1 is reserved for the second, wherever a kubelet aligns."""
+    """The first has CPUs of NUMA node 0, and GPU-2 of node 1 is reserved for the second, wherever a kubelet aligns slots."""
     rules = msgspec.structs.replace(RULES, policy=policy, cpu_manager="static", reserved_cpus="0")
 
     def comer(name: str, gpus: int, says: dict[str, str]) -> Comer:
@@ -284,7 +286,7 @@ async def test_who_comes_first_is_aligned_alike_if_it_limits_its_gpus(
 
     comers = [comer("second", 1, annotations), comer("first", 2, {})]
 
-    assert expected is await all_fit(node(shared()), comers, Turns(ManualClock()))
+    assert expected is await all_fit(node(shared(terms=terms)), comers, Turns(ManualClock()))
 
 
 @pytest.mark.parametrize(

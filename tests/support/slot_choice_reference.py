@@ -6,9 +6,10 @@ from itertools import combinations
 
 import msgspec
 from decision_support import machine
-from slot_support import MIB, in_slots
+from slot_support import MIB, PLAIN, in_slots
 
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import Slots
 
 POLICY, WEIGHTS, BIND = "hami.io/gpu-scheduler-policy", "hami.io/device-scoring-weights", "nvidia.com/numa-bind"
 USE_TYPE, NO_TYPE = "nvidia.com/use-gputype", "nvidia.com/nouse-gputype"
@@ -29,14 +30,14 @@ Used = Mapping[int, Sequence[tuple[int, int]]]
 """GPU's index -> cores and MiB of each container on it."""
 
 
-def mixed() -> Topology:
+def mixed(terms: Slots = PLAIN) -> Topology:
     """Five GPUs of three models; of the last one no NUMA node is known."""
     plain = machine(gpus=NODES)
     sized = [
         msgspec.structs.replace(gpu, name=name, memory=size * MIB)
         for gpu, name, size in zip(plain.gpus, NAMES, SIZES, strict=True)
     ]
-    return in_slots(msgspec.structs.replace(plain, gpus=tuple(sized)), SLOTS)
+    return in_slots(msgspec.structs.replace(plain, gpus=tuple(sized)), SLOTS, scaling=terms)
 
 
 class Reference:

@@ -9,7 +9,7 @@ import msgspec
 from anyio.abc import TaskGroup
 from reservation_support import changed
 from share_support import DEFAULT, GPUS, PLAIN, ShareNode, running
-from slot_support import MIB, asks, in_slots
+from slot_support import MIB, WITH_NUMA_NODES, asks, in_slots
 
 from topoalign.core.admission.admit import decide
 from topoalign.core.admission.reserving import reserved_for
@@ -140,6 +140,18 @@ class SlotNode(ShareNode):
                 if ContainerName(container) not in inits:
                     shown[name, container] = {*slots}
         assert listed == shown == recorded
+
+
+class NumaSlotNode(SlotNode):
+    """The same, with slots that are listed with NUMA nodes."""
+
+    def offered(self, machine: Topology) -> Topology:
+        return in_slots(machine, SLOTS, GPUS, WITH_NUMA_NODES)
+
+
+def numa_slot_node(policy: Policy) -> AbstractAsyncContextManager[tuple[SlotNode, TaskGroup]]:
+    """The node whose kubelet may align slots, with its kubelet and agent running."""
+    return running(lambda directory: NumaSlotNode(directory, MACHINE, (GPU,), policy, None))
 
 
 def slot_node(

@@ -39,6 +39,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """A hint is preferred if an empty machine could not do with fewer NUMA nodes; otherwise if nothing narrower fits now."""
     silent_on_unplaced_devices: bool
     """Of devices without NUMA nodes there is no opinion even where there are too few; otherwise they cannot be met."""
+    counts_devices_as_listed: bool
+    """Devices count near the NUMA nodes that they are listed with to the kubelet; otherwise near those of their cards."""
     seeks_units_by_gpu: bool
     """
     Units and slots of GPUs are sought where GPUs have enough for the container; otherwise they are counted per NUMA node.
@@ -93,6 +95,7 @@ KUBELET = Profile(
     refuses_unknown_resources=False,
     prefers_by_empty_machine=True,
     silent_on_unplaced_devices=True,
+    counts_devices_as_listed=True,
     seeks_units_by_gpu=False,
     silent_on_unmet_memory=True,
     offers_memory_without_cpus=True,
@@ -124,6 +127,7 @@ BEST = Profile(
     refuses_unknown_resources=True,
     prefers_by_empty_machine=False,
     silent_on_unplaced_devices=False,
+    counts_devices_as_listed=False,
     seeks_units_by_gpu=True,
     silent_on_unmet_memory=False,
     offers_memory_without_cpus=False,

@@ -197,6 +197,8 @@ class GpuSlots(Section, frozen=True, kw_only=True):
     """Memory that is given of each GPU, as a multiple of what it has."""
     core_scaling: Annotated[float, msgspec.Meta(ge=1, le=100)] = 1.0
     """Computing time that is given of each GPU, as a multiple of 100."""
+    numa_topology: bool = False
+    """List slots to the kubelet with the NUMA nodes of their GPUs: its Topology Manager then counts slots by NUMA node."""
     priorities: bool = False
     """Containers of low priority wait while one of high priority computes on their GPU. Needs the limiter `hami-core`."""
 

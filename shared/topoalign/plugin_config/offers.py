@@ -8,7 +8,8 @@ a finding says so and it is skipped: one file can serve a whole fleet. MPS canno
 to share of one is not offered, because a whole one was not asked for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -32,6 +33,8 @@ from topoalign.plugin_config.configuration import (
 from topoalign.plugin_config.findings import Finding
 
 Way = Literal["time-slicing", "mps"]
+NUMA_TOPOLOGY = "sharing.slots.numaTopology"
+ALIGNING = "best-effort, restricted or single-numa-node"
 
 
 class Share(NamedTuple):
@@ -191,6 +194,7 @@ def chosen_for_slots(
         priority=ResourceName(slots.priority),
         memory_scaling=slots.memory_scaling,
         core_scaling=slots.core_scaling,
+        numa_topology=slots.numa_topology,
         instances=strategy == "dynamic",
     )
     name = ResourceName(slots.name)
@@ -212,7 +216,30 @@ def chosen_for_slots(
             f"{in_slots} devices are in slots: their amounts are counted, and nothing enforces them (limiter: none)"
         )
         findings.append(Finding(field="sharing.slots", finding=finding))
+    if slots.numa_topology:
+        findings += beyond_a_numa_node(topology, [base for base, divisions in found.items() if divisions])
     return found
+
+
+def beyond_a_numa_node(topology: Topology, in_slots: Sequence[DeviceID]) -> Iterator[Finding]:
+    """
+    What never fits if slots of these devices are listed with NUMA nodes. A kubelet that aligns counts slots, several of each
+    GPU, and so takes fewer NUMA nodes than have as many GPUs. Nothing where one NUMA node has all of them.
+    """
+    nodes = [topology.listed_nodes(topology.gpu_by_id[topology.card_of(each)].numa_affinity) for each in in_slots]
+    on_nodes = Counter(filter(None, nodes))
+    most = max(on_nodes.values(), default=0)
+    if len(on_nodes) < 2:
+        return
+    yield Finding(
+        field=NUMA_TOPOLOGY,
+        finding=(
+            f"a NUMA node has {most} of {len(in_slots)} GPUs: with the kubelet's policy {ALIGNING} a container with more "
+            f"than {most} slots never fits, and pods are aligned to the lowest NUMA node with free slots, whatever is left "
+            "of its GPUs"
+        ),
+        remedy="leave numaTopology out, which the choice of GPUs does not need, or use the kubelet's policy none",
+    )
 
 
 def chosen(mine: Sequence[Base], name: str, devices: Chosen, field: str, findings: list[Finding]) -> list[DeviceID]:

@@ -20,7 +20,13 @@ from topoalign.allocator.ports import AskedDevices, Poll
 from topoalign.allocator.reconciliation.displacement import kept_of
 from topoalign.allocator.reconciliation.liveness import Liveness
 from topoalign.core.demand.card_annotations import card_rules
-from topoalign.core.demand.slots import gpus_with_slots, resources_in_slots, share_of_amount, unknown_share
+from topoalign.core.demand.slots import (
+    gpus_of_numa_nodes,
+    gpus_with_slots,
+    resources_in_slots,
+    share_of_amount,
+    unknown_share,
+)
 from topoalign.core.demand.units import InvalidShare
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import InvalidField, quoted
@@ -54,7 +60,7 @@ from topoalign.core.state.slot_amounts import equal_part, held_by_slot, offered_
 
 FIELD = "devices_ids"
 FIELDS = ShareFields(cores=FIELD, memory=FIELD, cards=FIELD)
-REMEDY = "delete the pod and let the scheduler choose again; the kubelet has aligned it to other NUMA nodes"
+REMEDY = "delete the pod and let the scheduler choose again"
 
 
 class Moved(NamedTuple):
@@ -159,7 +165,7 @@ class SlotGrants:
                 live = self._live()
                 share = unknown_share(live.hardware, resource, len(slots))
                 able = gpus_with_slots(live.ownership.slots_left, share, live.hardware)
-                cause, remedy = several_of_one_gpu(live.hardware, gpus, able)
+                cause, remedy = several_of_one_gpu(live.hardware, resource, gpus, able)
                 raise InvalidShare(
                     f"{FIELD}: several slots of {quoted(twice)}, of which a container has one: {cause}", remedy
                 )
@@ -185,8 +191,14 @@ class SlotGrants:
         raise ShareSplit(
             FIELD,
             f"slots of {gpus}, and container {quoted([part.name[1]])}, which waits for as many, accepts {accepted}",
-            REMEDY,
+            REMEDY + self._aligned(resource),
         )
+
+    def _aligned(self, resource: ResourceName) -> str:
+        """What to add to a remedy where the kubelet may have aligned the slots; empty: it aligns none."""
+        on_nodes = gpus_of_numa_nodes(self._state().hardware).get(resource)
+        most = max(on_nodes.values()) if on_nodes else 0
+        return f"; by sharing.slots.numaTopology it aligns slots to NUMA nodes, of {most} GPUs at most" if most else ""
 
     def _live(self) -> NodeState:
         """The state without what had ended when the kubelet asked last."""
@@ -260,17 +272,23 @@ class SlotGrants:
         gone = [each for each in counted if each.id not in way and liveness.has_ended(each, poll.listing, poll.at)]
         ended = {each.id: each for each in liveness.dropped(gone, (), (), poll.at)}
         if lacking := self._lacking(amounts, (*(each for each in counted if each.id not in ended), *granted)):
-            raise self._refusal(slots, lacking)
+            raise self._refusal(resource, slots, lacking)
         return ended
 
-    def _refusal(self, slots: Collection[DeviceID], lacking: ShareDoesNotFit) -> ShareDoesNotFit:
+    def _refusal(
+        self, resource: ResourceName, slots: Collection[DeviceID], lacking: ShareDoesNotFit
+    ) -> ShareDoesNotFit:
         """Why slots are refused of GPUs that lack this; those that a container was to have instead are its no more."""
         moved = [name for name, each in self.moved.items() if each.slots == frozenset(slots)]
         if not moved:
             return lacking
         self.moved = {name: each for name, each in self.moved.items() if name not in moved}
         gpus = quoted(sorted(map(base_of, slots)))
-        return ShareSplit(FIELD, f"slots of {gpus} for container {quoted([moved[0][1]])}: {lacking.finding}", REMEDY)
+        return ShareSplit(
+            FIELD,
+            f"slots of {gpus} for container {quoted([moved[0][1]])}: {lacking.finding}",
+            REMEDY + self._aligned(resource),
+        )
 
     def _near(self, state: NodeState, amounts: Mapping[DeviceID, Amount]) -> list[Allocation]:
         """The live allocations that have something of the GPUs of these slots."""

@@ -198,7 +198,7 @@ class AdmissionRun:
         """Devices of one resource; `near`: the container's GPUs. Raises NoFit where they cannot be given."""
         amount, devices = container.devices[resource], self.state.hardware.devices[resource]
         reusable = reusable_devices(held_by_pod(self.state, self.demand), resource)
-        chooser = chooser_of(self.state, container, resource, self.rules.compat)
+        chooser = chooser_of(self.state, container, resource, self.rules.compat, hint.affinity)
         among = chooser.room() if chooser is not None and self.profile.seeks_units_by_gpu else None
         picked: frozenset[DeviceID] | None = None
         if self.profile.takes_over_at_random and 0 < amount < len(reusable):

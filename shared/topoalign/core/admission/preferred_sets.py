@@ -63,7 +63,7 @@ def preferred_sets(
 def device_sets(space: Subsets, devices: Devices, amount: int) -> frozenset[Mask]:
     """Those that the device manager prefers for so many devices of a resource."""
     return narrowest_sets(
-        space, mask_of(bearing_nodes(devices, space.nodes)), [(amount, near(devices.everything, space.nodes))]
+        space, mask_of(bearing_nodes(devices.by_nodes, space.nodes)), [(amount, near(devices.everything, space.nodes))]
     )
 
 
@@ -109,7 +109,7 @@ def narrowest_sets(space: Subsets, nodes: Mask, needs: Iterable[tuple[int, dict[
 
 def near(some: DeviceSet, machine: tuple[int, ...]) -> dict[Mask, int]:
     """How many of some devices are near which of the machine's NUMA nodes."""
-    nodes = mask_of(bearing_nodes(some.devices, machine))
+    nodes = mask_of(bearing_nodes(some.devices.by_nodes, machine))
     counted = Counter[Mask]()
     for listed, there in some.devices.by_nodes.items():
         if amount := len(some & there):

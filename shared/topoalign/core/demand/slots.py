@@ -83,6 +83,17 @@ def amount_resources(topology: Topology) -> frozenset[ResourceName]:
     return frozenset(name for slots in resources_in_slots(topology).values() for name in slots.resources)
 
 
+@made_once
+def gpus_of_numa_nodes(topology: Topology) -> Mapping[ResourceName, Counter[int]]:
+    """Resource whose slots are listed to the kubelet with NUMA nodes -> NUMA node -> how many GPUs in slots it has."""
+    found = {name: Counter[int]() for name, slots in resources_in_slots(topology).items() if slots.numa_topology}
+    for gpu, offer in offers_in_slots(topology).items():
+        node = numa_node_of(topology, gpu)
+        if offer.resource in found and node is not None:
+            found[offer.resource][node] += 1
+    return found
+
+
 def slots_asked(topology: Topology, devices: Quantities, said: Said = (), *, as_hami: bool = False) -> SlotShare | None:
     """
     What is asked for in slots on this machine; None: nothing is. `as_hami`: HAMi's rules choose the GPUs. Raises

@@ -7,7 +7,7 @@ machine lacks.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from functools import lru_cache
 
 from topoalign.core.demand.pod_demand import ContainerDemand
@@ -45,7 +45,7 @@ def device_hints(
     """
     unlisted = sum(device not in devices for device in reusable)
     enough = len(devices.some(available) | devices.some(reusable)) + unlisted >= requested
-    if not any(devices.by_nodes) and (profile_of(mode).silent_on_unplaced_devices or enough):
+    if not any(nodes_of(devices, mode)) and (profile_of(mode).silent_on_unplaced_devices or enough):
         return None
     if held:
         return possible(devices, held, (), requested, machine, mode) if len(held) == requested else ()
@@ -63,12 +63,13 @@ def possible(
     mode: Mode,
 ) -> Hints:
     """The subsets that have enough devices, and all reusable ones that have a topology."""
-    nodes = mask_of(bearing_nodes(devices, machine))
+    by_nodes = nodes_of(devices, mode)
+    nodes = mask_of(bearing_nodes(by_nodes, machine))
     free, left = devices.some(available), devices.some(reusable)
     everything, counted, obligatory = Counter[Mask](), Counter[Mask](), set[Mask]()
-    for listed, there in devices.by_nodes.items():
-        if listed is not None:
-            near, reused = real_nodes(listed) & nodes, len(there & left)
+    for known, there in by_nodes.items():
+        if known is not None:
+            near, reused = real_nodes(known) & nodes, len(there & left)
             everything[near] += len(there)
             counted[near] += len(there & free) + reused
             obligatory |= {near} if reused else set()
@@ -88,9 +89,14 @@ def real_nodes(near: tuple[int, ...]) -> Mask:
     return mask_of(node for node in near if node >= 0)
 
 
-def bearing_nodes(devices: Devices, machine: tuple[int, ...]) -> tuple[int, ...]:
-    """The machine's NUMA nodes that bear a device of the resource; all of them where none is known to."""
-    bearing = {node for near in devices.by_nodes for node in near or ()}
+def nodes_of(devices: Devices, mode: Mode) -> Mapping[tuple[int, ...] | None, DeviceSet]:
+    """NUMA nodes -> the devices that count near them: as listed to the kubelet, or in mode `best` as known."""
+    return devices.by_nodes if profile_of(mode).counts_devices_as_listed else devices.by_known_nodes
+
+
+def bearing_nodes(by_nodes: Iterable[tuple[int, ...] | None], machine: tuple[int, ...]) -> tuple[int, ...]:
+    """The machine's NUMA nodes among these, which bear a device of the resource; all of them where none is known to."""
+    bearing = {node for near in by_nodes for node in near or ()}
     return tuple(node for node in machine if node in bearing) or machine
 
 
@@ -220,7 +226,9 @@ class DeviceProvider:
 
     def may_have_no_opinion(self, resource: ResourceName, asked: HintRequest) -> bool:
         """Only on devices of which no NUMA node is known, or that are decided together."""
-        return resource in asked.demand.together or not any(asked.state.hardware.devices[resource].by_nodes)
+        return resource in asked.demand.together or not any(
+            nodes_of(asked.state.hardware.devices[resource], asked.rules.mode)
+        )
 
     def largest_rule(self, resource: ResourceName, asked: HintRequest) -> Largest:
         """One need, and one more for each NUMA node where the pod left some; as many places as there are devices."""

@@ -6,6 +6,7 @@ from typing import Protocol
 from topoalign.core.demand.pod_demand import ContainerDemand, PodDemand
 from topoalign.core.demand.units import share_of, unit_of
 from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.bitmask import Mask
 from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.placement.devices import Choice
@@ -31,16 +32,18 @@ class Chooser(Protocol):
         """
 
 
-def chooser_of(state: NodeState, container: ContainerDemand, resource: ResourceName, compat: str) -> Chooser | None:
+def chooser_of(
+    state: NodeState, container: ContainerDemand, resource: ResourceName, compat: str, affinity: Mask | None
+) -> Chooser | None:
     """
     Chooses for this container; None: the resource is not offered by amounts, or no amount of it is asked for. `compat`: as
-    in the rules of the node.
+    in the rules of the node. `affinity`: the NUMA nodes that the container is aligned to.
     """
     hardware = state.hardware
     share = share_of(hardware, container.devices, container.cards) if unit_of(hardware, resource) is not None else None
     if share is not None:
         return UnitChooser(state, container, share, resource, compat)
-    chooser = slots.chooser_of(state, container) if offers_in_slots(hardware) else None
+    chooser = slots.chooser_of(state, container, affinity) if offers_in_slots(hardware) else None
     return chooser if chooser is not None and chooser.resource == resource else None
 
 

@@ -7,6 +7,9 @@ from topoalign.core.model.errors import InvalidField, NoFit, quoted
 
 WAIT = "ask for less, or wait until other containers have ended; `topoalign gpu list` shows who holds what"
 
+UNALIGNED = "without sharing.slots.numaTopology, or with its policy none, the kubelet aligns no slots"
+"""The remedy where the alignment of slots keeps a pod from GPUs that the node has."""
+
 
 class ShareFields(NamedTuple):
     """The paths of the fields of a request, for people who are told that one of them is wrong."""

@@ -11,7 +11,8 @@ the container is refused (`ShareSplit`). Where HAMi's rules choose, `slots_as_ha
     asked for 30 cores and 4000 MiB of one: GPU-1; of two: GPU-0 and GPU-1; of three: refused
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -23,6 +24,7 @@ from topoalign.core.demand.slots import (
     SlotShare,
     SlotsOfGpus,
     are_on_one_node,
+    gpus_of_numa_nodes,
     gpus_with_slots,
     has_slot_for,
     instance_memory,
@@ -38,6 +40,7 @@ from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.bitmask import Mask
 from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.device_sets import DeviceSet
@@ -48,6 +51,7 @@ from topoalign.core.sharing.cards import ShareRequest
 from topoalign.core.sharing.choice import choose
 from topoalign.core.sharing.fitting import accepted_cards
 from topoalign.core.sharing.refusals import (
+    UNALIGNED,
     WAIT,
     NoneByHami,
     NotEnoughShareCards,
@@ -109,17 +113,26 @@ def choose_gpus(
 class SlotChooser:
     """Chooses the slots of one container."""
 
-    def __init__(self, state: NodeState, container: ContainerDemand, share: SlotShare) -> None:
+    def __init__(
+        self, state: NodeState, container: ContainerDemand, share: SlotShare, affinity: Mask | None = None
+    ) -> None:
+        """`affinity`: the NUMA nodes to which the container is aligned; None: to none."""
         self._state, self._container, self._share, self.resource = state, container, share, share.resource
+        self._affinity = affinity
         self._left = state.ownership.slots_left
         self._fields = fields_of(state.hardware, share.resource, container.about_cards)
         held = held_by_pod(state, container)
         self._own = own_amounts(state.hardware, held, reusable_devices(held, share.resource))
 
     def room(self) -> DeviceSet:
-        """A slot of each GPU that has enough. Raises ShareDoesNotFit where they are too few."""
+        """
+        A slot of each GPU that has enough, of those near its affinity if they suffice. Raises ShareDoesNotFit where all are
+        too few.
+        """
         self.check_room()
-        return slots_for(self._state, self._container, self._share.resource)
+        found = slots_for(self._state, self._container, self._share.resource)
+        near = found.devices.some(slot for slot in found if self._is_near(base_of(slot)))
+        return near if len(near) >= self._share.gpus - len(self._own) else found
 
     def check_room(self) -> None:
         """Raises ShareDoesNotFit where too few GPUs of the node have enough, however they are aligned."""
@@ -141,8 +154,8 @@ class SlotChooser:
 
     def prefer(self, choice: Choice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
         """
-        The slots that the container gets, of those that may be chosen; () where too few GPUs have enough. Raises NoneByHami,
-        and TooMuchWork where HAMi's rules choose.
+        The slots that the container gets, of those that may be chosen: of GPUs near its affinity if these have enough; ()
+        where too few GPUs have. Raises NoneByHami, and TooMuchWork where HAMi's rules choose.
         """
         available = choice.available
         must = tuple(dict.fromkeys(map(base_of, choice.must_include)))
@@ -150,13 +163,26 @@ class SlotChooser:
         among = [gpu for gpu, slots in available.devices.by_base.items() if (slots & available).bits]
         if len(must) < len(choice.must_include) or missing < 1:
             return ()
-        try:
-            others = self._choose(missing, among, must)
-        except NoneByHami:
-            raise
-        except (InvalidField, ShareDoesNotFit):
-            return ()
-        return (*choice.must_include, *(slot_of(available, gpu) for gpu in others))
+        for gpus in self._nearest_first(among):
+            try:
+                others = self._choose(missing, gpus, must)
+            except NoneByHami:
+                raise
+            except (InvalidField, ShareDoesNotFit):
+                continue
+            return (*choice.must_include, *(slot_of(available, gpu) for gpu in others))
+        return ()
+
+    def _nearest_first(self, gpus: Sequence[DeviceID]) -> Iterator[Sequence[DeviceID]]:
+        """Those of the GPUs near the affinity, then all; HAMi, whose rules may choose, knows of no affinity."""
+        if self._affinity is not None and not self._share.rules.hami:
+            yield [gpu for gpu in gpus if self._is_near(gpu)]
+        yield gpus
+
+    def _is_near(self, gpu: DeviceID) -> bool:
+        """Whether a GPU is near the affinity; all are where there is none."""
+        node = numa_node_of(self._state.hardware, gpu)
+        return self._affinity is None or (node is not None and self._affinity >> node & 1 == 1)
 
     def check_given(self, slots: Collection[DeviceID]) -> None:
         """
@@ -167,10 +193,26 @@ class SlotChooser:
             self.check_room()
         if why := self._objection([base_of(slot) for slot in slots]):
             self.check_room()
+            self._check_numa_nodes({*map(base_of, slots)})
             raise ShareSplit(
                 self._fields.cards,
                 f"the node has enough left, but not where the kubelet's alignment leads: {why}",
-                WAIT,
+                WAIT if self.resource not in gpus_of_numa_nodes(self._state.hardware) else f"{WAIT}; {UNALIGNED}",
+            )
+
+    def _check_numa_nodes(self, given: Collection[DeviceID]) -> None:
+        """Raises ShareSplit where slots are listed with NUMA nodes, and those of these GPUs have too few GPUs."""
+        hardware, asked = self._state.hardware, self._share.gpus
+        on_nodes = gpus_of_numa_nodes(hardware).get(self.resource, Counter())
+        nodes = {node for gpu in given if (node := numa_node_of(hardware, gpu)) is not None}
+        there, most = sum(on_nodes[node] for node in nodes), max(on_nodes.values(), default=0)
+        if nodes and there < asked and on_nodes:
+            more = f": more than {most} never fit, whatever is free" if asked > most else ""
+            raise ShareSplit(
+                self._fields.cards,
+                f"{asked} GPUs are asked for, and the kubelet aligns their slots to NUMA nodes {format_cpuset(nodes)} with "
+                f"{there}, for it counts slots and not GPUs (sharing.slots.numaTopology){more}",
+                f"ask for at most {most} GPUs; {UNALIGNED}",
             )
 
     def _objection(self, gpus: Sequence[DeviceID]) -> str:
@@ -178,7 +220,7 @@ class SlotChooser:
         hardware, share, left = self._state.hardware, self._share, self._left
         if len({*gpus}) < len(gpus):
             able = {*gpus_with_slots(left, share, hardware), *self._own}
-            return f"some are of one GPU: {several_of_one_gpu(hardware, gpus, able)[0]}"
+            return f"some are of one GPU: {several_of_one_gpu(hardware, self.resource, gpus, able)[0]}"
         if unwanted := [gpu for gpu in gpus if gpu in left and not may_be_on(hardware, share, gpu)]:
             return f"{quoted(sorted(unwanted))} is not what the pod's annotations accept"
         if lacking := [
@@ -212,7 +254,9 @@ class SlotChooser:
         return found
 
 
-def several_of_one_gpu(topology: Topology, gpus: Sequence[DeviceID], able: Collection[DeviceID]) -> tuple[str, str]:
+def several_of_one_gpu(
+    topology: Topology, resource: ResourceName, gpus: Sequence[DeviceID], able: Collection[DeviceID]
+) -> tuple[str, str]:
     """
     Why a kubelet gives a container slots of these GPUs, of which some are the same, and what to do about it. `able`: the
     GPUs with enough left.
@@ -222,7 +266,7 @@ def several_of_one_gpu(topology: Topology, gpus: Sequence[DeviceID], able: Colle
     if len(able) < asked:
         cause = f"{asked} GPUs are asked for, and {len(able)} of the node have enough left"
         return cause, "ask for fewer GPUs, or wait until pods on this node end"
-    if len(near) < asked:
+    if len(near) < asked and resource in gpus_of_numa_nodes(topology):
         where = f"NUMA node{'' if len(nodes) == 1 else 's'} {format_cpuset(node for node in nodes if node is not None)}"
         return (
             f"the kubelet takes the slots of {where}, where {len(near)} GPUs have enough left, and {asked} are asked for",
@@ -251,10 +295,10 @@ def own_amounts(
     }
 
 
-def chooser_of(state: NodeState, container: ContainerDemand) -> SlotChooser | None:
-    """Chooses the container's slots; None: it asks for none."""
+def chooser_of(state: NodeState, container: ContainerDemand, affinity: Mask | None = None) -> SlotChooser | None:
+    """Chooses the container's slots, near this affinity if it can; None: it asks for none."""
     share = slots_asked(state.hardware, container.devices, container.about_cards, as_hami=container.as_hami)
-    return None if share is None else SlotChooser(state, container, share)
+    return None if share is None else SlotChooser(state, container, share, affinity)
 
 
 def slots_given(

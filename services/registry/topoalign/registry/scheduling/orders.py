@@ -39,7 +39,7 @@ from topoalign.core.admission.realignment import (
 from topoalign.core.admission.reserving import has_its_own, is_given_as_reserved
 from topoalign.core.admission.share_alignment import finds_gpus
 from topoalign.core.demand.pod_demand import PodDemand
-from topoalign.core.demand.slots import SlotShare, slots_asked
+from topoalign.core.demand.slots import SlotShare, gpus_of_numa_nodes, slots_asked
 from topoalign.core.demand.units import InvalidShare, Share, share_of
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU
@@ -305,7 +305,7 @@ async def fit_from(  # noqa: C901  # one search over orders
         await turns.give()
         decision, after, places = decide(state, pod.demand), state, aligned
         if isinstance(decision, Admission):
-            places = (*aligned, *places_of(pod, decision))
+            places = (*aligned, *places_of(state.hardware, pod, decision))
             for each in decision.allocations:
                 after = after.holding(each)
         elif pod.must_fit:
@@ -329,9 +329,13 @@ async def fit_from(  # noqa: C901  # one search over orders
     return True
 
 
-def places_of(pod: Comer, admission: Admission) -> tuple[Place, ...]:
-    """Where a pod is aligned that must have the slots or units that are reserved for it; empty for others."""
+def places_of(topology: Topology, pod: Comer, admission: Admission) -> tuple[Place, ...]:
+    """
+    Where a pod is aligned that must have the slots or units that are reserved for it; empty for others, and where its slots
+    are listed without NUMA nodes: the kubelet offers those that are reserved wherever it aligns the pod.
+    """
     if not has_its_own(pod.demand.request, admission.allocations):
         return ()
-    own = [each.affinity for each in admission.allocations if each.slots or is_given_as_reserved(each)]
-    return ((pod.key, tuple(own)),)
+    aligned = bool(gpus_of_numa_nodes(topology))
+    own = [each.affinity for each in admission.allocations if (each.slots and aligned) or is_given_as_reserved(each)]
+    return ((pod.key, tuple(own)),) if own else ()

@@ -30,6 +30,11 @@ class Devices(dict[DeviceID, tuple[int, ...] | None]):
     """
 
     @cached_property
+    def unlisted_nodes(self) -> dict[DeviceID, tuple[int, ...]]:
+        """Device that is listed without topology -> the NUMA nodes of its card, where `Topology.devices` knows them."""
+        return {}
+
+    @cached_property
     def ids(self) -> tuple[DeviceID, ...]:
         """All devices: an id's index is its place."""
         return tuple(self)
@@ -52,8 +57,18 @@ class Devices(dict[DeviceID, tuple[int, ...] | None]):
     @cached_property
     def by_nodes(self) -> Mapping[tuple[int, ...] | None, "DeviceSet"]:
         """NUMA nodes as listed -> the devices that are listed with them. All devices, in the order of the first of each."""
+        return self._grouped(self)
+
+    @cached_property
+    def by_known_nodes(self) -> Mapping[tuple[int, ...] | None, "DeviceSet"]:
+        """The same by the NUMA nodes that the devices are known to be near, listed or not."""
+        return self._grouped({**self, **self.unlisted_nodes}) if self.unlisted_nodes else self.by_nodes
+
+    def _grouped(
+        self, nodes_of: Mapping[DeviceID, tuple[int, ...] | None]
+    ) -> Mapping[tuple[int, ...] | None, "DeviceSet"]:
         found: dict[tuple[int, ...] | None, list[DeviceID]] = {}
-        for device, nodes in self.items():
+        for device, nodes in nodes_of.items():
             found.setdefault(nodes, []).append(device)
         return {nodes: self.some(ids) for nodes, ids in found.items()}
 

@@ -196,7 +196,9 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
             for base in offer.devices:
                 card = self.gpu_by_id.get(self.card_of(base)) or self.nic_by_id.get(self.card_of(base))
                 nodes = self.listed_nodes(card.numa_affinity) if card is not None else None
-                listed.update(dict.fromkeys(offer.handed_out(base), nodes))
+                listed.update(dict.fromkeys(offer.handed_out(base), nodes if offer.has_numa_topology else None))
+                if nodes is not None and not offer.has_numa_topology:
+                    listed.unlisted_nodes.update(dict.fromkeys(offer.handed_out(base), nodes))
         for other in self.others:
             devices.setdefault(other.resource, Devices())[other.id] = other.nodes
         return devices

@@ -43,6 +43,11 @@ class Slots(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     """How much memory is given of each GPU, as a multiple of what it has."""
     core_scaling: Annotated[float, msgspec.Meta(ge=1, le=100)] = 1.0
     """How much computing time is given of each GPU, as a multiple of 100."""
+    numa_topology: bool = False
+    """
+    Whether slots are listed to the kubelet with the NUMA nodes of their GPUs. Its Topology Manager then counts slots by NUMA
+    node, and may align a container to one whose GPUs are too few, or have too little left.
+    """
     instances: bool = False
     """Each slot becomes a MIG instance of its own: what a container holds of a GPU is one of the GPU's profiles."""
 
@@ -105,6 +110,11 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
         version reads; as a value of `limiter` it would make the event unreadable for them.
         """
         return "mps" if self.by_amounts and self.sharing == "mps" else self.limiter
+
+    @property
+    def has_numa_topology(self) -> bool:
+        """Whether the devices are listed to the kubelet with their NUMA nodes; slots are only if `numa_topology` says so."""
+        return self.slots is None or self.slots.numa_topology
 
     def handed_out(self, base: DeviceID) -> Iterator[DeviceID]:
         """The ids under which one of the devices is handed out."""

@@ -1,0 +1,135 @@
+"""
+Slots are listed to the kubelet without NUMA nodes, so that its Topology Manager keeps no pod from the GPUs that a node has,
+and with them where `sharing.slots.numaTopology` says so: over real sockets, on machines of the catalogue.
+"""
+
+from random import Random
+
+import pytest
+from faults_support import THOROUGH
+from share_support import running
+from slot_node_support import Ask, SlotNode
+from slot_support import MIB, PLAIN, WITH_NUMA_NODES, in_slots
+
+from topoalign.core.model.decisions import Admission, Refusal
+from topoalign.core.model.holdings import Amount
+from topoalign.core.model.ids import GPU
+from topoalign.core.model.requests import Policy
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import Slots
+from topoalign.machines.catalogue import machine
+
+pytestmark = pytest.mark.anyio
+
+MACHINES = ("hgx-h100", "dgx-a100", "epyc-nps4-4gpu")
+ALIGNING = (Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
+
+
+class MachineInSlots(SlotNode):
+    """All GPUs of a machine in ten slots each."""
+
+    terms: Slots = PLAIN
+
+    def offered(self, machine: Topology) -> Topology:
+        return in_slots(machine, 10, scaling=self.terms)
+
+
+class ListedWithNumaNodes(MachineInSlots):
+    terms = WITH_NUMA_NODES
+
+
+def alone_on(machine: Topology) -> int:
+    """MiB of which a GPU has enough for one container, and not for two: 60000 on GPUs of 80 GB."""
+    return (machine.gpus[0].memory or 0) // MIB * 3 // 4
+
+
+@pytest.mark.parametrize("policy", [*Policy])
+@pytest.mark.parametrize("name", MACHINES)
+async def test_a_pod_of_any_number_of_gpus_runs_on_the_empty_node(name: str, policy: Policy) -> None:
+    """The prediction, what is reserved and the kubelet agree."""
+    hardware = machine(name)
+    async with running(lambda directory: MachineInSlots(directory, hardware, (GPU,), policy, None)) as (it, _):
+        for gpus in range(1, len(hardware.gpus) + 1):
+            pod = it.asking(f"p{gpus}", Ask(gpus, memory=1_000))
+            predicted = it.reserve_beside(pod)[0]
+            decision = await it.admit_pod(pod)
+            await it.check([pod.name])
+
+            assert isinstance(predicted, Admission) and isinstance(decision, Admission), (gpus, predicted, decision)
+            assert {(0, 1_000 * MIB)} == {(each.cores, each.memory) for each in it.held(pod.name).values()}
+            assert gpus == len(it.held(pod.name))
+            await it.remove(pod.name)
+
+
+@pytest.mark.parametrize("policy", [*Policy])
+@pytest.mark.parametrize("name", MACHINES)
+async def test_pods_of_one_gpu_fill_all_gpus_one_after_another(name: str, policy: Policy) -> None:
+    hardware = machine(name)
+    async with running(lambda directory: MachineInSlots(directory, hardware, (GPU,), policy, None)) as (it, _):
+        names = [f"p{number}" for number in range(len(hardware.gpus))]
+        for each in names:
+            pod = it.asking(each, Ask(memory=alone_on(hardware)))
+            assert isinstance(it.reserve_beside(pod)[0], Admission)
+            assert isinstance(await it.admit_pod(pod), Admission)
+            await it.allocations.reconcile()
+        await it.check(names)
+
+        assert {gpu.id for gpu in hardware.gpus} == {gpu for each in names for gpu in it.held(each)}
+        last = it.asking("last", Ask(memory=alone_on(hardware)))
+        assert isinstance(it.reserve_beside(last)[0], Refusal)
+
+
+@pytest.mark.parametrize("policy", [*Policy])
+@pytest.mark.parametrize("name", MACHINES)
+async def test_numa_topology_keeps_a_pod_to_the_gpus_of_a_numa_node(name: str, policy: Policy) -> None:
+    """And the prediction says so: no pod with slots of more GPUs than that fits, unless nothing is aligned."""
+    hardware = machine(name)
+    (most,) = {
+        len([gpu for gpu in hardware.gpus if gpu.numa_affinity == nodes.numa_affinity]) for nodes in hardware.gpus
+    }
+    async with running(lambda directory: ListedWithNumaNodes(directory, hardware, (GPU,), policy, None)) as (it, _):
+        fits = []
+        for gpus in range(1, len(hardware.gpus) + 1):
+            pod = it.asking(f"p{gpus}", Ask(gpus, memory=1_000))
+            predicted = it.reserve_beside(pod)[0]
+            decision = await it.admit_pod(pod)
+            assert isinstance(predicted, Admission) is isinstance(decision, Admission)
+            if isinstance(predicted, Refusal):
+                assert f"more than {most} never fit" in predicted.finding
+                assert "numaTopology" in predicted.remedy
+                assert isinstance(decision, Refusal) and f"of {most} GPUs at most" in decision.finding
+                await it.kubelet.remove(pod.namespace, pod.name)
+            else:
+                fits.append(gpus)
+                await it.remove(pod.name)
+
+        assert [*range(1, (len(hardware.gpus) if policy is Policy.NONE else most) + 1)] == fits
+
+
+@pytest.mark.parametrize("seed", range(20 if THOROUGH else 1))
+async def test_what_the_extender_offers_the_kubelet_admits(seed: int) -> None:
+    """Random pods: no container has another's amounts."""
+    chance = Random(seed)
+    hardware, policy = machine(MACHINES[seed % 3]), ALIGNING[seed // 3 % 3]
+    whole = (hardware.gpus[0].memory or 0) // MIB
+    async with running(lambda directory: MachineInSlots(directory, hardware, (GPU,), policy, Random(seed))) as (it, _):
+        running_pods: dict[str, Ask] = {}
+        number = admitted = 0
+        while admitted < (1_000 if THOROUGH else 30):
+            number += 1
+            if running_pods and chance.random() < 0.5:
+                gone = chance.choice([*running_pods])
+                del running_pods[gone]
+                await it.remove(gone)
+            gpus = chance.choice([1, 1, 1, 2, 2, 3, 4, len(hardware.gpus)])
+            ask = Ask(gpus, chance.choice([0, 1_000, 9_000, 30_000]), chance.choice([0, 10, 40]))
+            pod = it.asking(f"p{number}", ask)
+            if not isinstance(it.reserve_beside(pod)[0], Admission):
+                continue
+            decision = await it.admit_pod(pod)
+            assert isinstance(decision, Admission), (number, ask, decision)
+            running_pods[pod.name], admitted = ask, admitted + 1
+            await it.check(running_pods)
+            for name, asked in running_pods.items():
+                amount = Amount(cores=asked.cores, memory=(asked.memory or whole) * MIB)
+                assert [amount] * asked.gpus == [*it.held(name).values()], (number, name)
