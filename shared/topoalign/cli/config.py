@@ -23,7 +23,7 @@ from topoalign.core.model.errors import NotFound, Unavailable, clean
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Offer
 from topoalign.plugin_config.file import DEFAULT, FROM_FILE, Loaded, leaves, load_plugin_config
-from topoalign.plugin_config.offers import Offering, offers
+from topoalign.plugin_config.offers import Offering, list_findings, offers
 from topoalign.plugin_config.watching import first_read
 from topoalign.runtime.installed import unread
 from topoalign.runtime.settings import PREFIX
@@ -131,7 +131,8 @@ def check(
     read = load_plugin_config(file)
     topology, why = hardware(machine, node, nats)
     offering = offers(topology, read.configuration) if topology is not None else Offering(offers=(), findings=())
-    findings = (*read.findings, *offering.findings)
+    lists = () if topology is None else list_findings(topology, offering, read.configuration)
+    findings = (*read.findings, *offering.findings, *lists)
     severe = any(finding.severe for finding in findings)
     if as_json:
         made = None if topology is None else offering.offers

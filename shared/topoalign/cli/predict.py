@@ -12,6 +12,7 @@ from pathlib import Path
 
 from topoalign.core.admission.admit import decide
 from topoalign.core.admission.kubelet_devices import check_resources
+from topoalign.core.demand.device_lists import list_notes
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.model.decisions import Decision, noted
@@ -51,7 +52,8 @@ class Described:
         passed_over = check_resources(demand, machine.topology, node.registered)
         decision = decide(node.state, demand, explain=True)
         starting = settling(self.kubelet_root, time.time()) if self.kubelet_root is not None else None
-        notes = (*node.findings, *([starting] if starting is not None else []), *passed_over)
+        lists = list_notes(machine.topology, pod)
+        notes = (*node.findings, *([starting] if starting is not None else []), *passed_over, *lists)
         return node.state.node, noted(decision, notes), machine.topology
 
     def node(self, machine: Machine, rules: AdmissionRules) -> KubeletNode:

@@ -1,0 +1,165 @@
+"""
+Whether a container sees the GPUs that it gets by several resources (`core.demand.device_lists`).
+
+What is reserved for a container tells which devices it is to have of all its resources: then each answer to Allocate names
+all of its GPUs. Where nothing is reserved, an answer names those of its own resource alone. If NVIDIA_VISIBLE_DEVICES is the
+only list (`deviceListStrategy: envvar`), the container would not see the others, so the Allocate that follows is refused:
+the pod fails at its admission, with the reason, before it holds a GPU that it cannot use.
+
+An Allocate follows the newest grant of GPUs, for the same container, while the kubelet's checkpoint does not have that
+grant: the kubelet writes it when a container has all that it asks for, and admits one container after the other (kubelet
+v1.36.3, devicemanager allocateContainerResources). After OPEN_SECONDS it does not.
+
+Example, of a container with one GPU and one MIG instance:
+
+    reserved GPU-0, MIG-1-0    Allocate of GPU-0 names GPU-0,MIG-1-0    Allocate of MIG-1-0 names GPU-0,MIG-1-0
+    nothing reserved           Allocate of GPU-0 names GPU-0            Allocate of MIG-1-0 is refused
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+from topoalign.allocator.ports import Poll
+from topoalign.allocator.reconciliation.liveness import Liveness
+from topoalign.core.demand.device_lists import has_gpus, has_nics
+from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.errors import NoFit, quoted
+from topoalign.core.model.holdings import base_of
+from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.ports import Clock
+from topoalign.core.state.fold import NodeState
+from topoalign.core.state.instance_amounts import gpus_by_instances
+from topoalign.core.state.reservations import NodeReservations
+
+OPEN_SECONDS = 5.0
+"""For so long another Allocate may follow for the same container; the kubelet needs milliseconds."""
+
+
+class NotVisible(NoFit):
+    """Raised for GPUs that their container would hold and not see, because another answer names others."""
+
+    code = "NotVisible"
+
+    def __init__(
+        self, resource: ResourceName, devices: Collection[DeviceID], other: ResourceName, named: Collection[DeviceID]
+    ) -> None:
+        super().__init__(
+            f"the container would not see {quoted(sorted(devices))} of {resource}: NVIDIA_VISIBLE_DEVICES names "
+            f"{quoted(sorted(named))}, by the answer for {other}, and the kubelet passes on one value of a variable",
+            "use deviceListStrategy volume-mounts, cdi-annotations or cdi-cri, have topoalign's scheduler bind the pod, or "
+            "ask for GPUs of one resource in each container",
+        )
+
+
+class Newest(NamedTuple):
+    """The newest grant of GPUs."""
+
+    id: AllocationID
+    resource: ResourceName
+    at: float
+    """Monotonic seconds."""
+
+
+class VisibleGpus:
+    """Knows what containers are told of the GPUs of their other resources, and refuses what they would not see."""
+
+    def __init__(
+        self,
+        state: Callable[[], NodeState],
+        clock: Clock,
+        reserved: Callable[[], NodeReservations],
+        liveness: Liveness,
+        by_variable_alone: Callable[[], bool],
+    ) -> None:
+        """`reserved`: what is reserved on the node now. `by_variable_alone`: as `PluginFlags` says now."""
+        self._state, self._clock, self._reserved, self._liveness = state, clock, reserved, liveness
+        self._by_variable_alone = by_variable_alone
+        self._newest: Newest | None = None
+
+    def granted(self, resource: ResourceName, answers: Collection[Allocation]) -> None:
+        """Notes what a call for this resource was given."""
+        if has_gpus(self._state().hardware, resource):
+            for answer in answers:
+                self._newest = Newest(answer.id, resource, self._clock.monotonic())
+
+    def beside(self, resource: ResourceName, allocation: Allocation) -> dict[ResourceName, tuple[DeviceID, ...]]:
+        """
+        What the container of an allocation of this resource has, or is to have, by its other resources of the same kind
+        (GPUs, or NICs): what is reserved for it, and later what the record has for its owner.
+        """
+        state = self._state()
+        own, now, reserved = (
+            frozenset(allocation.from_kubelet.get(resource, ())),
+            self._clock.monotonic(),
+            self._reserved(),
+        )
+        parts = [
+            each.devices
+            for of in reserved.reservations
+            if reserved.until[of.pod_uid] > now
+            for each in of.containers
+            if own and own == frozenset(each.devices.get(resource, ()))
+        ]
+        if not parts and allocation.owner is not None:
+            who = allocation.owner, allocation.pod_uid
+            parts = [
+                dict(each.from_kubelet) for each in state.allocations.values() if (each.owner, each.pod_uid) == who
+            ]
+        kind = has_gpus if has_gpus(state.hardware, resource) else has_nics
+        instances = {slot: uuid for each in state.allocations.values() for slot, uuid in each.instances.items()}
+        found: dict[ResourceName, tuple[DeviceID, ...]] = {}
+        for name, ids in ((name, ids) for devices in parts for name, ids in devices.items()):
+            if name != resource and kind(state.hardware, name):
+                known = (instances.get(each, each) for each in ids if is_made(state, each, instances))
+                found[name] = tuple(dict.fromkeys((*found.get(name, ()), *known)))
+        return found
+
+    def is_asked(self, resource: ResourceName, devices: Collection[DeviceID]) -> bool:
+        """Whether the kubelet has to tell whether these GPUs are for the container of the newest grant."""
+        return self._hiding(resource, devices) is not None
+
+    def check(self, resource: ResourceName, devices: Collection[DeviceID], poll: Poll | None) -> None:
+        """
+        Raises NotVisible for GPUs that the answer to the newest grant does not name, if both are for one container. Once:
+        should the pod of that grant have been refused meanwhile, these are not for its container.
+        """
+        newest = self._hiding(resource, devices)
+        if newest is None or poll is None or self._is_entered(newest, poll):
+            return
+        named = self._named(newest)
+        self._newest = None
+        raise NotVisible(resource, {*map(base_of, devices)}, newest.resource, named)
+
+    def _hiding(self, resource: ResourceName, devices: Collection[DeviceID]) -> Newest | None:
+        """The newest grant, if it is of another resource, may be followed still, and its answer lacks some of these GPUs."""
+        newest = self._newest
+        if newest is None or newest.resource == resource or not self._by_variable_alone():
+            return None
+        grant = self._state().allocations.get(newest.id)
+        if grant is None or grant.pod_uid or self._clock.monotonic() - newest.at > OPEN_SECONDS:
+            return None
+        if not has_gpus(self._state().hardware, resource) or self._named(newest).issuperset(map(base_of, devices)):
+            return None
+        return newest
+
+    def _named(self, newest: Newest) -> frozenset[DeviceID]:
+        """The GPUs and MIG instances that the answer to a grant names."""
+        grant = self._state().allocations[newest.id]
+        own = (grant.instances.get(each, each) for each in grant.from_kubelet.get(newest.resource, ()))
+        others = (each for ids in self.beside(newest.resource, grant).values() for each in ids)
+        return frozenset(map(base_of, (*own, *others)))
+
+    def _is_entered(self, newest: Newest, poll: Poll) -> bool:
+        """Whether the checkpoint has a grant, or cannot be read."""
+        if poll.listing.checkpoint is None:
+            return True
+        grant = self._state().allocations[newest.id]
+        if not self._liveness.is_written_since(grant, poll.listing):
+            return False
+        given = grant.from_kubelet.get(newest.resource, ())
+        return any(each.resource == newest.resource and each.devices.issuperset(given) for each in poll.listing.parts)
+
+
+def is_made(state: NodeState, device: DeviceID, instances: Mapping[DeviceID, DeviceID]) -> bool:
+    """Whether a device has its final id: a slot that becomes a MIG instance has it once the instance is made."""
+    return device in instances or base_of(device) not in gpus_by_instances(state.hardware)
