@@ -1,5 +1,7 @@
 """A container with GPUs of several resources sees all of them, or does not get them."""
 
+from random import Random
+
 import msgspec
 import pytest
 from decision_support import container
@@ -12,8 +14,11 @@ from whole_node_support import Node, fits, node
 from topoalign.allocator.hami_core.answers import held_in_order, limits_of
 from topoalign.allocator.requests.predictions import Predictions
 from topoalign.allocator.visible_gpus import NotVisible
+from topoalign.core.admission.admit import decide
+from topoalign.core.admission.reserving import reserved_for
 from topoalign.core.demand.device_lists import gpu_lists, lists_asked
-from topoalign.core.model.decisions import Decision, Refusal
+from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import AllocateRequest, ContainerRequest, PodRequest, Policy
@@ -228,6 +233,45 @@ async def test_what_if_names_the_resources_of_a_container_that_would_be_refused(
             "container main asks for GPUs of nvidia.com/gpu and nvidia.com/large: under deviceListStrategy envvar"
         )
         assert notes == sum(expected in each for each in decision.explanation.notes)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 27, 35])
+async def test_no_container_holds_a_gpu_that_it_does_not_see(seed: int) -> None:
+    """Random pods, of which some are reserved as a registry does; all answers to one that runs have the same list."""
+    chance = Random(seed)
+    machine = chance.choice((TWO_MODELS, SHARES, MIXED))
+    resources = [*gpu_lists(machine)]
+    policy = chance.choice((Policy.NONE, Policy.BEST_EFFORT))
+    rules = msgspec.structs.replace(ANYWHERE, policy=policy)
+    seen = 0
+    async with node(rules, machine) as it:
+        for number in range(12):
+            name = f"p{number}"
+            asked = [wants(*chance.sample(resources, chance.randint(1, 2)), name=f"c{n}") for n in range(2)]
+            first = 1 if chance.random() < 0.3 else 0
+            pod = asking(name, *asked[first:], init=tuple(asked[:first]))
+            decision = decide(it.ledger.state, read_pod(pod, rules))
+            is_reserved = chance.random() < 0.6 and isinstance(decision, Admission)
+            if is_reserved and isinstance(decision, Admission):
+                it.reserve(reserved_for(f"uid-{name}", pod, decision.allocations, 30.0), seq=number + 1)
+            done = await it.kubelet.admit(pod, f"uid-{name}")
+            if is_reserved:
+                assert isinstance(done, Admission), done
+            running = it.kubelet.running.get((Namespace("default"), PodName(name)))
+            if isinstance(done, Admission) and running is not None:
+                for each in (*pod.init_containers, *pod.containers):
+                    answers = [answer for (of, _), answer in running.responses.items() if of == each.name]
+                    lists = {answer.envs["NVIDIA_VISIBLE_DEVICES"] for answer in answers}
+                    assert 1 == len(lists), (seed, number, lists)
+                    assert len(answers) <= len(lists.pop().split(",")), (seed, number)
+                    seen += len(answers) > 1
+            await it.device_allocations.reconcile()
+            if running is not None and chance.random() < 0.7:
+                await it.kubelet.remove(Namespace("default"), PodName(name))
+                await it.device_allocations.reconcile()
+                await it.clock.advance(6)
+                await it.device_allocations.reconcile()
+    assert seen
 
 
 def with_memory(machine: Topology) -> Topology:

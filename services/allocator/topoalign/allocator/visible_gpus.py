@@ -16,7 +16,7 @@ Example, of a container with one GPU and one MIG instance:
     nothing reserved           Allocate of GPU-0 names GPU-0            Allocate of MIG-1-0 is refused
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from topoalign.allocator.ports import Poll
@@ -26,10 +26,15 @@ from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import NoFit, quoted
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.instance_amounts import gpus_by_instances
 from topoalign.core.state.reservations import NodeReservations
+
+Devices = Mapping[ResourceName, tuple[DeviceID, ...]]
+"""What one container has, or is to have, by resource."""
+Part = tuple[ResourceName, frozenset[DeviceID]]
 
 OPEN_SECONDS = 5.0
 """For so long another Allocate may follow for the same container; the kubelet needs milliseconds."""
@@ -85,33 +90,31 @@ class VisibleGpus:
     def beside(self, resource: ResourceName, allocation: Allocation) -> dict[ResourceName, tuple[DeviceID, ...]]:
         """
         What the container of an allocation of this resource has, or is to have, by its other resources of the same kind
-        (GPUs, or NICs): what is reserved for it, and later what the record has for its owner.
+        (GPUs, or NICs): what is reserved for it, and later what the record has for its owner. Containers of a pod that have
+        the same devices one after the other have one list. Nothing for units, which no container has beside other GPUs.
         """
-        state = self._state()
-        own, now, reserved = (
-            frozenset(allocation.from_kubelet.get(resource, ())),
-            self._clock.monotonic(),
-            self._reserved(),
-        )
-        parts = [
-            each.devices
-            for of in reserved.reservations
-            if reserved.until[of.pod_uid] > now
-            for each in of.containers
-            if own and own == frozenset(each.devices.get(resource, ()))
-        ]
+        state, reserved, now = self._state(), self._reserved(), self._clock.monotonic()
+        if any(offer.unit is not None for offer in state.hardware.offers_of.get(resource, ())):
+            return {}
+        own = frozenset(allocation.from_kubelet.get(resource, ()))
+        kind = has_gpus if has_gpus(state.hardware, resource) else has_nics
+        parts: list[Devices] = []
+        for pod in reserved.reservations if own else ():
+            is_own = any(own == frozenset(each.devices.get(resource, ())) for each in pod.containers)
+            if is_own and reserved.until[pod.pod_uid] > now:
+                containers = [of_kind(each.devices, state.hardware, kind) for each in pod.containers]
+                parts += with_same_devices(containers, (resource, own))
         if not parts and allocation.owner is not None:
             who = allocation.owner, allocation.pod_uid
-            parts = [
-                dict(each.from_kubelet) for each in state.allocations.values() if (each.owner, each.pod_uid) == who
-            ]
-        kind = has_gpus if has_gpus(state.hardware, resource) else has_nics
+            records = [each for each in state.allocations.values() if (each.owner, each.pod_uid) == who]
+            parts = [of_kind(each.from_kubelet, state.hardware, kind) for each in records]
+        if all(devices.keys() <= {resource} for devices in parts):
+            return {}
         instances = {slot: uuid for each in state.allocations.values() for slot, uuid in each.instances.items()}
         found: dict[ResourceName, tuple[DeviceID, ...]] = {}
         for name, ids in ((name, ids) for devices in parts for name, ids in devices.items()):
-            if name != resource and kind(state.hardware, name):
-                known = (instances.get(each, each) for each in ids if is_made(state, each, instances))
-                found[name] = tuple(dict.fromkeys((*found.get(name, ()), *known)))
+            known = (instances.get(each, each) for each in ids if is_made(state, each, instances))
+            found[name] = tuple(dict.fromkeys((*found.get(name, ()), *known)))
         return found
 
     def is_asked(self, resource: ResourceName, devices: Collection[DeviceID]) -> bool:
@@ -158,6 +161,30 @@ class VisibleGpus:
             return False
         given = grant.from_kubelet.get(newest.resource, ())
         return any(each.resource == newest.resource and each.devices.issuperset(given) for each in poll.listing.parts)
+
+
+def of_kind(devices: Devices, topology: Topology, kind: Callable[[Topology, ResourceName], bool]) -> Devices:
+    """The devices of resources of this kind."""
+    return {name: ids for name, ids in devices.items() if kind(topology, name)}
+
+
+def with_same_devices(containers: Iterable[Devices], part: Part) -> list[Devices]:
+    """
+    Those of a pod's containers that have just these devices of a resource, and those that have the same as one of them of
+    any resource: an init container and the app container that takes over its GPU. Allocate does not say which one it is for.
+    """
+    found: list[Devices] = []
+    known, rest = {part}, [*containers]
+    while more := [each for each in rest if not known.isdisjoint(parts_of(each))]:
+        found += more
+        known.update(*map(parts_of, more))
+        rest = [each for each in rest if each not in more]
+    return found
+
+
+def parts_of(devices: Devices) -> set[Part]:
+    """Each resource with its devices."""
+    return {(name, frozenset(ids)) for name, ids in devices.items()}
 
 
 def is_made(state: NodeState, device: DeviceID, instances: Mapping[DeviceID, DeviceID]) -> bool:
