@@ -185,7 +185,7 @@ class Grants:
                 self._reconciliation.seen(records[0].id, listing)
                 answers.append(records[0])
                 continue
-            if call.poll is None and self.visible.is_asked(resource, asked):
+            if call.poll is None and self.visible.must_ask(resource, asked):
                 return None
             self.slots.check_told(resource, asked)
             beside = self._beside(resource, asked, new.granted)

@@ -1,8 +1,8 @@
 """
 Whether a container sees the GPUs that it gets by several resources (`core.demand.device_lists`).
 
-What is reserved for a container tells which devices it is to have of all its resources: then each answer to Allocate names
-all of its GPUs. Where nothing is reserved, an answer names those of its own resource alone. If NVIDIA_VISIBLE_DEVICES is the
+A reservation lists the devices of all resources of a container: with it, each answer to Allocate names all GPUs of the
+container. Where nothing is reserved, an answer names those of its own resource alone. If NVIDIA_VISIBLE_DEVICES is the
 only list (`deviceListStrategy: envvar`), the container would not see the others, so the Allocate that follows is refused:
 the pod fails at its admission, with the reason, before it holds a GPU that it cannot use.
 
@@ -66,7 +66,7 @@ class Newest(NamedTuple):
 
 
 class VisibleGpus:
-    """Knows what containers are told of the GPUs of their other resources, and refuses what they would not see."""
+    """Knows which GPUs the answers to a container name, and refuses those that it would not see."""
 
     def __init__(
         self,
@@ -117,8 +117,8 @@ class VisibleGpus:
             found[name] = tuple(dict.fromkeys((*found.get(name, ()), *known)))
         return found
 
-    def is_asked(self, resource: ResourceName, devices: Collection[DeviceID]) -> bool:
-        """Whether the kubelet has to tell whether these GPUs are for the container of the newest grant."""
+    def must_ask(self, resource: ResourceName, devices: Collection[DeviceID]) -> bool:
+        """Whether only PodResources shows if these GPUs are for the container of the newest grant."""
         return self._hiding(resource, devices) is not None
 
     def check(self, resource: ResourceName, devices: Collection[DeviceID], poll: Poll | None) -> None:
@@ -171,7 +171,7 @@ def of_kind(devices: Devices, topology: Topology, kind: Callable[[Topology, Reso
 def with_same_devices(containers: Iterable[Devices], part: Part) -> list[Devices]:
     """
     Those of a pod's containers that have just these devices of a resource, and those that have the same as one of them of
-    any resource: an init container and the app container that takes over its GPU. Allocate does not say which one it is for.
+    any resource: an init container and the app container that takes over its GPU. An Allocate may be for each of them.
     """
     found: list[Devices] = []
     known, rest = {part}, [*containers]
