@@ -70,7 +70,7 @@ def test_every_field_of_the_configuration_is_shown_with_where_it_is_from(
     assert ('"mixed"', "environment MIG_STRATEGY") == found["flags.migStrategy"]
     assert ('"nvidia.com/small"', "file") == found["sharing.timeSlicing.resources[0].rename"]
     assert ("false", "default") == found["sharing.timeSlicing.renameByDefault"]
-    assert ("[13,31,43,45,68,109]", "default") == found["health.ignoredXIDs"]
+    assert ("null", "default") == found["health.ignoredXIDs"]
 
 
 def test_people_see_origins_where_they_ask_for_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,3 +209,22 @@ def test_what_cannot_be_offered_is_a_finding_that_can_be_a_gate(
     assert 0 == root.run(arguments)
     assert errors.FINDINGS == root.run([*arguments, "--fail-on-findings"])
     assert "error: flags.migStrategy: single needs all GPUs alike" in capsys.readouterr().err
+
+
+def test_each_configuration_of_a_config_map_is_checked(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+    """Of a ConfigMap each key is a file: the valid one has its offers, the other its error, and the check fails."""
+    wrong = SHARED.replace("replicas: 4", "replicas: 16384")
+    file.write_text(json.dumps({"kind": "ConfigMap", "data": {"any": SHARED, "wrong": wrong}}))
+    status = root.run(["config", "check", str(file), "--machine", "dgx-a100"])
+    printed = capsys.readouterr()
+    root.run(["config", "check", str(file), "--machine", "dgx-a100", "--json"])
+    found = json.loads(capsys.readouterr().out)
+
+    assert errors.INVALID == status
+    assert f"{file}, data.any, is a valid configuration" in printed.out and "nvidia.com/small" in printed.out
+    assert f"{file}, data.wrong, is no valid configuration" in printed.out
+    assert "data.wrong.sharing.timeSlicing.resources[0].replicas" in printed.err
+    assert [("data.any", True), ("data.wrong", False)] == [
+        (each["field"], each["ok"]) for each in found["configurations"]
+    ]
+    assert not found["ok"]

@@ -116,7 +116,7 @@ def test_the_list_shows_every_device_how_it_is_and_who_holds_it(run: Any) -> Non
     assert "healthy" in rows["GPU-0"] and "ml/train" not in rows["GPU-0"]
     assert "ml/train?[2J" in rows["GPU-6"]
     assert "unhealthy" in rows["GPU-7"] and "ml/train?[2J" in rows["GPU-7"]
-    assert "XID 79 (the GPU has fallen off the bus); out of use until it was reset" in rows["GPU-7"]
+    assert "XID 79 (the GPU has fallen off the bus: reboot the node); out of use until it was reset" in rows["GPU-7"]
 
     document = json.loads(run("list", "--json")[1])
     (ill,) = [device for device in document["devices"] if device["state"] != "healthy"]

@@ -8,16 +8,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from anyio.from_thread import start_blocking_portal
 from decision_support import container, machine, pod
 from diagnosis_support import cluster, node_with
+from unit_support import CORES, DGX, MEMORY, in_units
 
 from topoalign.cli import root
 from topoalign.core import wire
 from topoalign.core.diagnosis.record_file import decode_lines, encode_lines
 from topoalign.core.diagnosis.records import ClusterRecord
-from topoalign.core.model.ids import NodeName
+from topoalign.core.model.ids import DeviceID, NodeName, ResourceName
+from topoalign.core.model.kubelet import ListedDevices
 from topoalign.core.model.requests import Standing
 from topoalign.core.ports import Endpoint
 from topoalign.machines import catalogue
@@ -90,6 +93,34 @@ def test_what_if_of_a_cluster_ranks_the_nodes(capsys: pytest.CaptureFixture[str]
     )
 
 
+def listing(record: ClusterRecord, *names: str) -> ClusterRecord:
+    """The cluster, where it is known that other plugins list these resources on each node."""
+    nodes = []
+    for each in record.nodes:
+        assert each.usage is not None and each.usage.kubelet is not None
+        devices = {ResourceName(name): (ListedDevices(ids=(DeviceID("d"),)),) for name in names}
+        kubelet = msgspec.structs.replace(each.usage.kubelet, devices=devices)
+        nodes.append(msgspec.structs.replace(each, usage=msgspec.structs.replace(each.usage, kubelet=kubelet)))
+    return msgspec.structs.replace(record, nodes=tuple(nodes))
+
+
+@pytest.mark.parametrize("command", ["why", "what-if --cluster"])
+def test_a_name_that_no_node_serves_is_a_finding(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of what another plugin lists, or where it is not known what they list, the answer is about the rest of the pod."""
+    limits = {"nvidia.com/gpus": 1}
+    spec = {"containers": [{"name": "main", "resources": {"limits": limits}}]}
+    Path("pod.json").write_text(json.dumps({**MANIFEST, "spec": spec}))
+    write("known.ndjson", listing(some_cluster()))
+    write("listed.ndjson", listing(some_cluster(), "nvidia.com/gpus"))
+
+    status, out, err = run(f"{command} --pod-file pod.json --from known.ndjson", capsys)
+
+    assert (6, "") == (status, out)
+    assert "nobody serves 'nvidia.com/gpus' here" in err and "did you mean nvidia.com/gpu?" in err
+    for file in ("listed.ndjson", "cluster.ndjson"):
+        assert 6 != run(f"{command} --pod-file pod.json --from {file}", capsys)[0]
+
+
 def test_what_if_of_a_cluster_shows_the_seam_of_several_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     """A pod of one GPU has no column SEAM; the JSON has the seam of every node, and `why` the same JSON."""
     boards = ("hgx-b200", "hgx-b200-gpu0-off")
@@ -104,6 +135,21 @@ def test_what_if_of_a_cluster_shows_the_seam_of_several_gpus(capsys: pytest.Capt
     assert [*zip(boards, seams, strict=True)] == [(row[0], row[2]) for row in rows[1:]]
     assert [seams, seams] == [[each["seam"] for each in json.loads(answer)["admitting"]] for answer in answers]
     assert "SEAM" not in run(f"what-if --cluster {one}", capsys)[1]
+
+
+@pytest.mark.parametrize("command", ["why", "what-if --cluster"])
+def test_where_units_fit_the_answer_says_that_it_assumes_a_reservation(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("units.ndjson", cluster(node_with("units", topology=in_units(DGX))))
+    notes = []
+    for cores, blocks in ((20, 10), (0, 10), (900, 10)):
+        limits = {name: amount for name, amount in ((CORES, cores), (MEMORY, blocks)) if amount}
+        spec = {"containers": [{"name": "main", "resources": {"limits": limits}}]}
+        Path("pod.json").write_text(json.dumps({**MANIFEST, "spec": spec}))
+        notes.append(run(f"{command} --pod-file pod.json --from units.ndjson", capsys)[2])
+
+    assert [True, False, False] == ["assumes that topoalign's scheduler reserves" in each for each in notes], notes
 
 
 @pytest.mark.parametrize("command", ["why", "what-if --cluster"])

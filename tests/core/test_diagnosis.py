@@ -10,12 +10,12 @@ from diagnosis_support import RULES, TIME, cluster, machines, node_with
 from feasibility_support import some_pod
 
 from topoalign.core.admission.prediction import predict, prediction_basis
-from topoalign.core.diagnosis.answers import Answer, Outlook
-from topoalign.core.diagnosis.changes import asking_for
+from topoalign.core.admission.remedies import asking_for
+from topoalign.core.diagnosis.answers import Answer
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import NO_CHANGES, Changes, Nodes
 from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord, state_of
-from topoalign.core.model.decisions import Admission
+from topoalign.core.model.decisions import Admission, Outlook
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import CPU, GPU, MEMORY, ContainerName, DeviceID, Namespace, NodeName, PodName
 from topoalign.core.model.requests import ContainerRequest, PodRequest, Policy, Scope

@@ -6,6 +6,7 @@ import pytest
 
 from topoalign.core.model.errors import InvalidMachine
 from topoalign.machines import load_machine
+from topoalign.machines import read as read_machine
 from topoalign.machines.nvidia_smi import read, read_matrix
 
 ROW = "GPU0     X      NV18    PIX             0               N/A"
@@ -141,3 +142,45 @@ def test_pastes_of_people_are_read_or_refused_as_their_list_says(vectors: Path) 
         load_machine(str(folder / "aihub-two-pastes-in-one.txt"))
     with pytest.raises(InvalidMachine, match="NVIDIA's driver for Windows does not support it"):
         load_machine(str(folder / "windows-error.txt"))
+
+
+@pytest.mark.parametrize(
+    ("text", "command", "remedy"),
+    [
+        ("<nvidia_smi_log>\n<gpu></gpu></nvidia_smi_log>", "`nvidia-smi -q`", "`nvidia-smi topo -m`"),
+        ('<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "a.dtd">\n<nvidia_smi_log/>', "-q`", "topo -m`"),
+        ("==============NVSMI LOG==============\nTimestamp : x", "`nvidia-smi -q`", "`nvidia-smi topo -m`"),
+        ("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1111)", "`nvidia-smi -L`", "`nvidia-smi topo -m`"),
+        ("GPU 0: NVIDIA H100 (UUID: GPU-1)\n\t Link 0: 26.562 GB/s", "`nvidia-smi nvlink`", "`nvidia-smi topo -m`"),
+        ("index, name, uuid\n0, NVIDIA H100, GPU-1", "`nvidia-smi --query-gpu`", "`nvidia-smi topo -m`"),
+        (
+            " \tGPU0\tGPU1\t\n GPU0\tX\tOK\t\n GPU1\tOK\tX\t\n\nLegend:\n\n  X    = Self\n  CNS  = Chipset not supported\n",
+            "`nvidia-smi topo -p2p`",
+            "`nvidia-smi topo -m`",
+        ),
+        (
+            "=== ROCm System Management Interface ===\n=== Hops ===\n       GPU0   GPU1\nGPU0   0   1\nGPU1   1   0\n",
+            "AMD GPUs are not supported",
+            "NVIDIA GPUs",
+        ),
+        ("WEIGHT TABLE:\n             0000:01:00.0 0000:02:00.0", "AMD GPUs are not supported", "NVIDIA GPUs"),
+        ("1a:00.0 3D controller: NVIDIA Corporation GH100", "lspci", "lstopo --of xml"),
+        ("-+-[0000:c0]-+-00.0  Intel Corporation", "lspci", "lstopo --of xml"),
+        ("Architecture:            x86_64\nCPU(s):  96", "lscpu or numactl", "lstopo --of xml"),
+        ("available: 2 nodes (0-1)\nnode 0 cpus: 0 1", "lscpu or numactl", "lstopo --of xml"),
+        ("Machine (1008GB total)\n  Package L#0", "lstopo's output as text", "lstopo --of xml"),
+        ("mlx5_0 port 1 ==> ib0 (Up)", "ibdev2netdev", "`nvidia-smi topo -m`"),
+    ],
+)
+def test_output_of_another_command_is_recognised_and_named(text: str, command: str, remedy: str) -> None:
+    with pytest.raises(InvalidMachine) as caught:
+        read_machine(text.encode(), "node")
+
+    assert command in caught.value.finding
+    assert remedy in caught.value.remedy
+
+
+def test_output_of_another_command_before_a_matrix_hides_no_fault_of_it() -> None:
+    finding, _ = refused(f"GPU 0: NVIDIA H100 (UUID: GPU-1)\n{WHOLE.replace('SYS', 'SSY', 1)}")
+
+    assert "'SSY' is not a cell" in finding

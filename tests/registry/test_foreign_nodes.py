@@ -16,9 +16,9 @@ from view_support import NODE, asked
 
 from topoalign.client.records import read_cluster
 from topoalign.core.demand.hami_names import DEVICES_ALLOCATED, HANDSHAKE, REGISTER
-from topoalign.core.diagnosis.answers import Outlook
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import Nodes
+from topoalign.core.model.decisions import Outlook
 from topoalign.core.model.ids import NodeName
 from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scoring, scorer_of

@@ -8,6 +8,7 @@
 import os
 import socket
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,18 @@ import click
 import msgspec
 
 from topoalign.cli import link, output
-from topoalign.cli.errors import FINDINGS
+from topoalign.cli.errors import FINDINGS, exit_code
 from topoalign.cli.options import NATS, NODE
 from topoalign.cli.serve import ALLOCATING, on_a_node, options, variables
 from topoalign.cli.settings import all_settings, shown
-from topoalign.core.model.errors import NotFound, Unavailable, clean
+from topoalign.core.model.errors import BadRequest, NotFound, Unavailable, clean
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Offer
-from topoalign.plugin_config.file import DEFAULT, FROM_FILE, Loaded, leaves, load_plugin_config
-from topoalign.plugin_config.offers import Offering, list_findings, offers
+from topoalign.plugin_config.file import DEFAULT, FROM_FILE, Loaded, content, leaves, loaded_from
+from topoalign.plugin_config.findings import Finding
+from topoalign.plugin_config.offers import list_findings, offers
 from topoalign.plugin_config.watching import first_read
+from topoalign.plugin_config.wrapped import Wrapped, configurations
 from topoalign.runtime.installed import unread
 from topoalign.runtime.settings import PREFIX
 
@@ -121,35 +124,99 @@ def check(
     """
     Check a configuration file, and show what a machine offers with it.
 
-    Files of NVIDIA's device plugin are accepted too. Environment variables are ignored.
+    Files of NVIDIA's device plugin are accepted too, also inside a ConfigMap or the values of NVIDIA's charts: each
+    configuration in it is checked. Environment variables are ignored.
 
     \b
     Examples:
       topoalign config check topoalign.yaml --machine dgx-a100
       topoalign config check topoalign.yaml --fail-on-findings
     """
-    read = load_plugin_config(file)
+    found = configurations(content(file), file)
     topology, why = hardware(machine, node, nats)
-    offering = offers(topology, read.configuration) if topology is not None else Offering(offers=(), findings=())
-    lists = () if topology is None else list_findings(topology, offering, read.configuration)
-    findings = (*read.findings, *offering.findings, *lists)
-    severe = any(finding.severe for finding in findings)
+    checked = [check_configuration(each, topology) for each in found]
+    if len(found) == 1 and checked[0].error is not None:
+        raise checked[0].error
     if as_json:
-        made = None if topology is None else offering.offers
-        output.document({"file": str(file), "ok": not severe, "offers": made, "findings": findings})
+        output.document(checked_document(file, checked, several=len(found) > 1))
     else:
-        output.say(f"{clean(str(file), 200)} is a valid configuration")
-        if topology is not None:
-            output.say()
-            output.columns(("RESOURCE", "DEVICES", "SHARES", "MOST", "OFFERED"), map(offered, offering.offers))
-        for finding in findings:
-            output.note(f"{'error' if finding.severe else 'note'}: {clean(str(finding), 300)}")
-            if finding.remedy:
-                output.note(f"  do: {clean(finding.remedy, 300)}")
+        for place, each in enumerate(checked):
+            if place:
+                output.say()
+            show_checked(file, each)
         if why is not None:
             output.note(f"note: no offers are shown: {clean(why, 300)}")
             output.note("  do: name a machine with --machine")
-    return FINDINGS if severe and fail_on_findings else None
+    wrong = next((each.error for each in checked if each.error is not None), None)
+    if wrong is not None:
+        return exit_code(wrong)
+    return FINDINGS if fail_on_findings and not all(each.ok for each in checked) else None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was found in one configuration."""
+
+    field: str
+    """Of the wrapper that holds it; "" for the file itself."""
+    error: BadRequest | None
+    offers: tuple[Offer, ...] | None
+    """What the machine would offer; None without a machine."""
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether it can be read, and the machine has what it names."""
+        return self.error is None and not any(finding.severe for finding in self.findings)
+
+
+def check_configuration(wrapped: Wrapped, topology: Topology | None) -> Checked:
+    """Checks one configuration."""
+    try:
+        read = loaded_from(wrapped, {})
+    except BadRequest as error:
+        return Checked(wrapped.field, error, None, ())
+    if topology is None:
+        return Checked(wrapped.field, None, None, read.findings)
+    offering = offers(topology, read.configuration)
+    lists = list_findings(topology, offering, read.configuration)
+    return Checked(wrapped.field, None, offering.offers, (*read.findings, *offering.findings, *lists))
+
+
+def checked_document(file: Path, checked: Sequence[Checked], *, several: bool) -> dict[str, object]:
+    """The JSON of a check: of one configuration its fields, of several a list with the field that holds each."""
+    if not several:
+        return {"file": str(file), **result_fields(checked[0])}
+    each = [{"field": one.field, **result_fields(one), "error": error_of(one)} for one in checked]
+    return {"file": str(file), "ok": all(one.ok for one in checked), "configurations": each}
+
+
+def result_fields(checked: Checked) -> dict[str, object]:
+    """What was found in one configuration, as JSON has it."""
+    return {"ok": checked.ok, "offers": checked.offers, "findings": checked.findings}
+
+
+def error_of(checked: Checked) -> dict[str, str] | None:
+    """Why a configuration cannot be used, as JSON has it."""
+    return None if checked.error is None else {"finding": checked.error.finding, "remedy": checked.error.remedy}
+
+
+def show_checked(file: Path, checked: Checked) -> None:
+    """Prints what was found in one configuration."""
+    name = clean(str(file), 200) + (f", {checked.field}," if checked.field else "")
+    if checked.error is None:
+        output.say(f"{name} is a valid configuration")
+    else:
+        output.say(f"{name} is no valid configuration")
+        output.note(f"error: {clean(checked.error.finding, 1000)}")
+        output.note(f"  do: {clean(checked.error.remedy, 1000)}")
+    if checked.offers is not None:
+        output.say()
+        output.columns(("RESOURCE", "DEVICES", "SHARES", "MOST", "OFFERED"), map(offered, checked.offers))
+    for finding in checked.findings:
+        output.note(f"{'error' if finding.severe else 'note'}: {clean(str(finding), 300)}")
+        if finding.remedy:
+            output.note(f"  do: {clean(finding.remedy, 300)}")
 
 
 def hardware(machine: str | None, node: str | None, nats: str | None) -> tuple[Topology | None, str | None]:

@@ -6,6 +6,7 @@ Descriptions of machines: by a name of the catalogue, or by a file.
 Readers are imported when they are needed, because a command that prints a matrix must not load an XML parser.
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -21,6 +22,13 @@ MOST_BYTES = 64 << 20
 _ARCHIVE_STARTS = (b"BZh", b"\x1f\x8b", b"\xfd7zXZ")
 DEEPEST_ROOT = 2
 """So many folders may stand around the `sys` of a captured tree."""
+
+_TEXT_IN_MARKUP = re.compile(
+    rb"(?:<\?xml[^>]{0,100}>\s*)?(?:<!DOCTYPE (?:html|nvidia_smi_log)|"
+    rb"<(?:html|head|body|pre|code|div|span|p|br|table|tr|td|details|blockquote|nvidia_smi_log)\b)",
+    re.IGNORECASE,
+)
+"""How a web page begins, and `nvidia-smi -q -x`: these are read, or refused, as the text in them."""
 
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _SUPPORTED = "give the output of `nvidia-smi topo -m`, lstopo's XML, a sysfs tree or topoalign's own JSON"
@@ -66,7 +74,7 @@ def read(raw: bytes, name: str, source: str = "") -> Machine:
 
         return Machine(name=name, topology=read_archive(BytesIO(raw)), source=source)
     start = raw[:1024].removeprefix(b"\xef\xbb\xbf").lstrip()
-    if start.startswith(b"<"):
+    if start.startswith(b"<") and not _TEXT_IN_MARKUP.match(start):
         from io import BytesIO
 
         from topoalign.machines.lstopo import read_lstopo

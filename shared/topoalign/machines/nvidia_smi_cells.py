@@ -18,7 +18,9 @@ SELF, UNKNOWN = "X", "N/A"
 CPU_AFFINITY, NUMA_AFFINITY, GPU_NUMA_ID = "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"
 
 _PATH = "|".join(["NV[1-9][0-9]{0,2}", *PcieClass, "SOC"])
-_CELL = re.compile(rf"{SELF}|{_PATH}|{UNKNOWN}")
+CELL = rf"(?:{SELF}|{_PATH}|{UNKNOWN})"
+"""A regular expression for one cell."""
+_CELL = re.compile(CELL)
 _GLUED = re.compile(rf"(?:{SELF}|{_PATH}){{2,}}")
 _AFFINITY = re.compile(r"N/A|[0-9][0-9,-]*")
 _P2P = frozenset({"OK", "NS", "CNS", "GNS", "TNS"})

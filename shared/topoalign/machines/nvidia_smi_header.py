@@ -21,7 +21,7 @@ from topoalign.machines.nvidia_smi_lines import Line, Word, lines_from, place, w
 MOST_CANDIDATES = 1_000
 """So many lines that begin with a GPU's label are looked at; then the text is no `topo -m` output."""
 
-_CANDIDATE = re.compile(r"^(?:[ \t\xa0#>|*`]|\x1b\[[0-9;]{0,16}m){0,64}GPU[0-9]", re.MULTILINE)
+_CANDIDATE = re.compile(r"^(?:[ \t\xa0#>|*`]|\x1b\[[0-9;]{0,16}m){0,256}GPU[0-9]", re.MULTILINE)
 _GPU = re.compile(r"GPU[0-9]{1,4}")
 _NIC = re.compile(r"NIC[0-9]{1,4}")
 _RDMA_NAME = re.compile(r"[a-z](?=[A-Za-z_.:-]*[0-9])[A-Za-z0-9_.:-]{1,63}")
@@ -85,6 +85,11 @@ def find_header(text: str, start: int = 0) -> Header:
             return _read(text, line)
         closest = closest or _near_miss(line)
     raise closest or no_matrix(text)
+
+
+def is_header_text(text: str) -> bool:
+    """Whether a text that begins with a GPU's label has only labels and parts of titles."""
+    return all(_is_header_word(word) for word in text.split())
 
 
 def _is_header_word(word: str) -> bool:

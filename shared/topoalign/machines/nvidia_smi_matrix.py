@@ -2,8 +2,8 @@
 Reads the matrix of `nvidia-smi topo -m` from a text: labels, cells and affinities.
 
 People paste it with prompts before it and more output after it, as a comment, as a Markdown table, with tabs turned
-into spaces, from drivers of the past ten years. All of that is read. A paste that lost something is refused, because
-the machine would be a guess:
+into spaces, from a web page, with a prefix on every line, from drivers of the past ten years. All of that is read. A
+paste that lost something is refused, because the machine would be a guess:
 
 - a row of a GPU is missing, or shorter than the header
 - some rows of NICs are missing; if all of them are missing, they were left out, and the cells of the GPUs' rows are
@@ -18,16 +18,19 @@ Time and memory are linear in the length of the text.
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
 
 from topoalign.core.model.errors import InvalidMachine, quoted
 from topoalign.machines.nvidia_smi_cells import CPU_AFFINITY, GPU_NUMA_ID, NUMA_AFFINITY, SELF, is_nvlink
-from topoalign.machines.nvidia_smi_header import Header, find_header, is_gpu
+from topoalign.machines.nvidia_smi_header import Header, find_header, is_gpu, is_header_text
+from topoalign.machines.nvidia_smi_instead import other_matrix
 from topoalign.machines.nvidia_smi_lines import COPY_AGAIN, Word, lines_from, place, prepared, wrong
 from topoalign.machines.nvidia_smi_rows import LEGEND, Row, read_rows
+from topoalign.machines.nvidia_smi_surroundings import other_forms
 
-_NIC_LEGEND = re.compile(r"^[ \t\xa0#>]{0,64}NIC Legend:", re.MULTILINE)
+_NIC_LEGEND = re.compile(r"^[ \t\xa0#>]{0,256}NIC Legend:", re.MULTILINE)
 _NIC_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -80,8 +83,24 @@ def _number(label: str) -> int:
 
 def read_matrix(text: str) -> Matrix:
     """The matrix in the text. Raises InvalidMachine with line and column of what is wrong."""
-    text = prepared(text)
-    header = find_header(text)
+    try:
+        return _matrix(*_with_header(prepared(text)))
+    except InvalidMachine as error:
+        raise other_matrix(text) or error from error
+
+
+def _with_header(text: str) -> tuple[str, Header]:
+    """The text, without what surrounds the matrix where that hides the header, and the header."""
+    try:
+        return text, find_header(text)
+    except InvalidMachine:
+        for form in other_forms(text, is_header_text):
+            with suppress(InvalidMachine):
+                return form, find_header(form)
+        raise
+
+
+def _matrix(text: str, header: Header) -> Matrix:
     _check_alone(text, header)
     rows, end = read_rows(text, header)
     _check_complete(header.labels, rows, cut=LEGEND.search(text, end) is None)
@@ -92,7 +111,7 @@ def read_matrix(text: str) -> Matrix:
 
     return Matrix(
         labels=header.labels,
-        nic_names=_nic_names(text, end, header.labels),
+        nic_names=_nic_names(text, header.labels),
         cells=_completed(header.labels, rows),
         cpu_affinity=column(CPU_AFFINITY),
         numa_affinity=column(NUMA_AFFINITY),
@@ -159,9 +178,9 @@ def _check_alone(text: str, header: Header) -> None:
     raise InvalidMachine(finding, "give one machine at a time: the lines of one of them alone", other.line)
 
 
-def _nic_names(text: str, end: int, labels: tuple[str, ...]) -> dict[str, str]:
-    """What the NIC legend says; a NIC that it does not name keeps its label."""
-    legend = _NIC_LEGEND.search(text, end)
+def _nic_names(text: str, labels: tuple[str, ...]) -> dict[str, str]:
+    """What the NIC legend says, wherever it stands; a NIC that it does not name keeps its label."""
+    legend = _NIC_LEGEND.search(text)
     names: dict[str, str] = {}
     if legend is None:
         return names

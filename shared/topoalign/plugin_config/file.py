@@ -6,16 +6,16 @@ came from. An unknown key is an error, because a setting that is silently ignore
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from topoalign.core.model.errors import InvalidField, clean, quoted
-from topoalign.kubelet.files import documents
-from topoalign.plugin_config import nvidia
+from topoalign.core.model.errors import BadRequest, InvalidField, clean, quoted
+from topoalign.kubelet.files import documents, wrappers
+from topoalign.plugin_config import nvidia, wrapped
 from topoalign.plugin_config.checks import validate_configuration
 from topoalign.plugin_config.configuration import Configuration
 from topoalign.plugin_config.findings import Finding
@@ -44,8 +44,26 @@ def content(path: Path) -> bytes:
 
 
 def load_plugin_config(path: Path) -> Loaded:
-    """The configuration in a file, whatever the environment says. Raises as `content` and `loaded`."""
-    return loaded(documents.read(content(path), str(path)), {})
+    """The configuration in a file, whatever the environment says. Raises as `content` and `load_content`."""
+    return load_content(content(path), path, {})
+
+
+def load_content(raw: bytes, path: Path, environment: Mapping[str, str]) -> Loaded:
+    """
+    The configuration in the bytes of a file, also of a wrapper that holds one. Raises InvalidDocument, and InvalidField with
+    the path of the first field that is wrong.
+    """
+    return loaded_from(wrapped.only(raw, path), environment)
+
+
+def loaded_from(found: wrapped.Wrapped, environment: Mapping[str, str]) -> Loaded:
+    """The configuration of one file of a wrapper. Raises as `load_content`."""
+    if isinstance(found.content, BadRequest):
+        raise found.content
+    try:
+        return loaded(found.content, environment)
+    except InvalidField as error:
+        raise error if error.field in environment else wrappers.below(found.field, error) from error
 
 
 def loaded(document: documents.Document, environment: Mapping[str, str]) -> Loaded:
@@ -88,9 +106,8 @@ def section(content: object, kind: type[S], path: str) -> S:
         raise InvalidField(path or "document", "is no mapping of fields", f"it may have {', '.join(keys(kind))}")
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     types = get_type_hints(kind, include_extras=True)
-    for key in content:
-        if key not in fields:
-            raise unknown(path, key, kind)
+    if other := [key for key in content if key not in fields]:
+        raise unknown(path, other, kind)
     for key, field in fields.items():
         if field.required and key not in content:
             raise InvalidField(join(path, key), "is missing", f"say {key}")
@@ -131,19 +148,52 @@ def remedy(kind: Any) -> str:
         return "write all, how many, or a list of indexes and uuids"
     if get_origin(kind) is tuple:
         return "write a list, also of one: [ ]"
-    return {bool: "write true or false", str: "write text, in quotes if it looks like a number"}.get(
-        kind, "write a number as it is asked for, without quotes"
-    )
+    simple = {bool: "write true or false", str: "write text, in quotes if it looks like a number"}
+    return simple.get(kind) or f"write {number_form(kind)}, without quotes"
 
 
-def unknown(path: str, key: object, kind: type[msgspec.Struct]) -> InvalidField:
-    """An error for a key that is not there, with those it may have been meant for."""
+def number_form(kind: Any) -> str:
+    """What a number may be: `a whole number from 1 to 2500`."""
+    what = "a whole number" if int in (kind, *get_args(kind)[:1]) else "a number"
+    bounds = next((limit for limit in get_args(kind) if isinstance(limit, msgspec.Meta)), None)
+    return what if bounds is None else f"{what} from {bounds.ge} to {bounds.le}"
+
+
+def unknown(path: str, others: Sequence[object], kind: type[msgspec.Struct]) -> InvalidField:
+    """An error for the keys of a section that are not there, with where they belong or what they may have been meant for."""
+    names = [clean(str(key)) for key in others[:4]]
+    also = f", and neither {'is' if len(names) == 2 else 'are'} {', '.join(names[1:])}" if names[1:] else ""
+    where: dict[str, list[str]] = {}
+    for name in names:
+        where.setdefault(advice(name, kind), []).append(name)
+    remedies = [f"{' and '.join(each)}: {remedy}" if names[1:] else remedy for remedy, each in where.items()]
+    return InvalidField(join(path, names[0]), f"is not known here{also}", "; ".join(remedies))
+
+
+def advice(key: str, kind: type[msgspec.Struct]) -> str:
+    """Where a key belongs that this section does not know, or which known key is like it."""
     from difflib import get_close_matches
 
     known = keys(kind)
-    near = get_close_matches(str(key)[:80], known) or [each for each in known if each.lower() == str(key).lower()]
-    advice = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
-    return InvalidField(join(path, clean(str(key))), "is not known here", advice)
+    theirs = (*nvidia.WITHOUT_EFFECT, *nvidia.REFUSED)
+    places = sections(Configuration, key) + [
+        field.removesuffix(f".{key}") for field in theirs if field.endswith(f".{key}")
+    ]
+    near = [each for each in known if each.lower() == key.lower()] or get_close_matches(key[:80], known)
+    if places and not near:
+        return f"put it into {' or '.join(place or 'the top of the file' for place in places)}"
+    return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+
+
+def sections(kind: type[msgspec.Struct], key: str, path: str = "") -> list[str]:
+    """The paths of the sections that have this key. A list of sections is not looked into."""
+    found = [path] if key in keys(kind) else []
+    types = get_type_hints(kind)
+    for field in msgspec.structs.fields(kind):
+        inner = given_kind(types[field.name])
+        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            found += sections(inner, key, join(path, field.encode_name))
+    return found
 
 
 def keys(kind: type[msgspec.Struct]) -> list[str]:

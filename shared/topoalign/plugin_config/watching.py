@@ -15,10 +15,9 @@ from anyio import to_thread
 
 from topoalign.core.model.errors import BadRequest, InvalidField, clean
 from topoalign.core.ports import Clock
-from topoalign.kubelet.files import documents
 from topoalign.plugin_config import nvidia
 from topoalign.plugin_config.configuration import Configuration
-from topoalign.plugin_config.file import Loaded, loaded
+from topoalign.plugin_config.file import Loaded, load_content, loaded
 from topoalign.plugin_config.file import content as content_of
 
 VARIABLE = "TOPOALIGN_CONFIG"
@@ -140,4 +139,4 @@ def first_read(environment: Mapping[str, str]) -> tuple[Path | None, bytes, Load
 
 def understood(content: bytes, path: Path | None, environment: Mapping[str, str]) -> Loaded:
     """Raises InvalidDocument, and InvalidField with the path of the first field that is wrong."""
-    return loaded(documents.read(content, str(path)) if path is not None else {}, environment)
+    return load_content(content, path, environment) if path is not None else loaded({}, environment)

@@ -18,8 +18,16 @@ import msgspec
 
 from topoalign.cli import output, running
 from topoalign.cli.doctor.findings import Finding, Subject, Verdict, failure, ok, warning
-from topoalign.cli.doctor.kubelets import allocator, kubelet, kubelet_configuration, kubelet_rules, state_directory
+from topoalign.cli.doctor.kubelets import (
+    allocator,
+    kubelet,
+    kubelet_configuration,
+    kubelet_rules,
+    scheduler_for_units,
+    state_directory,
+)
 from topoalign.cli.doctor.merging import kubelet_merge
+from topoalign.cli.doctor.state_files import cpu_manager_state, device_manager_state, memory_manager_state
 from topoalign.cli.errors import FINDINGS, REMEDIES
 from topoalign.core.model.errors import BusUnavailable, TopoalignError, clean
 from topoalign.core.model.topology.cpuset import parse_cpuset
@@ -215,6 +223,10 @@ CHECKS: dict[str, Callable[[Subject], Finding | None]] = {
     "kubelet": kubelet,
     "kubelet config": kubelet_configuration,
     "kubelet merge": kubelet_merge,
+    "units": scheduler_for_units,
+    "CPU manager state": cpu_manager_state,
+    "memory manager state": memory_manager_state,
+    "device checkpoint": device_manager_state,
     "state directory": state_directory,
     "allocator": allocator,
 }

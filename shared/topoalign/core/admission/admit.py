@@ -6,6 +6,7 @@ The one decision: does this pod fit on this node, and what does each of its cont
 package. Nothing of it depends on time or chance, so equal questions get equal decisions. How it is decided is in `pipeline`.
 """
 
+from topoalign.core.admission.by_chance import Run, likely
 from topoalign.core.admission.drive import drive
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply, Steps
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
@@ -36,10 +37,14 @@ def admit(state: NodeState, pod: PodRequest, rules: AdmissionRules, *, explain: 
 
 
 def decide(state: NodeState, demand: PodDemand, *, explain: bool = False) -> Decision:
-    """`admit` for a pod that is read already."""
-    return drive(
-        decided(AdmissionRun(state, demand, explain=explain)), lambda asked: answer_to(asked, state, demand.rules)
-    )
+    """`admit` for a pod that is read already. Where a kubelet picks at random, the answer is the more likely one."""
+
+    def run(taken: tuple[int, ...] = ()) -> Run:
+        deciding = AdmissionRun(state, demand, explain=explain, taken=taken)
+        decision = drive(decided(deciding), lambda asked: answer_to(asked, state, demand.rules))
+        return decision, deciding.picks
+
+    return likely(run(), run)
 
 
 def admission(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Steps[Decision]:

@@ -199,7 +199,7 @@ def check_resources(
     what is not offered here.
     """
     check_shares_known(demand.request, topology)
-    unknown = sorted(demand.device_names - topology.devices.keys() - amount_resources(topology))
+    unknown = sorted(demand.device_names - topology.devices.keys() - amount_resources(topology) - demand.together)
     for name in unknown:
         if registered is not None and name in registered:
             raise InvalidField(

@@ -14,13 +14,15 @@ import msgspec
 
 from topoalign.core.admission.alignment import Aligned, NotAligned, align, goes_on, unaligned
 from topoalign.core.admission.alternatives import considered
+from topoalign.core.admission.by_chance import Pick, picks_of
 from topoalign.core.admission.joint import place_jointly, sets_considered
+from topoalign.core.admission.shortages import describe_shortage
 from topoalign.core.admission.total_amounts import check_totals
 from topoalign.core.admission.within_alignment import place_within
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.demand.slots import slots_asked
-from topoalign.core.demand.units import share_of
+from topoalign.core.demand.units import asks_for_both_halves, share_of
 from topoalign.core.deviceshare.node_devices import ContainerDevices
 from topoalign.core.hints.cpu import CpuProvider, shared_cpus
 from topoalign.core.hints.devices import DeviceProvider
@@ -44,6 +46,7 @@ from topoalign.core.model.ids import NIC, ContainerName, DeviceID, ResourceName
 from topoalign.core.model.requests import Scope
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.device_sets import Devices
 from topoalign.core.numa_sets.search import SearchBudget
 from topoalign.core.placement.cpus import NotWholeCores, allocate_cpus
 from topoalign.core.placement.devices import choosing
@@ -68,12 +71,23 @@ BY_RESERVATION = (
     "the kubelet reads no annotations: devices are chosen so for a pod that the registry binds, for no other"
 )
 
+HALVES_BY_RESERVATION = (
+    "this assumes that topoalign's scheduler reserves computing time and memory together; without a reservation the kubelet "
+    "asks for one after the other, and refuses or does not start the pod (ShareSplit) where the first one's GPU has too "
+    "little left of the second"
+)
+
 
 class AdmissionRun:
     """A decision under way: how far it is, what was given so far, and how that came about."""
 
-    def __init__(self, state: NodeState, demand: PodDemand, *, explain: bool = False) -> None:
-        """`explain`: other sets of devices are compared, too."""
+    def __init__(
+        self, state: NodeState, demand: PodDemand, *, explain: bool = False, taken: tuple[int, ...] = ()
+    ) -> None:
+        """
+        `explain`: other sets of devices are compared, and a refusal names the amounts that decide. `taken`: random picks of
+        a kubelet, by place in `picks`.
+        """
         self.state = state
         self.demand = demand
         self.rules = rules = demand.rules
@@ -88,6 +102,8 @@ class AdmissionRun:
         self.considered: list[Considered] = []
         self.is_refused_by_policy = False
         self.by_chance: list[str] = []  # what the kubelet picks at random, for people
+        self.taken = taken
+        self.picks: list[list[Pick]] = []  # of each random pick that bears on later containers, those that are possible
 
     def decide(self) -> Steps[None]:
         """Aligns and gives, container by container. Raises NoFit where the pod is refused."""
@@ -119,7 +135,8 @@ class AdmissionRun:
             self.provider = None
             self.is_refused_by_policy = True
             check_totals(asked)
-            raise NotAligned(self.rules, container, alignment)
+            shortage = describe_shortage(asked, alignment.hints) if self.explain else ""
+            raise NotAligned(self.rules, container, alignment, shortage)
         if aligned.hint.affinity is None:
             return aligned
         return aligned._replace(together=nodes_within(asked, aligned.hint.affinity))
@@ -182,7 +199,7 @@ class AdmissionRun:
         reusable = reusable_devices(held_by_pod(self.state, self.demand), resource)
         chooser = chooser_of(self.state, container, resource, self.rules.compat)
         among = chooser.room() if chooser is not None and self.profile.seeks_units_by_gpu else None
-        choice_of = choosing(self.state, container, resource, hint.affinity, among)
+        picked: frozenset[DeviceID] | None = None
         if self.profile.takes_over_at_random and 0 < amount < len(reusable):
             self.by_chance.append(
                 f"container {clean(container.container)} takes over {amount} of the {len(reusable)} {clean(resource)} of "
@@ -190,6 +207,9 @@ class AdmissionRun:
             )
             if chooser is not None:
                 chooser.check_takeover(reusable, amount)
+            elif self.picks_matter(container):
+                picked = self.pick(devices, reusable, amount)
+        choice_of = choosing(self.state, container, resource, hint.affinity, among, picked)
         asking: PreferenceQuestion | None = None
         try:
             choice = next(choice_of)
@@ -218,6 +238,18 @@ class AdmissionRun:
                 self.state.hardware, resource, could_have, asking, chosen, near, placement, aligned=aligned
             )
         return chosen
+
+    def picks_matter(self, container: ContainerDemand) -> bool:
+        """Whether a later container is aligned by what this one leaves. An init container leaves all that it took over."""
+        rules, last = self.rules, self.demand.containers[-1].container
+        aligns_each = POLICIES[rules.policy].asks and rules.scope is Scope.CONTAINER
+        return aligns_each and container.role != "init" and container.container != last
+
+    def pick(self, devices: Devices, reusable: frozenset[DeviceID], amount: int) -> frozenset[DeviceID]:
+        """The devices that the kubelet picks of these: those of `taken`, and after its end the first ones."""
+        place = self.taken[len(self.picks)] if len(self.picks) < len(self.taken) else 0
+        self.picks.append(picks_of(devices, reusable, amount))
+        return self.picks[-1][place].devices
 
     def beside(self, resource: ResourceName, container: ContainerDemand) -> PlacementContext:
         """What else is free, and how many NICs the container wants beside GPUs."""
@@ -253,7 +285,10 @@ class AdmissionRun:
 
     def admission(self) -> Admission:
         """What all containers were given."""
-        return Admission(allocations=with_peaks(held_by_pod(self.state, self.demand)), explanation=self.explanation())
+        explanation = self.explanation()
+        if self.needs_reservation:
+            explanation = msgspec.structs.replace(explanation, notes=(*explanation.notes, HALVES_BY_RESERVATION))
+        return Admission(allocations=with_peaks(held_by_pod(self.state, self.demand)), explanation=explanation)
 
     def refusal(self, misfit: NoFit) -> Refusal:
         """Why the pod does not fit, and what the kubelet had given before it found that."""
@@ -283,6 +318,13 @@ class AdmissionRun:
         spread = [each for each in containers if each.cards > 1]
         return any(slots_asked(hardware, each.devices) is not None for each in asking) or any(
             share_of(hardware, each.devices, each.cards) is not None for each in spread
+        )
+
+    @property
+    def needs_reservation(self) -> bool:
+        """Whether a kubelet asks for what has to be of one GPU, by separate calls that do not say for which container."""
+        return not self.profile.seeks_units_by_gpu and any(
+            asks_for_both_halves(self.state.hardware, each.devices) for each in self.demand.containers
         )
 
     def notes(self) -> Iterator[str]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from topoalign.core.demand.pod_resources import check_pod_resource_names, check_pod_resources, with_pod_requests
 from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.ids import CPU, MEMORY, ResourceName, is_hugepages
 from topoalign.core.model.requests import LARGEST_QUANTITY, MOST_CONTAINERS, ContainerRequest, PodRequest
@@ -55,11 +56,22 @@ def validate_pod(pod: PodRequest) -> PodRequest:
             check_quantities(f"{where}.requests", container.requests)
             check_quantities(f"{where}.limits", container.limits)
             check_limits(where, container)
-    return msgspec.structs.replace(
+    filled = msgspec.structs.replace(
         pod,
         init_containers=tuple(map(with_requests, pod.init_containers)),
         containers=tuple(map(with_requests, pod.containers)),
     )
+    return with_valid_pod_resources(filled) if pod.has_pod_resources else filled
+
+
+def with_valid_pod_resources(pod: PodRequest) -> PodRequest:
+    """The same with the requests of the pod as a whole filled in. Raises InvalidField as `validate_pod` does."""
+    for kind, amounts in (("requests", pod.resources.requests), ("limits", pod.resources.limits)):
+        check_quantities(f"pod.resources.{kind}", amounts)
+        check_pod_resource_names(f"pod.resources.{kind}", amounts)
+    filled = msgspec.structs.replace(pod, resources=with_pod_requests(pod))
+    check_pod_resources(filled)
+    return filled
 
 
 def with_requests(container: ContainerRequest) -> ContainerRequest:

@@ -1,27 +1,9 @@
 """The answer to a question about a whole cluster: where a pod fits, why not elsewhere, and what would make it fit."""
 
-from enum import StrEnum
-
 import msgspec
 
+from topoalign.core.model.decisions import Outlook
 from topoalign.core.model.ids import NodeName, ResourceName
-
-
-class Outlook(StrEnum):
-    """What can become of a node that refuses a pod, the most hopeful first."""
-
-    IN_USE = "in-use"
-    """It would admit the pod if nobody had anything."""
-    NOT_KNOWN = "not-known"
-    """What it would say is not known."""
-    EXCLUDED = "excluded"
-    """Kubernetes keeps the pod off it; else it would admit the pod, now or if nobody had anything."""
-    NEVER = "never"
-    """It would refuse the pod even then."""
-    FOREIGN = "foreign"
-    """Others give out its GPUs."""
-    MISSING = "missing"
-    """It has no device of a resource that is asked for."""
 
 
 class Ranked(msgspec.Struct, frozen=True):

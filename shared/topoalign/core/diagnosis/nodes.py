@@ -22,6 +22,7 @@ from topoalign.core.admission.feasibility import Need, need_of, verdict
 from topoalign.core.admission.free_amounts import Free, free_of
 from topoalign.core.admission.kinds import Kind, kind_key
 from topoalign.core.admission.kubelet_devices import as_others
+from topoalign.core.admission.outlook import emptied, explained, restored
 from topoalign.core.admission.prediction import KubeletUnknown, prediction_basis
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, exclusions
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
@@ -118,7 +119,12 @@ class Node:
 
     def emptied(self) -> "Node":
         """The node as if nobody had anything."""
-        return replace(self.changed(msgspec.structs.replace(self.state, allocations={}, memory={})), planned=())
+        return replace(self.changed(emptied(self.state)), planned=())
+
+    def restored(self) -> "Node | None":
+        """The node if all of its devices were healthy and none was cordoned. None: they are."""
+        state = restored(self.state)
+        return None if state is self.state else self.changed(state)
 
     def changed(self, state: NodeState) -> "Node":
         """The same node in another state."""
@@ -285,6 +291,11 @@ class Question:
         """What the node would decide, in full."""
         demand = self.of(node.kind).demand
         return decide(as_others(node.state, demand), demand)
+
+    def explain(self, node: Node) -> Decision:
+        """The same, with the outlook of a refusal, the amounts that decide and what would help."""
+        demand = self.of(node.kind).demand
+        return explained(as_others(node.state, demand), demand)
 
     def admitting(self) -> list[Node]:
         """The nodes that would admit the pod."""

@@ -6,6 +6,7 @@ merge made of them, the sets of devices that were considered, and the reason whe
 """
 
 from collections.abc import Collection, Iterable
+from enum import StrEnum
 
 import msgspec
 
@@ -50,6 +51,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     considered: tuple[Considered, ...] = ()
     notes: tuple[str, ...] = ()
     """What was not known when it was decided, for people: a prediction is only as good as its input."""
+    unserved: tuple[ResourceName, ...] = ()
+    """Names by which the pod asks for devices that nobody serves on the node, ascending. A kubelet passes over them."""
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True, tag="Admission"):
@@ -58,6 +61,25 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True, tag="Admission"):
     allocations: tuple[Allocation, ...]
     """Their ids are made of the pod's name and the container's; the allocator gives them lasting ones."""
     explanation: Explanation
+
+
+class Outlook(StrEnum):
+    """What can become of a node that refuses a pod, the most hopeful first."""
+
+    IN_USE = "in-use"
+    """It would admit the pod if nobody had anything."""
+    UNHEALTHY = "unhealthy"
+    """It would if, besides, all of its devices were healthy and none was cordoned."""
+    NOT_KNOWN = "not-known"
+    """What it would decide is not known."""
+    EXCLUDED = "excluded"
+    """Kubernetes keeps the pod off it; else it would admit the pod, now or if nobody had anything."""
+    NEVER = "never"
+    """It would refuse the pod even if nobody had anything and all of its devices were healthy."""
+    FOREIGN = "foreign"
+    """Others give out its GPUs."""
+    MISSING = "missing"
+    """It has no device of a resource that is asked for."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="Refusal"):
@@ -80,6 +102,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="Refusal"):
     what it knows of groups of NUMA nodes that share memory does not return to what it was: granting and releasing these
     folds to what it then knows. Mode `best` gives nothing before all is decided.
     """
+    outlook: Outlook | None = None
+    """Whether waiting can help: `in-use`, `unhealthy`, `never` or `not-known`. None: it was not looked for."""
 
 
 Decision = Admission | Refusal
@@ -90,6 +114,12 @@ def noted(decision: Decision, notes: Iterable[str]) -> Decision:
     explanation = decision.explanation
     explanation = msgspec.structs.replace(explanation, notes=(*explanation.notes, *notes))
     return msgspec.structs.replace(decision, explanation=explanation)
+
+
+def with_unserved(decision: Decision, names: tuple[ResourceName, ...]) -> Decision:
+    """Returns the same decision with the names of devices that nobody serves."""
+    explanation = msgspec.structs.replace(decision.explanation, unserved=names)
+    return msgspec.structs.replace(decision, explanation=explanation) if names else decision
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):

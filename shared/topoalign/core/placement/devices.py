@@ -107,10 +107,12 @@ def choosing(
     resource: ResourceName,
     affinity: Mask | None,
     among: Collection[DeviceID] | None = None,
+    picked: Collection[DeviceID] | None = None,
 ) -> Choosing:
     """
     `choose_devices` for a container on a node as it is, with what earlier containers of its pod left. `among`: the healthy
-    devices that may be chosen; None: all. Raises TooLarge; the generator raises NoHealthyDevice and NotEnoughDevices.
+    devices that may be chosen; None: all. `picked`: of what earlier containers left, what it takes over; None: the first
+    devices. Raises TooLarge; the generator raises NoHealthyDevice and NotEnoughDevices.
     """
     amount, owned = container.devices[resource], state.ownership
     check_amount(state.hardware, resource, amount)
@@ -119,7 +121,7 @@ def choosing(
         state.hardware.devices[resource],
         owned.usable(resource) if among is None else among,
         owned.held(resource),
-        reusable_devices(held_by_pod(state, container), resource),
+        reusable_devices(held_by_pod(state, container), resource) if picked is None else picked,
         amount,
         affinity,
     )

@@ -88,13 +88,19 @@ def decode(name: str, content: bytes, reader: "msgspec.json.Decoder[E]") -> E:
             expect_checksum(name, file.data_checksum, [f"(string){file.data}"])
             file = reader.decode(file.data.encode())
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise damaged(name, clean(str(error), 200)) from error
+        raise damaged(name, undecoded(error)) from error
     if file.pod_entries:
         raise StateFault(
             f"{name} holds resources of whole pods (feature gate PodLevelResourceManagers)",
             "switch the alpha gate off: what such pods hold cannot be told from this file",
         )
     return file
+
+
+def undecoded(error: Exception) -> str:
+    """Why a file is no checkpoint at all."""
+    why = clean(str(error), 200)
+    return f"it is cut off ({why})" if "truncated" in why else why
 
 
 def expect_checksum(name: str, said: int, texts: Iterable[str]) -> None:

@@ -6,7 +6,8 @@ own default. A configuration with which the kubelet would not start is an error 
 predicted from it: an unknown option, an alpha option whose gate is off, a static policy with nothing reserved.
 
 Source: kubelet v1.36.3, KubeletConfiguration v1beta1 and the start of the topology, CPU and memory managers. Flags on
-the kubelet's command line and drop-in files (`--config-dir`) take precedence over the file, and are not seen here.
+the kubelet's command line and drop-in files (`--config-dir`) take precedence over the file; the answer of `/configz` has
+them merged. `configuration_file` finds the configuration in a file.
 """
 
 from collections.abc import Mapping
@@ -21,10 +22,8 @@ from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.ids import CPU, MEMORY, ResourceName, is_hugepages
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode, Placement, Policy, Scope
 from topoalign.core.model.topology.cpuset import parse_cpuset
-from topoalign.kubelet.files import documents, quantities
-
-KIND = "KubeletConfiguration"
-API_VERSION = "kubelet.config.k8s.io/v1beta1"
+from topoalign.kubelet.files import configuration_file, documents, quantities, wrappers
+from topoalign.kubelet.files.configuration_file import API_VERSION, KIND
 
 TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
@@ -64,8 +63,22 @@ class KubeletConfiguration(msgspec.Struct, frozen=True, kw_only=True, rename="ca
 
 
 def load_configuration(path: Path, placement: Placement = Placement.TOPOLOGY) -> AdmissionRules:
-    """The rules in a file. Raises NotFound, InvalidDocument, InvalidField."""
-    return rules_of(documents.load_document(path), placement)
+    """The rules in a file. Raises as `load_with_note`."""
+    return load_with_note(path, placement)[0]
+
+
+def load_with_note(path: Path, placement: Placement = Placement.TOPOLOGY) -> tuple[AdmissionRules, str | None]:
+    """
+    The rules in a file, and which field of it they were taken from; None where the file is the configuration itself.
+
+    Raises NotFound, InvalidDocument, and InvalidField with the path of a wrong value, or where the file has no configuration
+    of a kubelet or more than one.
+    """
+    found = configuration_file.find(wrappers.parts(documents.content(path), str(path)))
+    try:
+        return rules_of(found.document, placement), found.note
+    except InvalidField as error:
+        raise found.at(error) from error
 
 
 def rules_of(document: documents.Document, placement: Placement = Placement.TOPOLOGY) -> AdmissionRules:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.core.model.errors import StateFault, clean
+from topoalign.core.model.errors import StateFault
 from topoalign.kubelet.files import checkpoint, checkpoint_checksum
 
 NAME = "kubelet_internal_checkpoint"
@@ -66,7 +66,7 @@ def decode(content: bytes) -> CheckpointData:
     try:
         file = DECODER.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise damaged(clean(str(error), 200)) from error
+        raise damaged(checkpoint.undecoded(error)) from error
     if file.checksum != checksum(file.data):
         raise damaged(f"its checksum is {checksum(file.data)}, and it says {file.checksum}")
     return file.data

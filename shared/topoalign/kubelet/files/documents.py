@@ -20,6 +20,8 @@ from topoalign.kubelet.files import reading
 
 MOST_BYTES = 256 << 10
 """Far above any configuration or pod: the largest pods that an API server takes have a few hundred containers."""
+MOST_DOCUMENTS = 100
+"""Of one file: a Helm chart that is printed as templates has some dozens."""
 DEEPEST = 64
 Document = dict[Any, Any]
 
@@ -62,6 +64,15 @@ def read(raw: bytes, source: str, *, nulls: bool = False) -> Document:
     The document that these bytes are; `source` is what to call them. `nulls`: fields that are null stay; else they are left
     out. Raises InvalidDocument.
     """
+    (found,) = documents_of(raw, source, 1, nulls=nulls) or [None]
+    if not isinstance(found, dict):
+        finding = "not a mapping of fields" if raw.strip() else "it is empty"
+        raise InvalidDocument(source, finding, "give one document of fields and values, `field: value`")
+    return found
+
+
+def documents_of(raw: bytes, source: str, most: int = MOST_DOCUMENTS, *, nulls: bool = False) -> list[object]:
+    """The documents that these bytes are, at most `most`, empty ones too; else as `read`. Raises InvalidDocument."""
     if len(raw) > MOST_BYTES:
         raise InvalidDocument(source, f"it is larger than {MOST_BYTES >> 10} KiB", "give the document alone")
     try:
@@ -69,18 +80,14 @@ def read(raw: bytes, source: str, *, nulls: bool = False) -> Document:
     except UnicodeDecodeError as error:
         raise InvalidDocument(source, f"byte {error.start + 1} is not UTF-8", "save it as UTF-8 text") from error
     try:
-        content = from_json(text) if text.lstrip().startswith("{") else from_yaml(text)
-        known = without_nulls(content)
+        contents = from_json(text, most) if text.lstrip().startswith("{") else from_yaml(text, most)
+        known = [without_nulls(content) for content in contents]
     except InvalidYaml as error:
         raise InvalidDocument(source, str(error), "mend the YAML") from error
     except (ValueError, RecursionError, OverflowError) as error:
         # ValueError: a number too long to be one, a date that never was, a key that stands twice in JSON
         raise InvalidDocument(source, f"no YAML and no JSON: {clean(str(error), 200)}", "mend the file") from error
-    found = content if nulls else known
-    if not isinstance(found, dict):
-        finding = "it is empty" if not text.strip() else "not a mapping of fields"
-        raise InvalidDocument(source, finding, "give one document of fields and values, `field: value`")
-    return found
+    return contents if nulls else known
 
 
 def without_nulls(content: object, levels: int = DEEPEST) -> object:
@@ -97,20 +104,19 @@ def without_nulls(content: object, levels: int = DEEPEST) -> object:
     return content
 
 
-def from_json(text: str) -> object:
+def from_json(text: str, most: int) -> list[object]:
     """JSON, or YAML that starts like it. Raises ValueError and what `from_yaml` raises."""
     try:
-        content: object = json.loads(text, object_pairs_hook=said_once, parse_constant=no_number)
+        return [json.loads(text, object_pairs_hook=said_once, parse_constant=no_number)]
     except json.JSONDecodeError:
-        return from_yaml(text)
-    return content
+        return from_yaml(text, most)
 
 
-def from_yaml(text: str) -> object:
-    """The one document of this text. Raises InvalidYaml, ValueError, OverflowError, RecursionError."""
+def from_yaml(text: str, most: int) -> list[object]:
+    """The documents of this text. Raises InvalidYaml, ValueError, OverflowError, RecursionError."""
     from topoalign.kubelet.files import yaml_text  # only where a file is read: PyYAML takes its time to load
 
-    return yaml_text.load(text, DEEPEST)
+    return yaml_text.load(text, DEEPEST, most)
 
 
 def said_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -140,9 +146,15 @@ TYPES = {"array": "list", "object": "dict", "null": "NoneType"}
 
 def expect_kind(document: Document, kind: str, api_version: str, remedy: str) -> None:
     """Raises InvalidField for another kind of object."""
-    found = [str(document.get("kind")), str(document.get("apiVersion"))]
-    if found != [kind, api_version]:
-        raise InvalidField("kind", f"{quoted(found[:1])} of {quoted(found[1:])} is no {kind} of {api_version}", remedy)
+    if (document.get("kind"), document.get("apiVersion")) != (kind, api_version):
+        raise other_kind(document, kind, api_version, remedy)
+
+
+def other_kind(document: Document, kind: str, api_version: str, remedy: str) -> InvalidField:
+    """The error for another kind of object, or for a mapping without a kind."""
+    found = [str(document[field]) for field in ("kind", "apiVersion") if field in document]
+    what = " of ".join(quoted([word]) for word in found) if found else "a mapping without kind and apiVersion"
+    return InvalidField("kind", f"{what} is no {kind} of {api_version}", remedy)
 
 
 def converted(content: object, kind: Any, remedy: str) -> Any:

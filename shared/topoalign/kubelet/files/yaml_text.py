@@ -47,14 +47,14 @@ class Once(Loader):  # type: ignore[valid-type, misc]  # chosen when PyYAML is i
         return TEXT if tag in NUMBERS and (":" in value or len(value) > LONGEST_NUMBER) else tag
 
 
-def load(text: str, deepest: int) -> object:
+def load(text: str, deepest: int, most: int = 1) -> list[object]:
     """
-    The one document of this text, of at most `deepest` levels.
+    The documents of this text, at most `most` of at most `deepest` levels. A document without content is None.
 
     Raises InvalidYaml, ValueError, OverflowError, RecursionError.
     """
     try:
-        return one_document(text, deepest)
+        return all_documents(text, deepest, most)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
@@ -63,7 +63,7 @@ def load(text: str, deepest: int) -> object:
         raise ValueError(str(error)) from error
 
 
-def one_document(text: str, deepest: int) -> object:
+def all_documents(text: str, deepest: int, most: int) -> list[object]:
     """The same. Raises YAMLError, ValueError, OverflowError, RecursionError."""
     depth = documents = 0
     for event in yaml.parse(text, Loader=Loader):
@@ -75,9 +75,9 @@ def one_document(text: str, deepest: int) -> object:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > deepest:
             raise unwanted(f"more than {deepest} levels deep", event)
-        if documents > 1:
-            raise unwanted("a second document begins", event)
-    return yaml.load(text, Loader=Once)  # noqa: S506  # Once is a safe loader
+        if documents > most:
+            raise unwanted("a second document begins" if most == 1 else f"more than {most} documents", event)
+    return list(yaml.load_all(text, Loader=Once))  # Once is a safe loader
 
 
 def unwanted(what: str, where: Any) -> yaml.MarkedYAMLError:

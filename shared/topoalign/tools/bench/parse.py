@@ -21,6 +21,7 @@ KINDS: dict[str, Callable[[], str]] = {
     "labels": lambda: "GPU0\t" * (NOISE // 5),
     "label-lines": lambda: "GPU0 is lost\n" * (NOISE // 13),
     "headers": lambda: "\tGPU0\tGPU1\tlost\n" * (NOISE // 16),
+    "prefixed-headers": lambda: "".join(f"{chr(97 + i % 26)}{i} \tGPU0\tGPU1\n" for i in range(NOISE // 17)),
     "rows-only": lambda: "GPU0\t X \tSYS\t0-63\t0\n" * (NOISE // 20),
     "after-a-header": lambda: "\tGPU0\tGPU1\n" + "ab\n" * (NOISE // 3),
     "after-a-matrix": lambda: "\tGPU0\nGPU0\t X\n" + "GPU1 ab\n" * (NOISE // 8),

@@ -56,9 +56,9 @@ class PodEvents:
             self._tell(Report(namespace=namespace, name=name, uid=uid, reason="DevicesReserved", note=note))
 
     def refuse(self, pod: PodToSchedule, counts: Counter[str]) -> None:
-        """No node takes the pod; `counts`: code of a refusal -> how many nodes refuse for this."""
+        """No node takes the pod; `counts`: label of a refusal -> how many nodes refuse for this."""
         namespace, name = pod.request.namespace, pod.request.name
-        why = "; ".join(f"{code} on {count}" for code, count in counts.most_common(MOST_CODES))
+        why = "; ".join(f"{label} on {count}" for label, count in counts.most_common(MOST_CODES))
         asked = f"{counts.total()} node{'s' if counts.total() != 1 else ''} that the scheduler asked about"
         note = (
             f"none of the {asked} (the cluster has {self._nodes()}) admits the pod: {why}; "

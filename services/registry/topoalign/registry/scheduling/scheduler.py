@@ -101,7 +101,10 @@ class Scheduler:
         self.passes: Callable[[PodToSchedule, NodeName], bool] = lambda pod, node: False
         """Whether the pod may go to the node because topoalign does not run it."""
         self.refused: Callable[[PodToSchedule, Counter[str]], None] = lambda pod, codes: None
-        """Told a pod that none of the nodes takes that were asked about, with how many refuse it for each reason."""
+        """
+        Told a pod that none of the nodes takes that were asked about, with how many refuse it for each reason
+        (`NodeRefusal.label`).
+        """
         self.checks = PodChecks(view.offers, ranks_as_hami=isinstance(view.scorer, HamiScorer))
         """Refuses pods that cannot be meant, whatever is free."""
         self.quotas: Quotas | None = None
@@ -188,7 +191,7 @@ class Scheduler:
         if not filtered.passed:
             told = Counter[str]()
             for number, count in Counter(numbers).items():
-                told[refusals[number].code] += count
+                told[refusals[number].label] += count
             self.refused(pod, told)
             if repeated:
                 request.refused_by_all = RefusedByAll(self.view.version, frozenset(refused), filtered, told)

@@ -1,0 +1,139 @@
+"""
+Checks of the state files in the kubelet's root directory: whether its next start succeeds with them, and what it loses.
+
+A manager writes its file at each change and reads it once, when the kubelet starts. The CPU and the memory manager refuse a
+file that is damaged, was written under another policy, or does not fit the machine: the kubelet ends. The device manager
+logs a damaged file and goes on without it: it no longer knows which devices running containers have.
+
+Source: kubelet v1.33 to v1.36.3, cm/cpumanager/state, cm/memorymanager/state, their static policies, and Start of
+cm/devicemanager, which are the same in this.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from topoalign.cli import this_machine
+from topoalign.cli.doctor.findings import Finding, Subject, failure, ok, warning
+from topoalign.cli.doctor.kubelets import kubelet_rules
+from topoalign.core.model.errors import StateFault, TopoalignError, clean, quoted
+from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.model import Topology
+
+
+class ManagerState(Protocol):
+    """What the state files of the CPU and the memory manager have in common."""
+
+    @property
+    def policy_name(self) -> str:
+        """The policy under which the file was written."""
+
+
+S = TypeVar("S", bound=ManagerState)
+
+
+def cpu_manager_state(subject: Subject) -> Finding | None:
+    """The file of the CPU manager. None without the kubelet's directory, or without the file."""
+    from topoalign.kubelet.files import cpu_checkpoint as file  # the other checks work without
+
+    rules = kubelet_rules(subject)
+    policy = None if rules is None else ("cpuManagerPolicy", rules.cpu_manager)
+    return _manager_state(subject, file.NAME, policy, file.load_cpu_state, file.check)
+
+
+def memory_manager_state(subject: Subject) -> Finding | None:
+    """The file of the memory manager. None without the kubelet's directory, or without the file."""
+    from topoalign.kubelet.files import memory_checkpoint as file  # the other checks work without
+
+    rules = kubelet_rules(subject)
+    policy = None if rules is None else ("memoryManagerPolicy", rules.memory_manager)
+    return _manager_state(subject, file.NAME, policy, file.load_memory_state, file.check)
+
+
+def device_manager_state(subject: Subject) -> Finding | None:
+    """The file of the device manager. None without the kubelet's directory, or without the file."""
+    if subject.kubelet_dir is None:
+        return None
+    from topoalign.kubelet.files import device_checkpoint as file  # the other checks work without
+
+    path = subject.kubelet_dir / file.NAME
+    if not is_there(path):
+        return None
+    try:
+        data = file.load_devices(subject.kubelet_dir)
+    except StateFault as error:
+        effect = "a kubelet that starts with it does not know which devices containers have, and gives them to others"
+        return _damaged(path, error, effect)
+    return None if data is None else ok(f"devices of {len(data.pod_device_entries or ())} containers")
+
+
+def _manager_state(
+    subject: Subject,
+    name: str,
+    policy: tuple[str, str] | None,
+    load: Callable[[Path], S | None],
+    check: Callable[[S, Topology, AdmissionRules], None],
+) -> Finding | None:
+    """The finding about the file of one manager; `policy`: the field of the kubelet's configuration, and its value."""
+    if subject.kubelet_dir is None:
+        return None
+    from topoalign.kubelet.files import checkpoint  # the other checks work without
+
+    path = subject.kubelet_dir.parent / name
+    if not is_there(path):
+        return None
+    rules = kubelet_rules(subject)
+    topology = described_or_real(subject)
+
+    def checked() -> S | None:
+        state = load(path.parent)
+        same_policy = state is not None and policy is not None and policy[1] == state.policy_name
+        if state is not None and rules is not None and topology is not None and same_policy:
+            check(state, topology, rules)
+        return state
+
+    try:
+        state = checkpoint.settled(checked)
+    except StateFault as error:
+        return _damaged(path, error, "a kubelet does not start with it")
+    except TopoalignError as error:  # the configuration does not fit the machine
+        return failure(f"{error.finding}; a kubelet does not start with it", error.remedy)
+    if state is None:
+        return None
+    if policy is not None and policy[1] != state.policy_name:
+        written = f"{name} was written under policy {quoted([state.policy_name])}, and {policy[0]} is {policy[1]!r}"
+        remedy = f"{_delete(path)}; or set {policy[0]} to {clean(state.policy_name)} again"
+        return failure(f"{written}: a kubelet does not start with it", remedy)
+    compared = "" if rules is not None and topology is not None else ", not compared with machine and configuration"
+    return ok(f"policy {clean(state.policy_name)}{compared}")
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is such a file, as far as this user may look: the check of the kubelet's directory says if not."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def described_or_real(subject: Subject) -> Topology | None:
+    """The machine as files show it, or the one that TOPOALIGN_MACHINE describes; None where it cannot be read."""
+    from topoalign import machines  # the readers; the other checks work without
+    from topoalign.machines.sysfs import read_sysfs
+
+    described = this_machine.played()
+    try:
+        return machines.load_machine(described).topology if described else read_sysfs(subject.sysfs_root.parent)
+    except TopoalignError:
+        return None
+
+
+def _damaged(path: Path, error: StateFault, effect: str) -> Finding:
+    if not os.access(path, os.R_OK):
+        return warning(error.finding, error.remedy)  # who may read it can tell more
+    return failure(f"{error.finding}; {effect}", _delete(path))
+
+
+def _delete(path: Path) -> str:
+    return f"drain the node, delete {clean(str(path), 200)} and restart the kubelet"

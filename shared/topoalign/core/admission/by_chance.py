@@ -1,0 +1,115 @@
+"""
+What a kubelet decides where it picks at random, found by trying its picks.
+
+A container that needs fewer devices than earlier init containers of its pod left takes over some of them, and the kubelet
+picks which at random (v1.36.3, device manager: the order of a Go map). The NUMA nodes of those that are left then bear on
+the hints of the containers after it, so one pick may admit the pod and another refuse it.
+
+Picks that differ in NUMA nodes are tried, from the most likely on, up to MOST_RUNS decisions. All devices count as equally
+likely. Example: of devices on NUMA nodes 0, 0 and 1, two are picked as 0 and 0 once and as 0 and 1 twice of three times.
+The more likely decision is the answer, and a note gives the chance of the other one.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from heapq import heappop, heappush
+from itertools import islice
+from math import comb, prod
+from typing import NamedTuple
+
+from topoalign.core.model.decisions import Admission, Decision, Refusal, noted
+from topoalign.core.model.errors import clean
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.device_sets import Devices, DeviceSet
+
+MOST_RUNS = 64
+"""Decisions about one pod: one takes about a millisecond."""
+MOST_PICKS = 256
+"""Different picks of one container. If there are more, only that of the lowest devices is tried."""
+CERTAIN = 0.999
+"""If the tried picks have this chance together, no others are tried."""
+
+
+class Pick(NamedTuple):
+    """Devices that a container may take over, and how likely it takes devices on these NUMA nodes."""
+
+    chance: float
+    devices: frozenset[DeviceID]
+
+
+Run = tuple[Decision, list[list[Pick]]]
+"""A decision, and for each random pick on its way the possible picks; it took those that it was given, then the first."""
+
+
+def picks_of(devices: Devices, reusable: Collection[DeviceID], amount: int) -> list[Pick]:
+    """
+    The picks of `amount` of the reusable devices that differ in NUMA nodes. The first is that of the lowest devices, the
+    others are sorted by chance.
+    """
+    left = devices.some(reusable)
+    groups = [group for each in devices.by_nodes.values() if (group := left & each)]
+    lowest = left.first(amount)
+    first = tuple(len(lowest & group) for group in groups)
+    counts = [each for each in islice(_counts(groups, amount), MOST_PICKS + 1) if each != first]
+    if len(counts) >= MOST_PICKS:
+        return [Pick(1.0, frozenset(lowest))]
+    picks = [_pick(groups, each, len(left), amount) for each in counts]
+    return [_pick(groups, first, len(left), amount), *sorted(picks, key=lambda pick: -pick.chance)]
+
+
+def _counts(groups: list[DeviceSet], amount: int) -> Iterator[tuple[int, ...]]:
+    """How many may be of each group: all tuples with this sum."""
+    if not groups:
+        if not amount:
+            yield ()
+        return
+    rest = sum(map(len, groups[1:]))
+    for count in range(max(0, amount - rest), min(amount, len(groups[0])) + 1):
+        for others in _counts(groups[1:], amount - count):
+            yield (count, *others)
+
+
+def _pick(groups: list[DeviceSet], counts: tuple[int, ...], left: int, amount: int) -> Pick:
+    ways = prod(comb(len(group), count) for group, count in zip(groups, counts, strict=True))
+    chosen = (group.first(count) for group, count in zip(groups, counts, strict=True))
+    return Pick(ways / comb(left, amount), frozenset().union(*chosen))
+
+
+def likely(first: Run, again: Callable[[tuple[int, ...]], Run]) -> Decision:
+    """
+    The more likely decision. `first` took the first picks; `again` decides with these picks, each by its place in the list
+    of those that are possible there.
+    """
+    decision, possible = first
+    found: dict[bool, Decision] = {}
+    chances = {True: 0.0, False: 0.0}
+    waiting: list[tuple[float, tuple[int, ...]]] = []
+    taken: tuple[int, ...] = ()
+    for runs in range(1, MOST_RUNS + 1):
+        chance = prod(picks[place].chance for picks, place in zip(possible, taken, strict=False))
+        for depth in range(len(taken), len(possible)):
+            for place, other in enumerate(possible[depth][1:], 1):
+                heappush(waiting, (-chance * other.chance, (*taken, *[0] * (depth - len(taken)), place)))
+            chance *= possible[depth][0].chance
+        admitted = isinstance(decision, Admission)
+        found.setdefault(admitted, decision)
+        chances[admitted] += chance
+        if not waiting or sum(chances.values()) >= CERTAIN:
+            break
+        if runs < MOST_RUNS:
+            _, taken = heappop(waiting)
+            decision, possible = again(taken)
+    return _more_likely(found, chances, all_tried=not waiting)
+
+
+def _more_likely(found: dict[bool, Decision], chances: dict[bool, float], *, all_tried: bool) -> Decision:
+    """The decision with the note on the other one, if there is another. Keys: whether the pod is admitted."""
+    answer = chances[True] >= chances[False]
+    decision, other = found[answer], found.get(not answer)
+    if other is None:
+        return decision
+    percent = max(1, round(100 * chances[not answer] / sum(chances.values())))
+    share = f"about {percent} % of the {'picks' if all_tried else f'{MOST_RUNS} most likely picks'}"
+    if isinstance(other, Refusal):
+        where = f" at container {clean(other.container)}" if other.container is not None else ""
+        return noted(decision, [f"with {share} the kubelet refuses the pod{where}: {other.code}, {other.finding}"])
+    return noted(decision, [f"with {share} the kubelet admits the pod"])

@@ -1,0 +1,125 @@
+"""A KubeletConfiguration is found in the wrappers that it is handed around in, or the field that holds it is named."""
+
+import base64
+import json
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.requests import Policy
+from topoalign.kubelet.files import configuration
+
+OBJECT = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ntopologyManagerPolicy: restricted\n"
+FIELDS = {"topologyManagerPolicy": "restricted"}
+ENCODED = base64.b64encode(OBJECT.encode()).decode()
+
+
+def indented(text: str, levels: int) -> str:
+    return "".join(f"{'  ' * levels}{line}\n" for line in text.splitlines())
+
+
+CONFIG_MAP = f"apiVersion: v1\nkind: ConfigMap\ndata:\n  kubelet: |\n{indented(OBJECT, 2)}"
+IGNITION = "kind: MachineConfig\nspec: {config: {storage: {files: [{path: /f, contents: {source: 'URL'}}]}}}"
+PRINTED = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {
+        "annotations": {"kubectl.kubernetes.io/last-applied-configuration": json.dumps({"data": {"a": OBJECT}})}
+    },
+    "data": {"kubelet": OBJECT},
+}
+"""As kubectl prints it: with a copy of the whole object."""
+
+COMPLETE = {
+    "a configz answer": (json.dumps({"kubeletconfig": FIELDS}), "kubeletconfig"),
+    "kubeadm's ConfigMap": (CONFIG_MAP, "data.kubelet"),
+    "a ConfigMap as kubectl prints it": (json.dumps(PRINTED), "data.kubelet"),
+    "a List": (json.dumps({"kind": "List", "items": [{"kind": "Node"}, PRINTED]}), "items[1].data.kubelet"),
+    "a key with dots": (CONFIG_MAP.replace("kubelet: |", "config.yaml: |"), "data[config.yaml]"),
+    "several documents": (f"kind: ClusterConfiguration\n---\n{OBJECT}---\n", "documents[1]"),
+    "binaryData": (f"kind: ConfigMap\nbinaryData: {{kubelet: {ENCODED}}}", "binaryData.kubelet"),
+    "a MachineConfig, base64": (
+        IGNITION.replace("URL", f"data:text/plain;charset=utf-8;base64,{ENCODED}"),
+        "spec.config.storage.files[0].contents.source",
+    ),
+    "a MachineConfig, percent": (
+        IGNITION.replace("URL", f"data:,{quote(OBJECT)}"),
+        "spec.config.storage.files[0].contents.source",
+    ),
+    "kind's patches": (f"kind: Cluster\nkubeadmConfigPatches:\n- |\n{indented(OBJECT, 1)}", "kubeadmConfigPatches[0]"),
+    "values in an object": (
+        f"kind: HelmRelease\nspec:\n  values: |\n    files:\n      kubelet: |\n{indented(OBJECT, 4)}",
+        "spec.values.files.kubelet",
+    ),
+}
+
+PARTS = {
+    "Talos": ({"machine": {"kubelet": {"extraConfig": FIELDS}}}, "machine.kubelet.extraConfig"),
+    "OpenShift": ({"kind": "KubeletConfig", "spec": {"kubeletConfig": FIELDS}}, "spec.kubeletConfig"),
+    "nodeadm": ({"kind": "NodeConfig", "spec": {"kubelet": {"config": FIELDS}}}, "spec.kubelet.config"),
+    "GKE": ({"kubeletConfig": FIELDS, "linuxConfig": {}}, "kubeletConfig"),
+}
+
+
+def policy_and_note(tmp_path: Path, text: str) -> tuple[Policy, str | None]:
+    path = tmp_path / "file"
+    path.write_text(text)
+    rules, note = configuration.load_with_note(path)
+    return rules.policy, note
+
+
+@pytest.mark.parametrize("wrapper", COMPLETE)
+def test_a_whole_configuration_in_a_wrapper_is_taken_and_its_field_named(wrapper: str, tmp_path: Path) -> None:
+    text, field = COMPLETE[wrapper]
+
+    note = f"the configuration of the kubelet was taken from {field}"
+    assert (Policy.RESTRICTED, note) == policy_and_note(tmp_path, text)
+
+
+@pytest.mark.parametrize("wrapper", PARTS)
+def test_a_part_that_is_merged_with_other_settings_is_taken_with_a_note(wrapper: str, tmp_path: Path) -> None:
+    document, field = PARTS[wrapper]
+    policy, note = policy_and_note(tmp_path, json.dumps(document))
+
+    assert Policy.RESTRICTED == policy
+    assert note is not None and field in note and wrapper in note and "/configz" in note
+
+
+@pytest.mark.parametrize("text", [OBJECT, f"---\n{OBJECT}", f"{OBJECT}---\n"])
+def test_a_file_without_a_wrapper_has_no_note(text: str, tmp_path: Path) -> None:
+    assert (Policy.RESTRICTED, None) == policy_and_note(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "words"),
+    [
+        (CONFIG_MAP.replace("restricted", "strict"), "data.kubelet.topologyManagerPolicy", ["unknown: 'strict'"]),
+        (
+            "machine: {kubelet: {extraConfig: {cpuManagerPolicy: static}}}",
+            "machine.kubelet.extraConfig.cpuManagerPolicy",
+            ["Talos may set it elsewhere", "/configz"],
+        ),
+        ("kubeletConfig: {topologyManager: {policy: restricted}}", "kubeletConfig.topologyManager", []),
+        (
+            f"{CONFIG_MAP}---\n{OBJECT}cpuManagerPolicy: static\n",
+            "document",
+            ["documents[0].data.kubelet, documents[1]"],
+        ),
+        ("spec: {kubelet: {cpuManagerPolicy: static}}", "spec.kubelet", ["cpuManagerPolicy", "kind: KubeletConf"]),
+        ("cpuManagerPolicy: static", "document", ["cpuManagerPolicy", "kind: KubeletConf"]),
+        ("{kind: ConfigMap, apiVersion: v1, data: {}}", "kind", ["'ConfigMap' of 'v1' is no Kubelet", "/configz"]),
+        ("a: {b: c}", "kind", ["without kind"]),
+    ],
+)
+def test_what_is_wrong_in_a_wrapper_is_named_by_its_whole_path(
+    text: str, field: str, words: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    path.write_text(text)
+    with pytest.raises(InvalidField) as caught:
+        configuration.load_with_note(path)
+
+    assert field == caught.value.field
+    assert [] == [word for word in words if word not in f"{caught.value.finding} {caught.value.remedy}"]
