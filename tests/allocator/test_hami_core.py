@@ -94,7 +94,7 @@ def test_limits_are_in_the_order_of_nvml_whatever_the_slots_are() -> None:
     slots = [DeviceID(f"GPU-{gpu}::{gpu}") for gpu in (2, 0, 3)]
     amounts = {slot: Amount(cores=number, memory=number) for number, slot in enumerate(slots)}
 
-    assert [1, 0, 2] == [each.cores for each in held_in_order(slots, amounts, hardware)]
+    assert [1, 0, 2] == [each and each.cores for each in held_in_order(slots, amounts, hardware)]
 
 
 def test_slots_without_a_record_are_equal_parts_and_of_no_other_gpus() -> None:
@@ -209,4 +209,4 @@ def test_the_answer_with_slots_of_a_changed_machine_is_in_its_order() -> None:
     slots = [DeviceID("GPU-0::0"), DeviceID("GPU-1::0")]
     amounts = {slots[0]: Amount(cores=10, memory=MIB), slots[1]: Amount(cores=20, memory=MIB)}
 
-    assert [20, 10] == [each.cores for each in held_in_order(slots, amounts, hardware)]
+    assert [20, 10] == [each and each.cores for each in held_in_order(slots, amounts, hardware)]

@@ -10,6 +10,7 @@ from kubelet_support import NODE, RESTRICTED, MemoryAllocator, offers, short_dir
 from reservation_support import changed
 
 from topoalign.allocator.device_allocations import DeviceAllocations
+from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
@@ -21,6 +22,7 @@ from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Received
+from topoalign.plugin_config.configuration import Configuration, DeviceList, Flags, PluginFlags
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
@@ -58,7 +60,11 @@ class Node:
 
 
 @asynccontextmanager
-async def node(rules: AdmissionRules = RESTRICTED, machine: Topology = MACHINE) -> AsyncIterator[Node]:
+async def node(
+    rules: AdmissionRules = RESTRICTED, machine: Topology = MACHINE, strategies: tuple[DeviceList, ...] = ("envvar",)
+) -> AsyncIterator[Node]:
+    plugin = PluginFlags(device_list_strategy=strategies)
+    configuration = Configuration(flags=Flags(plugin=plugin))
     with short_directory() as directory:
         plugins, resources = directory / "device-plugins", directory / "pod-resources"
         plugins.mkdir()
@@ -72,11 +78,19 @@ async def node(rules: AdmissionRules = RESTRICTED, machine: Topology = MACHINE) 
         ledger.hear(known.health)
         pod_resources = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
         reservations = Reservations(ledger, MemoryBus(), clock)
-        allocator = DeviceAllocations(ledger, clock, pod_resources, settle_seconds=0, reserved=reservations.current)
+        allocator = DeviceAllocations(
+            ledger,
+            clock,
+            pod_resources,
+            settle_seconds=0,
+            reserved=reservations.current,
+            by_variable_alone=lambda: plugin.by_variable_alone,
+        )
         kubelet = FakeKubelet(plugins, resources, machine, rules)
         async with pod_resources, anyio.create_task_group() as tasks:
             await tasks.start(kubelet.run)
-            await tasks.start(KubeletFront(allocator, plugins, clock).run)
+            containers = Containers(lambda: configuration)
+            await tasks.start(KubeletFront(allocator, plugins, clock, containers=containers).run)
             await kubelet.until(offers(machine))
             yield Node(kubelet, ledger, allocator, clock, tasks, journal, pod_resources, reservations)
             tasks.cancel_scope.cancel()

@@ -25,7 +25,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Offer
 from topoalign.plugin_config.file import DEFAULT, FROM_FILE, Loaded, content, leaves, loaded_from
 from topoalign.plugin_config.findings import Finding
-from topoalign.plugin_config.offers import offers
+from topoalign.plugin_config.offers import list_findings, offers
 from topoalign.plugin_config.watching import first_read
 from topoalign.plugin_config.wrapped import Wrapped, configurations
 from topoalign.runtime.installed import unread
@@ -179,7 +179,8 @@ def check_configuration(wrapped: Wrapped, topology: Topology | None) -> Checked:
     if topology is None:
         return Checked(wrapped.field, None, None, read.findings)
     offering = offers(topology, read.configuration)
-    return Checked(wrapped.field, None, offering.offers, (*read.findings, *offering.findings))
+    lists = list_findings(topology, offering, read.configuration)
+    return Checked(wrapped.field, None, offering.offers, (*read.findings, *offering.findings, *lists))
 
 
 def checked_document(file: Path, checked: Sequence[Checked], *, several: bool) -> dict[str, object]:

@@ -16,6 +16,7 @@ import msgspec
 
 from topoalign.core.admission.kubelet_devices import check_resources
 from topoalign.core.admission.resolvability import explained
+from topoalign.core.demand.device_lists import list_notes
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.demand.units import names_of_units
 from topoalign.core.demand.unserved import unserved
@@ -32,6 +33,7 @@ from topoalign.kubelet.files import configuration
 from topoalign.kubelet.files.node_state import KubeletNode, node_state
 from topoalign.kubelet.files.settling import settling
 from topoalign.machines import Machine, load_machine
+from topoalign.plugin_config.configuration import PluginFlags
 from topoalign.plugin_config.file import load_plugin_config
 from topoalign.plugin_config.offers import offers
 
@@ -65,7 +67,7 @@ class Described:
 
         Raises what reading the machine, the configurations or the kubelet's files raises.
         """
-        machine, found = self.offering_machine()
+        machine, plugin, found = self.offering_machine()
         taken = None
         rules = AdmissionRules(mode=Mode.KUBELET)
         if self.kubelet_config is not None:
@@ -79,21 +81,26 @@ class Described:
         passed_over = check_resources(demand, machine.topology, node.registered)
         decision = with_unserved(explained(node.state, demand), unserved(demand, machine.topology))
         starting = settling(self.kubelet_root, time.time()) if self.kubelet_root is not None else None
-        notes = [taken, *found, *node.findings, starting, *passed_over]
+        lists = list_notes(machine.topology, pod) if plugin.by_variable_alone else ()
+        notes = [taken, *found, *node.findings, starting, *passed_over, *lists]
         return node.state.node, noted(decision, tuple(filter(None, notes))), machine.topology
 
-    def offering_machine(self) -> tuple[Machine, tuple[str, ...]]:
-        """The machine with what it offers, and what of the plugin configuration it cannot do. Raises as `predict`."""
+    def offering_machine(self) -> tuple[Machine, PluginFlags, tuple[str, ...]]:
+        """
+        The machine with what it offers, how containers receive it, and what of the plugin configuration the machine cannot
+        do. Raises as `predict`.
+        """
         machine = load_machine(self.machine)
         if self.plugin_config is None:
-            return machine, ()
+            return machine, PluginFlags(), ()
         read = load_plugin_config(self.plugin_config)
         offering = offers(machine.topology, read.configuration)
         topology = msgspec.structs.replace(machine.topology, offers=offering.offers)
-        return msgspec.structs.replace(machine, topology=topology), (
+        findings = (
             *map(str, read.findings),
             *(f"{each}; {each.remedy}" if each.remedy else str(each) for each in offering.findings),
         )
+        return msgspec.structs.replace(machine, topology=topology), read.configuration.flags.plugin, findings
 
     def node(self, machine: Machine, rules: AdmissionRules) -> KubeletNode:
         """Every device is taken as healthy, unless the kubelet's files tell otherwise."""

@@ -47,6 +47,11 @@ class PluginFlags(Section, frozen=True, kw_only=True):
     shared_devices_allocation_policy: Packing = "distributed"
     """Which shares and MIG instances are preferred: of the cards least used, or of those most used."""
 
+    @property
+    def by_variable_alone(self) -> bool:
+        """Whether NVIDIA_VISIBLE_DEVICES is the only list of a container's GPUs (`core.demand.device_lists`)."""
+        return {*self.device_list_strategy} == {"envvar"}
+
 
 class Flags(Section, frozen=True, kw_only=True):
     """The section `flags`."""

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from topoalign.core.demand.device_lists import gpu_lists
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import UnitKind
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -51,6 +52,20 @@ class Offering(msgspec.Struct, frozen=True, kw_only=True):
 
     offers: tuple[Offer, ...]
     findings: tuple[Finding, ...]
+
+
+def list_findings(topology: Topology, offering: Offering, configuration: Configuration) -> tuple[Finding, ...]:
+    """What `config check` says where containers can ask for GPUs of several resources, and one variable lists them."""
+    names = gpu_lists(msgspec.structs.replace(topology, offers=offering.offers))
+    if len(names) < 2 or not configuration.flags.plugin.by_variable_alone:
+        return ()
+    finding = Finding(
+        field="flags.plugin.deviceListStrategy",
+        finding=f"under envvar a container that asks for two of {', '.join(names)} is refused (NotVisible) unless "
+        "topoalign's scheduler binds its pod",
+        remedy="use volume-mounts, cdi-annotations or cdi-cri if such containers come past that scheduler",
+    )
+    return (finding,)
 
 
 class Division(msgspec.Struct, frozen=True, kw_only=True):

@@ -235,16 +235,20 @@ class ReservedCompanions:
         ]
         return sorted(found, key=lambda each: not each.is_certain)
 
-    def named(self, resource: ResourceName, allocation: Allocation) -> dict[ResourceName, tuple[DeviceID, ...]]:
+    def named(
+        self, resource: ResourceName, allocation: Allocation, beside: Mapping[ResourceName, Sequence[DeviceID]]
+    ) -> dict[ResourceName, tuple[DeviceID, ...]]:
         """
         Resource of companions -> all that the container of this allocation has of it or is to have, under the ids by which
         it is told, in the hardware's order. All are in each plugin's answer: of a variable in two the kubelet passes on one.
+        With them `beside`, what it has by other resources of the kind of this one (`VisibleGpus.beside`).
         """
         state, found = self._state(), dict[ResourceName, list[DeviceID]]()
-        for name, ids in self._companions(resource, allocation):
+        for name, ids in (*self._companions(resource, allocation), *beside.items()):
             found.setdefault(name, []).extend(ids)
-        if resource in found:
-            found[resource] += allocation.from_kubelet.get(resource, ())
+        if resource in found or beside:
+            own = allocation.from_kubelet.get(resource, ())
+            found.setdefault(resource, []).extend(allocation.instances.get(each, each) for each in own)
         return {name: in_order(state.hardware, name, dict.fromkeys(ids)) for name, ids in found.items()}
 
     def _companions(

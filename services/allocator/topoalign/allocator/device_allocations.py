@@ -40,6 +40,7 @@ from topoalign.allocator.reconciliation.owner_polls import OwnerPolls
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
 from topoalign.allocator.shares import kind_of
 from topoalign.allocator.slot_starts import SlotStarts
+from topoalign.allocator.visible_gpus import VisibleGpus
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
@@ -81,12 +82,14 @@ class DeviceAllocations:
         until_reserved: Callable[[], Awaitable[None]] = nothing_to_ask,
         starting: Starting = nothing_to_prepare,
         instances: Instances | None = None,
+        by_variable_alone: Callable[[], bool] = lambda: False,
     ) -> None:
         """
         `ensure_fresh` is called before anything is given out: afterwards the health of the devices is confirmed, or is
         known to be unknown. `reserved`: what is reserved on the node now; `until_reserved` waits until that is known.
         `starting` prepares what limits a container with units that may start. `instances` makes MIG instances of slots;
-        None: none are made. `placement` and `compat` are the node's rules, the seconds are those of `Reconciliation`.
+        None: none are made. `by_variable_alone`: whether containers see what NVIDIA_VISIBLE_DEVICES names, and nothing
+        else. `placement` and `compat` are the node's rules, the seconds are those of `Reconciliation`.
         """
         self._ledger, self._clock, self._pod_resources, self._placement = ledger, clock, pod_resources, placement
         self._ensure_fresh, self._reserved, self._until_reserved = ensure_fresh, reserved, until_reserved
@@ -104,7 +107,9 @@ class DeviceAllocations:
         self.owner_polls = OwnerPolls(clock, lambda: ledger.state, self.reconcile)
         self._companions = ReservedCompanions(lambda: ledger.state, clock, reserved, Placement(placement))
         parts = self._reconciliation, self._preferences, self._companions
-        self._grants = Grants(ledger, clock, pod_resources, *parts, reserved, self.owner_polls.expect, compat)
+        liveness, expect = self._reconciliation.liveness, self.owner_polls.expect
+        self._visible = VisibleGpus(lambda: ledger.state, clock, reserved, liveness, by_variable_alone)
+        self._grants = Grants(ledger, clock, pod_resources, *parts, reserved, expect, compat, self._visible)
         self._slot_starts = SlotStarts(ledger, clock, reserved, self._grants.slots)
         self._making = InstanceCalls(ledger, clock, instances, reserved, self._is_displaced)
         self._commits, self._polling = GroupCommit(self._grants.record), anyio.Lock()
@@ -251,8 +256,8 @@ class DeviceAllocations:
 
     def _must_ask(self, call: AllocateCall) -> bool:
         """Whether the kubelet has to tell what is held before this call can be judged."""
-        is_held, held_beside = self._grants.is_any_held, self._grants.held_beside
-        held = any(is_held(call.resource, each) or held_beside(call.resource, each) for each in call.containers)
+        asked = self._grants.is_any_held, self._grants.held_beside, self._visible.must_ask
+        held = any(each(call.resource, devices) for devices in call.containers for each in asked)
         return held or self._ledger.unconfirmed is not None
 
     async def _ask_for(self, call: AllocateCall, arrived: float) -> None:
@@ -274,7 +279,7 @@ class DeviceAllocations:
 
     def named(self, resource: ResourceName, allocation: Allocation) -> dict[ResourceName, tuple[DeviceID, ...]]:
         """As `AllocatorPort.named`."""
-        return self._companions.named(resource, allocation)
+        return self._companions.named(resource, allocation, self._visible.beside(resource, allocation))
 
     async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
         """As `AllocatorPort.start_container`."""

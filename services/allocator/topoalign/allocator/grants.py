@@ -33,6 +33,7 @@ from topoalign.allocator.share_starts import ShareStarts
 from topoalign.allocator.shares import Shares
 from topoalign.allocator.slots import SlotGrants
 from topoalign.allocator.told_companions import touching_companions
+from topoalign.allocator.visible_gpus import VisibleGpus
 from topoalign.core.model.errors import DeviceInUse, StateFault
 from topoalign.core.model.events import Allocation, Displaced
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
@@ -58,7 +59,7 @@ class Judgement(NamedTuple):
 class Grants:
     """Grants over the kubelet's protocol."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter for each collaborator
         self,
         ledger: Ledger,
         clock: Clock,
@@ -69,6 +70,7 @@ class Grants:
         reserved: Callable[[], NodeReservations],
         expect: Callable[[Sequence[Allocation]], None],
         compat: str,
+        visible: VisibleGpus,
     ) -> None:
         """
         `reserved`: what is reserved on the node now. `expect` is told what each call is given once that is recorded, whether
@@ -76,7 +78,7 @@ class Grants:
         """
         self._ledger, self._clock, self._pod_resources = ledger, clock, pod_resources
         self._reconciliation, self._preferences, self._expect = reconciliation, preferences, expect
-        self.companions = companions
+        self.companions, self.visible = companions, visible
         self.shares = Shares(lambda: ledger.state, clock, reserved, reconciliation.liveness, compat)
         self.exclusion = ShareExclusion(lambda: ledger.state, reconciliation.liveness, self.shares)
         self.share_starts = ShareStarts(ledger, reconciliation.liveness, reserved)
@@ -143,6 +145,7 @@ class Grants:
                     try:
                         if (judgement := self.judge(call)) is not None:
                             judged.append((call, judgement))
+                            self.visible.granted(call.resource, judgement.answers)
                             if self.state.hardware.has_units:
                                 self.shares.granted(call.resource, judgement.answers, call.poll)
                     except Exception as error:  # it is this caller's, who raises it
@@ -182,6 +185,8 @@ class Grants:
                 self._reconciliation.seen(records[0].id, listing)
                 answers.append(records[0])
                 continue
+            if call.poll is None and self.visible.must_ask(resource, asked):
+                return None
             self.slots.check_told(resource, asked)
             beside = self._beside(resource, asked, new.granted)
             if not known.issuperset(record.id for record in beside):
@@ -190,6 +195,7 @@ class Grants:
             if in_units:
                 self.shares.check_half(resource, asked, call.poll)
                 way |= self.exclusion.making_room(resource, asked, beside, way, call.poll)
+            self.visible.check(resource, asked, call.poll)
             ended |= (room := self.slots.making_room(resource, asked, beside, way, new.granted, call.poll))
             new.gone.update(way | room)
             displaced = displaced_by(self._reconciliation.liveness, self._ledger, [*way.values()], asked, listing)

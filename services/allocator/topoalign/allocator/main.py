@@ -120,6 +120,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             ensure_fresh=hardware_watch.ensure_fresh,
             lists=kubelet.allocations.lists if kubelet is not None else lists_nothing,
             confirmed=kubelet.confirmed if kubelet is not None else lambda pod: None,
+            by_variable_alone=lambda: kubelet is not None and configuration.current.flags.plugin.by_variable_alone,
         )
         allocator = Allocator(
             ledger,
@@ -202,6 +203,7 @@ def kubelet_side(
         until_reserved=reservations.until_read,
         starting=limiter.starting,
         instances=instances,
+        by_variable_alone=lambda: configuration().flags.plugin.by_variable_alone,
     )
     front = KubeletFront(
         allocations,

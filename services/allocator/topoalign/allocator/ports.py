@@ -47,14 +47,15 @@ class AllocatorPort(Protocol):
         Records that the kubelet gave these devices, one set per container, with the companions that are reserved with
         them; when this returns it is on disk.
 
-        Raises UnknownDevice, InvalidField (empty or repeated ids), DeviceInUse, CompanionsLacking, StateFault. All sets or
-        none.
+        Raises UnknownDevice, InvalidField (empty or repeated ids), DeviceInUse, CompanionsLacking, NotVisible, StateFault.
+        All sets or none.
         """
 
     def named(self, resource: ResourceName, allocation: Allocation) -> Mapping[ResourceName, tuple[DeviceID, ...]]:
         """
-        For an allocation of this resource: resource of companions -> all that its container has of it or is to have, which
-        is what each answer to the container names. Empty where nothing comes together with its GPUs.
+        For an allocation of this resource: resource of companions, and each of GPUs or NICs where the container asks for
+        several -> all that its container has of it or is to have, which is what each answer to the container names. Empty
+        where one resource has all, and nothing comes together with its GPUs.
         """
 
     async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:

@@ -18,6 +18,7 @@ from topoalign.allocator.device_plugin.cdi_files import SpecificationFiles
 from topoalign.allocator.device_plugin.host import dev_root
 from topoalign.allocator.device_plugin.responses import CDI, Teller
 from topoalign.allocator.ports import AllocatorPort
+from topoalign.core.demand.device_lists import has_gpus
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.model import Topology
@@ -175,15 +176,6 @@ async def wait_for_hardware(allocator: AllocatorPort, topology: Topology) -> Non
     """Waits until the allocator's hardware is another one than `topology`."""
     while allocator.state.hardware is topology:
         await allocator.wait_past(allocator.version)
-
-
-def has_gpus(topology: Topology, resource: ResourceName) -> bool:
-    """Whether a resource offers GPUs or parts of them: only these need what `Containers` prepares."""
-    return any(
-        topology.card_of(base) in topology.gpu_by_id
-        for offer in topology.offers_of.get(resource, ())
-        for base in offer.devices
-    )
 
 
 def is_shared_by_mps(topology: Topology, resource: ResourceName) -> bool:

@@ -14,6 +14,7 @@ PCI addresses; kubelet v1.36.3, devicemanager, for what is merged over the resou
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -140,6 +141,13 @@ class Teller(NamedTuple):
             nodes = [function_of(topology, each) for each in ids if each in companions]
             tell_functions(told, name, [f for f in nodes if f is not None])
             tell_names(told, name, [f for each in ids if (f := function_of(topology, base_of(each))) is not None])
+        bases = sorted({base_of(each) for ids in named.values() for each in ids}, key=partial(place_of, topology))
+        if names := [f.name for base in bases if (f := function_of(topology, base)) is not None and f.name]:
+            told.envs[NICS_VARIABLE] = ",".join(names)
+        ways = frozenset(self.configuration.flags.plugin.device_list_strategy)
+        gpus = [(base, found) for base in bases if (found := device_nodes.part_of(topology, base)) is not None]
+        if gpus and "envvar" in ways and "volume-mounts" not in ways:  # mounts and CDI names add up
+            told.envs[GPUS_VARIABLE] = ",".join(self.name_of(base, *found) for base, found in gpus)
         told.envs = dict(sorted(told.envs.items()))
 
     def name_of(self, base: DeviceID, gpu: Gpu, instance: MigDevice | None) -> str:
@@ -224,6 +232,14 @@ def tell_names(told: v1beta1.ContainerAllocateResponse, resource: ResourceName, 
         told.envs[NICS_VARIABLE] = ",".join(names)
     if addresses := [function.pci for function in functions if function.pci is not None]:
         told.envs[address_variable(resource)] = ",".join(addresses)
+
+
+def place_of(topology: Topology, base: DeviceID) -> tuple[int, int]:
+    """Sorts GPUs, NICs and their parts by the hardware's order; a GPU or NIC before its parts."""
+    gpus = [(gpu.id, *(instance.uuid for instance in gpu.mig or ())) for gpu in topology.gpus]
+    nics = [(nic.id, *(DeviceID(function.pci) for function in nic.virtual_functions)) for nic in topology.nics]
+    cards: list[tuple[DeviceID, ...]] = [*gpus, *nics]
+    return next(((place, card.index(base)) for place, card in enumerate(cards) if base in card), (len(cards), 0))
 
 
 def function_of(topology: Topology, base: DeviceID) -> Function | None:

@@ -24,9 +24,10 @@ from topoalign.allocator.device_plugin.registration import options
 from topoalign.allocator.device_plugin.watches import Watch, Watches
 from topoalign.allocator.ports import AllocatorPort
 from topoalign.allocator.reconciliation.device_order import in_order
+from topoalign.core.demand.device_lists import has_gpus
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable, UnknownDevice
-from topoalign.core.model.holdings import unit_kind
+from topoalign.core.model.holdings import base_of, unit_kind
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import MOST_CONTAINERS
 from topoalign.core.model.topology.device_sets import NO_DEVICES
@@ -135,8 +136,9 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
             if any(each.instances for each in allocations):  # a CDI specification has to have them
                 teller = self.containers.now(hardware, self.resource)
             responses = [teller.response(hardware, self.resource, ids) for ids in given]
-        for response, allocation in zip(responses, allocations, strict=True):
-            teller.tell_companions(response, hardware, allocation, self.allocator.named(self.resource, allocation))
+        named = [self.allocator.named(self.resource, allocation) for allocation in allocations]
+        for response, allocation, devices in zip(responses, allocations, named, strict=True):
+            teller.tell_companions(response, hardware, allocation, devices)
         if teller.mps is not None:
             for response, allocation in zip(responses, allocations, strict=True):
                 teller.mps.tell_limits(response, self.resource, allocation, hardware)
@@ -144,8 +146,14 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
             for response, units in zip(responses, given, strict=True):
                 teller.vcuda.tell(response, self.resource, units)
         if teller.hami_core is not None:
-            for response, allocation in zip(responses, allocations, strict=True):
-                teller.hami_core.tell(response, self.resource, allocation, hardware)
+            for response, allocation, devices in zip(responses, allocations, named, strict=True):
+                others = [
+                    base_of(each)
+                    for name, ids in devices.items()
+                    if name != self.resource and has_gpus(hardware, name)
+                    for each in ids
+                ]
+                teller.hami_core.tell(response, self.resource, allocation, hardware, others)
         return v1beta1.AllocateResponse(container_responses=responses)
 
     async def pre_start_container(self, message: v1beta1.PreStartContainerRequest) -> v1beta1.PreStartContainerResponse:

@@ -67,8 +67,12 @@ class HamiCoreTeller(NamedTuple):
         resource: ResourceName,
         allocation: Allocation,
         hardware: Topology,
+        others: Collection[DeviceID] = (),
     ) -> None:
-        """Adds variables and mounts for the container of this allocation, and makes its directory. Raises StateFault."""
+        """
+        Adds variables and mounts for the container of this allocation, and makes its directory. `others`: the GPUs that the
+        container has by other resources, and sees. Raises StateFault.
+        """
         slots = allocation.from_kubelet[resource]
         name = name_of(resource, slots)
         try:
@@ -77,7 +81,7 @@ class HamiCoreTeller(NamedTuple):
             finding = f"the directory of a container cannot be made below {clean(self.root)}: {error.strerror}"
             raise StateFault(finding, "make room there, and see that it belongs to the agent's user") from error
         file = f"{CONTAINER_ROOT}/{secrets.token_hex(16)}.cache"
-        limits = {**limits_of(held_in_order(slots, allocation.slots, hardware)), SHARED_FILE: file}
+        limits = {**limits_of(held_in_order(slots, allocation.slots, hardware, others)), SHARED_FILE: file}
         told.envs = dict(sorted({**told.envs, **limits}.items()))
         told.mounts += [
             mount(CONTAINER_ROOT, f"{self.root}/{name}/{CACHE}"),
@@ -92,12 +96,17 @@ def mount(at: str, host_path: str, *, read_only: bool = False) -> v1beta1.Mount:
     return v1beta1.Mount(container_path=at, host_path=host_path, read_only=read_only)
 
 
-def held_in_order(slots: Collection[DeviceID], amounts: Mapping[DeviceID, Amount], hardware: Topology) -> list[Amount]:
+def held_in_order(
+    slots: Collection[DeviceID],
+    amounts: Mapping[DeviceID, Amount],
+    hardware: Topology,
+    others: Collection[DeviceID] = (),
+) -> list[Amount | None]:
     """
-    What a container holds of each of its GPUs, in the order of NVML. Raises ContainerUnready for a GPU that is not in slots
-    any more.
+    What a container holds by slots of each GPU that it sees, in the order of NVML; None: it has the GPU by another resource.
+    Raises ContainerUnready for a GPU that is not in slots any more.
     """
-    found: dict[int, Amount] = {}
+    found: dict[int, Amount | None] = {hardware.gpu_by_id[hardware.card_of(each)].index: None for each in others}
     for slot in slots:
         gpu = hardware.card_of(base_of(slot))
         amount = amount_of_slot(slot, gpu, amounts, hardware)
@@ -105,10 +114,10 @@ def held_in_order(slots: Collection[DeviceID], amounts: Mapping[DeviceID, Amount
     return [found[index] for index in sorted(found)]
 
 
-def limits_of(held: Sequence[Amount]) -> dict[str, str]:
-    """The variables that limit a container to these amounts of its GPUs, in the order in which it sees them."""
-    told = {f"{MEMORY_LIMIT}_{place}": f"{max(1, each.memory // MIB)}m" for place, each in enumerate(held)}
-    cores = [each.cores if each.cores < CORES else 0 for each in held]
+def limits_of(held: Sequence[Amount | None]) -> dict[str, str]:
+    """The variables that limit a container to these amounts of the GPUs that it sees, in their order; None: no limit."""
+    told = {f"{MEMORY_LIMIT}_{place}": f"{max(1, each.memory // MIB)}m" for place, each in enumerate(held) if each}
+    cores = [each.cores if each is not None and each.cores < CORES else 0 for each in held]
     if any(cores) and len({*cores}) == 1:
         told[CORE_LIMIT] = str(cores[0])
     else:

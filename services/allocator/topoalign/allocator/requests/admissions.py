@@ -77,7 +77,7 @@ log = structlog.get_logger("topoalign.allocator.requests.admissions")
 class Admissions:
     """Answers allocate, release, what-if, confirm, explain, snapshot, trust and clock for one node."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter for each collaborator
         self,
         ledger: Ledger,
         bus: Bus,
@@ -89,19 +89,25 @@ class Admissions:
         ensure_fresh: Callable[[], Awaitable[None]] = nothing_to_ask,
         lists: Callable[[str], bool | None] = lists_nothing,
         confirmed: Callable[[PodRequest], None] = lambda pod: None,
+        by_variable_alone: Callable[[], bool] = lambda: False,
     ) -> None:
         """
         `kubelet`: reads what predictions for a node with a kubelet stand on; None: the node's own rules and record. `lists`
         tells whether the kubelet lists a pod of this name, None where there is no kubelet to ask.
         `ensure_fresh` is called before anything is given out, as by `DeviceAllocations`; `confirmed` is told of each pod
-        that is confirmed for a registry.
+        that is confirmed for a registry. `by_variable_alone`: as `Predictions`.
         """
         self._ledger, self._bus, self._rules, self._ensure_fresh = ledger, bus, rules, ensure_fresh
         self._lists = lists
         self._kubelet_owns_devices = kubelet_owns_devices
         self._hint_seconds = hint_seconds
         self.predictions = Predictions(
-            ledger, rules, kubelet, kubelet_owns_devices=kubelet_owns_devices, confirmed=confirmed
+            ledger,
+            rules,
+            kubelet,
+            kubelet_owns_devices=kubelet_owns_devices,
+            confirmed=confirmed,
+            by_variable_alone=by_variable_alone,
         )
         self._turn = anyio.Lock()
         self._decisions: OrderedDict[str, Decision] = OrderedDict()

@@ -15,6 +15,7 @@ from topoalign.allocator.requests.kubelet_watch import KubeletWatch
 from topoalign.core.admission.admit import decide
 from topoalign.core.admission.prediction import doubted, predict
 from topoalign.core.admission.resolvability import explained
+from topoalign.core.demand.device_lists import list_notes
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.demand.unserved import unserved
 from topoalign.core.demand.validate import validate_pod
@@ -37,12 +38,13 @@ class Predictions:
         *,
         kubelet_owns_devices: bool,
         confirmed: Callable[[PodRequest], None] = lambda pod: None,
+        by_variable_alone: Callable[[], bool] = lambda: False,
     ) -> None:
         """
         `kubelet`: reads what predictions stand on; None: the node's own rules and record. `confirmed` is told of each pod
-        that is confirmed.
+        that is confirmed. `by_variable_alone`: whether containers see what NVIDIA_VISIBLE_DEVICES names, and nothing else.
         """
-        self._confirmed = confirmed
+        self._confirmed, self._by_variable_alone = confirmed, by_variable_alone
         self._ledger, self._kubelet = ledger, kubelet
         self._rules = msgspec.structs.replace(rules, mode=Mode.KUBELET) if kubelet_owns_devices else rules
 
@@ -52,7 +54,10 @@ class Predictions:
         check_discovered(self._ledger)
         if self._kubelet is not None:
             await self._kubelet.read_all()
-        return self._predict(request.pod, request.rules, explain=True)
+        decision = self._predict(request.pod, request.rules, explain=True)
+        if not self._by_variable_alone():
+            return decision
+        return noted(decision, list_notes(self._ledger.state.hardware, request.pod))
 
     async def confirm(self, request: ConfirmRequest) -> Decision:
         """Predicts the decision after others were given what is reserved for them. Nothing is recorded."""

@@ -48,6 +48,8 @@ class OfferedResources:
         self.sizes_version = 0
         """Grows when `sizes_on` of some node changes."""
         self._nodes: dict[NodeName, tuple[Topology, str, Offered]] = {}
+        self._sizes: dict[GpuSizes, GpuSizes] = {}
+        """Each that some node had, once: nodes that are alike have the same object."""
         self._counts = Counter[Offered]()
         """How many nodes offer this."""
         self._gpus = Counter[DeviceID]()
@@ -64,6 +66,7 @@ class OfferedResources:
         if before is not None and before[0] is hardware and before[1] == compat:  # as at nearly every fact of a node
             return
         now = offered_by(hardware, compat)
+        now = now._replace(sizes=self._sizes.setdefault(now.sizes, now.sizes))
         self._nodes[node] = hardware, compat, now
         self.sizes_version += before is None or before[2].sizes != now.sizes
         self._count(now, None if before is None else before[2])
@@ -75,7 +78,10 @@ class OfferedResources:
         return frozenset() if known is None else known[2].names
 
     def sizes_on(self, node: NodeName | None) -> GpuSizes:
-        """How large the GPUs of one node are; unknown sizes: nothing is known of it, or no node is chosen."""
+        """
+        How large the GPUs of one node are, the same object for all nodes that are alike; unknown sizes: nothing is known of
+        it, or no node is chosen.
+        """
         known = None if node is None else self._nodes.get(node)
         return UNKNOWN_SIZES if known is None else known[2].sizes
 

@@ -24,7 +24,6 @@ from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.offers import Slots
 from topoalign.core.sharing.quotas import (
     Amounts,
-    GpuSizes,
     OverQuota,
     amounts_per_gpu,
     check_quota,
@@ -145,9 +144,9 @@ class Quotas:
         """Those of the nodes on which a waiting pod holds too much. `without`: as `check_waiting`. Raises QuotasUnknown."""
         if not self._limits.get(pod.request.namespace):
             return frozenset()
-        by_sizes: dict[GpuSizes, list[NodeName]] = {}
+        by_sizes: dict[int, list[NodeName]] = {}
         for node in nodes:
-            by_sizes.setdefault(self._offers.sizes_on(node), []).append(node)
+            by_sizes.setdefault(id(self._offers.sizes_on(node)), []).append(node)
         full = (alike for alike in by_sizes.values() if not has_room(self, pod, alike[0], without))
         return frozenset(node for alike in full for node in alike)
 

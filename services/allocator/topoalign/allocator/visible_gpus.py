@@ -1,0 +1,192 @@
+"""
+Whether a container sees the GPUs that it gets by several resources (`core.demand.device_lists`).
+
+A reservation lists the devices of all resources of a container: with it, each answer to Allocate names all GPUs of the
+container. Where nothing is reserved, an answer names those of its own resource alone. If NVIDIA_VISIBLE_DEVICES is the
+only list (`deviceListStrategy: envvar`), the container would not see the others, so the Allocate that follows is refused:
+the pod fails at its admission, with the reason, before it holds a GPU that it cannot use.
+
+An Allocate follows the newest grant of GPUs, for the same container, while the kubelet's checkpoint does not have that
+grant: the kubelet writes it when a container has all that it asks for, and admits one container after the other (kubelet
+v1.36.3, devicemanager allocateContainerResources). After OPEN_SECONDS it does not.
+
+Example, of a container with one GPU and one MIG instance:
+
+    reserved GPU-0, MIG-1-0    Allocate of GPU-0 names GPU-0,MIG-1-0    Allocate of MIG-1-0 names GPU-0,MIG-1-0
+    nothing reserved           Allocate of GPU-0 names GPU-0            Allocate of MIG-1-0 is refused
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from topoalign.allocator.ports import Poll
+from topoalign.allocator.reconciliation.liveness import Liveness
+from topoalign.core.demand.device_lists import has_gpus, has_nics
+from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.errors import NoFit, quoted
+from topoalign.core.model.holdings import base_of
+from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.ports import Clock
+from topoalign.core.state.fold import NodeState
+from topoalign.core.state.instance_amounts import gpus_by_instances
+from topoalign.core.state.reservations import NodeReservations
+
+Devices = Mapping[ResourceName, tuple[DeviceID, ...]]
+"""What one container has, or is to have, by resource."""
+Part = tuple[ResourceName, frozenset[DeviceID]]
+
+OPEN_SECONDS = 5.0
+"""For so long another Allocate may follow for the same container; the kubelet needs milliseconds."""
+
+
+class NotVisible(NoFit):
+    """Raised for GPUs that their container would hold and not see, because another answer names others."""
+
+    code = "NotVisible"
+
+    def __init__(
+        self, resource: ResourceName, devices: Collection[DeviceID], other: ResourceName, named: Collection[DeviceID]
+    ) -> None:
+        super().__init__(
+            f"the container would not see {quoted(sorted(devices))} of {resource}: NVIDIA_VISIBLE_DEVICES names "
+            f"{quoted(sorted(named))}, by the answer for {other}, and the kubelet passes on one value of a variable",
+            "use deviceListStrategy volume-mounts, cdi-annotations or cdi-cri, have topoalign's scheduler bind the pod, or "
+            "ask for GPUs of one resource in each container",
+        )
+
+
+class Newest(NamedTuple):
+    """The newest grant of GPUs."""
+
+    id: AllocationID
+    resource: ResourceName
+    at: float
+    """Monotonic seconds."""
+
+
+class VisibleGpus:
+    """Knows which GPUs the answers to a container name, and refuses those that it would not see."""
+
+    def __init__(
+        self,
+        state: Callable[[], NodeState],
+        clock: Clock,
+        reserved: Callable[[], NodeReservations],
+        liveness: Liveness,
+        by_variable_alone: Callable[[], bool],
+    ) -> None:
+        """`reserved`: what is reserved on the node now. `by_variable_alone`: as `PluginFlags` says now."""
+        self._state, self._clock, self._reserved, self._liveness = state, clock, reserved, liveness
+        self._by_variable_alone = by_variable_alone
+        self._newest: Newest | None = None
+
+    def granted(self, resource: ResourceName, answers: Collection[Allocation]) -> None:
+        """Notes what a call for this resource was given."""
+        if has_gpus(self._state().hardware, resource):
+            for answer in answers:
+                self._newest = Newest(answer.id, resource, self._clock.monotonic())
+
+    def beside(self, resource: ResourceName, allocation: Allocation) -> dict[ResourceName, tuple[DeviceID, ...]]:
+        """
+        What the container of an allocation of this resource has, or is to have, by its other resources of the same kind
+        (GPUs, or NICs): what is reserved for it, and later what the record has for its owner. Containers of a pod that have
+        the same devices one after the other have one list. Nothing for units, which no container has beside other GPUs.
+        """
+        state, reserved, now = self._state(), self._reserved(), self._clock.monotonic()
+        if any(offer.unit is not None for offer in state.hardware.offers_of.get(resource, ())):
+            return {}
+        own = frozenset(allocation.from_kubelet.get(resource, ()))
+        kind = has_gpus if has_gpus(state.hardware, resource) else has_nics
+        parts: list[Devices] = []
+        for pod in reserved.reservations if own else ():
+            is_own = any(own == frozenset(each.devices.get(resource, ())) for each in pod.containers)
+            if is_own and reserved.until[pod.pod_uid] > now:
+                containers = [of_kind(each.devices, state.hardware, kind) for each in pod.containers]
+                parts += with_same_devices(containers, (resource, own))
+        if not parts and allocation.owner is not None:
+            who = allocation.owner, allocation.pod_uid
+            records = [each for each in state.allocations.values() if (each.owner, each.pod_uid) == who]
+            parts = [of_kind(each.from_kubelet, state.hardware, kind) for each in records]
+        if all(devices.keys() <= {resource} for devices in parts):
+            return {}
+        instances = {slot: uuid for each in state.allocations.values() for slot, uuid in each.instances.items()}
+        found: dict[ResourceName, tuple[DeviceID, ...]] = {}
+        for name, ids in ((name, ids) for devices in parts for name, ids in devices.items()):
+            known = (instances.get(each, each) for each in ids if is_made(state, each, instances))
+            found[name] = tuple(dict.fromkeys((*found.get(name, ()), *known)))
+        return found
+
+    def must_ask(self, resource: ResourceName, devices: Collection[DeviceID]) -> bool:
+        """Whether only PodResources shows if these GPUs are for the container of the newest grant."""
+        return self._hiding(resource, devices) is not None
+
+    def check(self, resource: ResourceName, devices: Collection[DeviceID], poll: Poll | None) -> None:
+        """
+        Raises NotVisible for GPUs that the answer to the newest grant does not name, if both are for one container. Once:
+        should the pod of that grant have been refused meanwhile, these are not for its container.
+        """
+        newest = self._hiding(resource, devices)
+        if newest is None or poll is None or self._is_entered(newest, poll):
+            return
+        named = self._named(newest)
+        self._newest = None
+        raise NotVisible(resource, {*map(base_of, devices)}, newest.resource, named)
+
+    def _hiding(self, resource: ResourceName, devices: Collection[DeviceID]) -> Newest | None:
+        """The newest grant, if it is of another resource, may be followed still, and its answer lacks some of these GPUs."""
+        newest = self._newest
+        if newest is None or newest.resource == resource or not self._by_variable_alone():
+            return None
+        grant = self._state().allocations.get(newest.id)
+        if grant is None or grant.pod_uid or self._clock.monotonic() - newest.at > OPEN_SECONDS:
+            return None
+        if not has_gpus(self._state().hardware, resource) or self._named(newest).issuperset(map(base_of, devices)):
+            return None
+        return newest
+
+    def _named(self, newest: Newest) -> frozenset[DeviceID]:
+        """The GPUs and MIG instances that the answer to a grant names."""
+        grant = self._state().allocations[newest.id]
+        own = (grant.instances.get(each, each) for each in grant.from_kubelet.get(newest.resource, ()))
+        others = (each for ids in self.beside(newest.resource, grant).values() for each in ids)
+        return frozenset(map(base_of, (*own, *others)))
+
+    def _is_entered(self, newest: Newest, poll: Poll) -> bool:
+        """Whether the checkpoint has a grant, or cannot be read."""
+        if poll.listing.checkpoint is None:
+            return True
+        grant = self._state().allocations[newest.id]
+        if not self._liveness.is_written_since(grant, poll.listing):
+            return False
+        given = grant.from_kubelet.get(newest.resource, ())
+        return any(each.resource == newest.resource and each.devices.issuperset(given) for each in poll.listing.parts)
+
+
+def of_kind(devices: Devices, topology: Topology, kind: Callable[[Topology, ResourceName], bool]) -> Devices:
+    """The devices of resources of this kind."""
+    return {name: ids for name, ids in devices.items() if kind(topology, name)}
+
+
+def with_same_devices(containers: Iterable[Devices], part: Part) -> list[Devices]:
+    """
+    Those of a pod's containers that have just these devices of a resource, and those that have the same as one of them of
+    any resource: an init container and the app container that takes over its GPU. An Allocate may be for each of them.
+    """
+    found: list[Devices] = []
+    known, rest = {part}, [*containers]
+    while more := [each for each in rest if not known.isdisjoint(parts_of(each))]:
+        found += more
+        known.update(*map(parts_of, more))
+        rest = [each for each in rest if each not in more]
+    return found
+
+
+def parts_of(devices: Devices) -> set[Part]:
+    """Each resource with its devices."""
+    return {(name, frozenset(ids)) for name, ids in devices.items()}
+
+
+def is_made(state: NodeState, device: DeviceID, instances: Mapping[DeviceID, DeviceID]) -> bool:
+    """Whether a device has its final id: a slot that becomes a MIG instance has it once the instance is made."""
+    return device in instances or base_of(device) not in gpus_by_instances(state.hardware)

@@ -1,0 +1,60 @@
+"""
+Which GPUs a container gets by several resources: two MIG profiles, two models, GPUs and shares of others.
+
+The kubelet calls Allocate for each resource, and each answer sets NVIDIA_VISIBLE_DEVICES. Of a variable in two answers the
+kubelet passes on one value, so a list in that variable has to name the GPUs of all resources of the container, or the
+container does not see some of them. Mounts and CDI names add up.
+
+The two resources of units name the same GPUs and count as one.
+
+Source: kubelet v1.36.3, devicemanager, deviceRunContainerOptions; k8s-device-plugin issue 728.
+"""
+
+from collections.abc import Iterator
+
+from topoalign.core.demand.quantities import device_limits
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.requests import ContainerRequest, PodRequest
+from topoalign.core.model.topology.model import Topology
+
+
+def has_gpus(topology: Topology, resource: ResourceName) -> bool:
+    """Whether a resource offers GPUs or parts of them."""
+    return any(
+        topology.card_of(base) in topology.gpu_by_id
+        for offer in topology.offers_of.get(resource, ())
+        for base in offer.devices
+    )
+
+
+def has_nics(topology: Topology, resource: ResourceName) -> bool:
+    """Whether a resource offers NICs or virtual functions of them."""
+    return any(
+        topology.card_of(base) in topology.nic_by_id
+        for offer in topology.offers_of.get(resource, ())
+        for base in offer.devices
+    )
+
+
+def gpu_lists(topology: Topology) -> tuple[ResourceName, ...]:
+    """The resources by which a container may get different GPUs, in the order of their names."""
+    in_memory = {offer.resource for offer in topology.offered if offer.unit == "memory"}
+    return tuple(sorted(name for name in topology.offers_of if name not in in_memory and has_gpus(topology, name)))
+
+
+def lists_asked(topology: Topology, container: ContainerRequest) -> tuple[ResourceName, ...]:
+    """Those that a container asks for, where they are several; else none."""
+    limits = device_limits(container)
+    found = tuple(name for name in gpu_lists(topology) if limits.get(name))
+    return found if len(found) > 1 else ()
+
+
+def list_notes(topology: Topology, pod: PodRequest) -> Iterator[str]:
+    """What a prediction says of containers that ask for several, where NVIDIA_VISIBLE_DEVICES is the only list."""
+    for container in (*pod.init_containers, *pod.containers):
+        if resources := lists_asked(topology, container):
+            yield (
+                f"container {container.name} asks for GPUs of {' and '.join(resources)}: under deviceListStrategy envvar "
+                "the node refuses it (NotVisible) unless topoalign's scheduler binds the pod; volume-mounts, "
+                "cdi-annotations and cdi-cri need no scheduler"
+            )
