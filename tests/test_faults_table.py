@@ -6,13 +6,15 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROW = re.compile(r"\| (C\d\d|F\d\d|S\d\d|I\d\d?) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|")
+ROW = re.compile(r"\| (C\d\d|F\d\d|G\d\d|S\d\d|I\d\d?) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|")
 TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 
 FAULTS = [
     *(f"C{n:02}" for n in (*range(1, 24), *range(25, 61))),
     *(f"F{n:02}" for n in (*range(1, 11), *range(12, 37))),
     "S04",
+    "G06",
+    "G07",
     *(f"I{n}" for n in (*range(1, 11), 12, 14)),
 ]
 

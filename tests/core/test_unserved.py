@@ -34,7 +34,7 @@ def names(
     return unserved(pod_demand(validate_pod(request), rules), hardware, registered)
 
 
-def test_what_nobody_offers_is_unserved_and_an_amount_of_0_asks_for_nothing() -> None:
+def test_what_nobody_offers_is_unserved_unless_none_of_it_is_asked_for() -> None:
     typo = ResourceName("nvidia.com/gpus")
 
     assert (FPGA, typo) == names({typo: 2, FPGA: 1, GPU: 1, CPU: 1000, MEMORY: 1 << 30})
