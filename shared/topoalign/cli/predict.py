@@ -18,7 +18,7 @@ from topoalign.core.admission.admit import decide
 from topoalign.core.admission.kubelet_devices import check_resources
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.demand.units import names_of_units
-from topoalign.core.demand.unserved import unserved
+from topoalign.core.demand.unserved import unserved_names
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.model.decisions import Decision, noted, with_unserved
 from topoalign.core.model.events import DeviceHealth, HealthState
@@ -77,7 +77,7 @@ class Described:
         demand = pod_demand(pod, rules)
         passed_over = check_resources(demand, machine.topology, node.registered)
         decision = decide(node.state, demand, explain=True)
-        decision = with_unserved(decision, unserved(demand, machine.topology))
+        decision = with_unserved(decision, unserved_names(demand, machine.topology))
         starting = settling(self.kubelet_root, time.time()) if self.kubelet_root is not None else None
         notes = (*found, *node.findings, *([starting] if starting is not None else []), *passed_over)
         return node.state.node, noted(decision, notes), machine.topology

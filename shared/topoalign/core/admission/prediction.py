@@ -27,7 +27,7 @@ from topoalign.core.admission.kubelet_devices import (
     without_ended,
 )
 from topoalign.core.demand.pod_demand import pod_demand
-from topoalign.core.demand.unserved import unserved
+from topoalign.core.demand.unserved import unserved_names
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.hints.memory import memory_node
 from topoalign.core.model.decisions import Decision, noted, with_unserved
@@ -101,7 +101,7 @@ def predict(
     held = with_reserved(basis.state, state, reserved)
     decision = decide(as_others(held, demand), demand, explain=explain)
     if kubelet_of(state).devices is not None:  # else another plugin may serve any name
-        decision = with_unserved(decision, unserved(demand, hardware, basis.registered or ()))
+        decision = with_unserved(decision, unserved_names(demand, hardware, basis.registered or ()))
     return noted(decision, (*basis.notes, *shared_ids(demand, hardware), *passed_over, *basis.doubts))
 
 

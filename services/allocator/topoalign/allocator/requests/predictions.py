@@ -15,7 +15,7 @@ from topoalign.allocator.requests.kubelet_watch import KubeletWatch
 from topoalign.core.admission.admit import decide
 from topoalign.core.admission.prediction import doubted, predict
 from topoalign.core.demand.pod_demand import pod_demand
-from topoalign.core.demand.unserved import unserved
+from topoalign.core.demand.unserved import unserved_names
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.model.decisions import Decision, noted, with_unserved
 from topoalign.core.model.errors import HardwareUnknown, InvalidField, clean
@@ -77,7 +77,7 @@ class Predictions:
             return predict(self._ledger.state, pod, now, changes, explain=explain, reserved=reserved)
         state = with_reserved(self._ledger.state, self._ledger.state, reserved)
         demand = pod_demand(pod, overridden(self._rules, changes))
-        decision = with_unserved(decide(state, demand, explain=explain), unserved(demand, state.hardware))
+        decision = with_unserved(decide(state, demand, explain=explain), unserved_names(demand, state.hardware))
         return noted(decision, () if self._ledger.unconfirmed is None else (doubted(self._ledger.unconfirmed),))
 
 

@@ -250,7 +250,7 @@ def resources_of(spec: Spec) -> Iterator[ResourceName]:
                 yield from map(ResourceName, amounts or ())
 
 
-def limits_of(spec: Spec) -> dict[ResourceName, str]:
+def paths_in_limits(spec: Spec) -> dict[ResourceName, str]:
     """The resources that containers name in their limits, each with the path of one of them."""
     return {
         ResourceName(name): f"spec.{group}[{position}]"
