@@ -377,7 +377,7 @@ def test_what_probably_means_something_else_is_a_note(capsys: pytest.CaptureFixt
     ] == notes[-2:]
 
 
-def test_an_annotation_without_quotes_is_told_to_need_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_annotation_without_quotes_names_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     pod = asking({"nvidia.com/gpu": 1}, **{"tencent.com__vcuda-core-limit": 50})
 
     status, answer = asked(capsys, "--pod-file", pod)

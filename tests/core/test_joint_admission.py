@@ -260,6 +260,15 @@ def test_koordinators_own_resources_ask_for_whole_devices() -> None:
     assert "UnknownResource" == refused(admit(state, joint(container(others={"amd.com/gpu": 1})), RESTRICTED)).code
 
 
+def test_a_key_that_is_not_known_is_refused_with_those_of_its_domain() -> None:
+    state = node(catalogue.machine("hgx-h100"))
+
+    for key, known in (("topoalign.io/gangs", "topoalign.io/gang-size"), (f"{JOINT_ANNOTATION}d", JOINT_ANNOTATION)):
+        with pytest.raises(InvalidField) as caught:
+            admit(state, msgspec.structs.replace(pod(container(gpus=1)), annotations={key: "x"}), BEST)
+        assert f"'{known}'" in caught.value.remedy
+
+
 @pytest.mark.parametrize(
     ("annotations", "where"),
     [

@@ -6,9 +6,9 @@ from decision_support import container, pod
 from slot_support import in_slots
 from unit_support import DGX, in_units
 
-from topoalign.core.demand.other_names import SETTINGS, VOLCANO, nearest
+from topoalign.core.demand.other_names import SETTINGS, VOLCANO, nearest_name
 from topoalign.core.demand.pod_demand import pod_demand
-from topoalign.core.demand.unserved import UnservedResource, remedy, served_by, unserved
+from topoalign.core.demand.unserved import UnservedResource, remedy_for, served_by, unserved_names
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode
@@ -31,10 +31,10 @@ def names(
         pod(container("main", others={str(name): amount for name, amount in asked.items()})),
         annotations=annotations or {},
     )
-    return unserved(pod_demand(validate_pod(request), rules), hardware, registered)
+    return unserved_names(pod_demand(validate_pod(request), rules), hardware, registered)
 
 
-def test_what_nobody_offers_is_unserved_and_an_amount_of_0_asks_for_nothing() -> None:
+def test_what_nobody_offers_is_unserved_unless_none_of_it_is_asked_for() -> None:
     typo = ResourceName("nvidia.com/gpus")
 
     assert (FPGA, typo) == names({typo: 2, FPGA: 1, GPU: 1, CPU: 1000, MEMORY: 1 << 30})
@@ -107,14 +107,18 @@ def test_the_finding_names_the_field_and_all_names() -> None:
     ],
 )
 def test_the_remedy_names_what_makes_it_work(name: str, begin: str) -> None:
-    assert remedy(ResourceName(name), served_by((DGX,))).startswith(begin)
+    assert remedy_for(ResourceName(name), served_by((DGX,))).startswith(begin)
 
 
 def test_the_nearest_of_several_names_is_named() -> None:
     """Nearness does not depend on the order in which names come, and a name is not near itself."""
     known = ["nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores"]
 
-    assert "nvidia.com/gpumem" == nearest("nvidia.com/gpu-mem", known) == nearest("nvidia.com/gpu-mem", known[::-1])
-    assert "nvidia.com/gpumem-percentage" == nearest("nvidia.com/gpumem-percent", known)
-    assert None is nearest("nvidia.com/gpucores", ["nvidia.com/gpucores"])
-    assert None is nearest("x" * 5000, known)
+    assert (
+        "nvidia.com/gpumem"
+        == nearest_name("nvidia.com/gpu-mem", known)
+        == nearest_name("nvidia.com/gpu-mem", known[::-1])
+    )
+    assert "nvidia.com/gpumem-percentage" == nearest_name("nvidia.com/gpumem-percent", known)
+    assert None is nearest_name("nvidia.com/gpucores", ["nvidia.com/gpucores"])
+    assert None is nearest_name("x" * 5000, known)

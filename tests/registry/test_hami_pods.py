@@ -18,7 +18,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scoring, scorer_of
-from topoalign.core.sharing.pod_warnings import limits_of
+from topoalign.core.sharing.pod_warnings import paths_of_limits
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.scheduling.pod_checks import PodChecks
 from topoalign.registry.scheduling.scheduler import Scheduler
@@ -116,7 +116,7 @@ def test_a_policy_for_nodes_is_a_warning_where_nodes_are_not_ranked_by_it() -> N
 
     for each in checks:
         each.check(spread)
-    warned, ranked = (each.warnings(spread.annotations, limits_of(spread)) for each in checks)
+    warned, ranked = (each.warnings(spread.annotations, paths_of_limits(spread)) for each in checks)
 
     assert 1 == len(warned) and "has no effect unless nodes are ranked by TOPOALIGN_SCORING=hami" in warned[0]
     assert () == ranked

@@ -25,7 +25,7 @@ from topoalign.core.model.requests import (
     ReleaseRequest,
 )
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.sharing.pod_warnings import limits_of, warnings_of
+from topoalign.core.sharing.pod_warnings import paths_of_limits, warnings_of
 
 Changes = dict[str, str | int | bool]
 """Rules that differ from the node's own, by the field names of `AdmissionRules`."""
@@ -130,7 +130,7 @@ def show_prediction(
     served = served_by((topology,))
     if names := decision.explanation.unserved:
         raise UnservedResource(pod, names, served)
-    warnings = warnings_of(pod.annotations, limits_of(pod), served)
+    warnings = warnings_of(pod.annotations, paths_of_limits(pod), served)
     return show(node, noted(decision, warnings), topology, as_json)
 
 

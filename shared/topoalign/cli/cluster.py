@@ -37,7 +37,7 @@ from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scoring, scorer_of
 from topoalign.core.sharing.pod_checks import check_pod, offers_of
-from topoalign.core.sharing.pod_warnings import limits_of, warnings_of
+from topoalign.core.sharing.pod_warnings import paths_of_limits, warnings_of
 from topoalign.core.sharing.slot_checks import check_gpus_known
 from topoalign.runtime.clock import SystemClock
 
@@ -167,7 +167,7 @@ def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: Changes) -> 
     served = served_in_cluster(record)
     if served is not None and (names := asked_names(read_pod(pod, KUBELET)) - served):
         raise UnservedResource(pod, names, served)
-    for warning in warnings_of(pod.annotations, limits_of(pod), served or offers.names):
+    for warning in warnings_of(pod.annotations, paths_of_limits(pod), served or offers.names):
         output.note(f"note: {warning}")
     check_gpus_known(pod, {gpu.id for machine in machines for gpu in machine.gpus}, offers.slots, offers.otherwise)
 

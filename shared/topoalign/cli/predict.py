@@ -19,7 +19,7 @@ from topoalign.core.admission.resolvability import explained
 from topoalign.core.demand.device_lists import list_notes
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.demand.units import names_of_units
-from topoalign.core.demand.unserved import unserved
+from topoalign.core.demand.unserved import unserved_names
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.model.decisions import Decision, noted, with_unserved
 from topoalign.core.model.events import DeviceHealth, HealthState
@@ -79,7 +79,7 @@ class Described:
             found = (*found, *filled)
         demand = pod_demand(pod, rules)
         passed_over = check_resources(demand, machine.topology, node.registered)
-        decision = with_unserved(explained(node.state, demand), unserved(demand, machine.topology))
+        decision = with_unserved(explained(node.state, demand), unserved_names(demand, machine.topology))
         starting = settling(self.kubelet_root, time.time()) if self.kubelet_root is not None else None
         lists = list_notes(machine.topology, pod) if plugin.by_variable_alone else ()
         notes = [taken, *found, *node.findings, starting, *passed_over, *lists]

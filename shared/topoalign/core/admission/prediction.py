@@ -28,7 +28,7 @@ from topoalign.core.admission.kubelet_devices import (
 )
 from topoalign.core.admission.resolvability import explained
 from topoalign.core.demand.pod_demand import pod_demand
-from topoalign.core.demand.unserved import unserved
+from topoalign.core.demand.unserved import unserved_names
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.hints.memory import memory_node
 from topoalign.core.model.decisions import Decision, noted, with_unserved
@@ -103,7 +103,7 @@ def predict(
     held = as_others(held, demand)
     decision = explained(held, demand) if explain else decide(held, demand)
     if kubelet_of(state).devices is not None:  # else another plugin may serve any name
-        decision = with_unserved(decision, unserved(demand, hardware, basis.registered or ()))
+        decision = with_unserved(decision, unserved_names(demand, hardware, basis.registered or ()))
     return noted(decision, (*basis.notes, *shared_ids(demand, hardware), *passed_over, *basis.doubts))
 
 

@@ -1,7 +1,7 @@
 """
 Names by which pods written for other GPU schedulers ask for GPUs, and names that were probably meant.
 
-`SETTINGS` has, for each such resource, the setting by which a node serves it. `nearest` finds the known name that a
+`SETTINGS` has, for each such resource, the setting by which a node serves it. `nearest_name` finds the known name that a
 misspelt one was probably meant for: the same domain and a similar rest, where case and the marks `-`, `_` and `.` do not
 count. `nvidia.com/gpus` is near `nvidia.com/gpu`, and `hami.io/use-gpu-uuid` has the rest of `nvidia.com/use-gpuuuid`.
 
@@ -17,8 +17,10 @@ from topoalign.core.deviceshare.names import FPGA, GPU_RESOURCES, RDMA
 from topoalign.core.model.ids import GPU, NIC, ResourceName
 
 MARKS = str.maketrans("", "", "-_.")
-SAME_DOMAIN, SIMILAR = 0.75, 0.7
-"""How alike domains, and the rests of names, are at least: twice the characters in common, of those of both."""
+SAME_DOMAIN = 0.75
+"""How alike domains are at least: twice the characters in common, of those of both."""
+SIMILAR = 0.7
+"""The same of the rests of names."""
 LONGEST = 100
 """Characters of a name that are compared."""
 
@@ -54,15 +56,15 @@ def setting_for(name: ResourceName) -> str:
     return SETTINGS.get(name, "")
 
 
-def nearest(name: str, known: Iterable[str], *, any_domain: bool = False) -> str | None:
+def nearest_name(name: str, known: Iterable[str], *, any_domain: bool = False) -> str | None:
     """
     The known name that this one was probably meant for; None: there is none. `any_domain`: a name of another domain counts
     as well, if the rest is the same.
     """
-    domain, rest = parts_of(name)
+    domain, rest = domain_and_rest(name)
     best: tuple[float, str] | None = None
     for each in sorted({*known} - {name}):
-        other_domain, other_rest = parts_of(each)
+        other_domain, other_rest = domain_and_rest(each)
         domains = likeness(domain, other_domain, SAME_DOMAIN)
         if not domains and not (any_domain and rest == other_rest):
             continue
@@ -72,7 +74,7 @@ def nearest(name: str, known: Iterable[str], *, any_domain: bool = False) -> str
     return None if best is None else best[1]
 
 
-def parts_of(name: str) -> tuple[str, str]:
+def domain_and_rest(name: str) -> tuple[str, str]:
     """The domain, and the rest without marks: `nvidia.com/use-gpuuuid` is `nvidia.com` and `usegpuuuid`."""
     domain, _, rest = name[:LONGEST].lower().rpartition("/")
     return domain, rest.translate(MARKS)

@@ -220,7 +220,9 @@ def may_be_on(topology: Topology, share: SlotShare, gpu: DeviceID) -> bool:
     Whether this GPU in slots is offered under the share's resource, and the pod accepts it; of a MIG instance the GPU that
     it is a part of.
     """
-    offer, card, rules = offers_in_slots(topology)[gpu], gpu_of(topology, gpu), share.rules
+    offer = offers_in_slots(topology)[gpu]
+    card = gpu_of(topology, gpu)
+    rules = share.rules
     return offer.resource == share.resource and rules.takes_mode(mode_of(offer)) and rules.accepts(card.id, card.name)
 
 

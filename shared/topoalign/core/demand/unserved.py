@@ -17,7 +17,7 @@ have an effect: in containers whose devices are decided together.
 from collections.abc import Collection, Iterable
 
 from topoalign.core.demand.field_paths import containers_of
-from topoalign.core.demand.other_names import SETTINGS, nearest, setting_for
+from topoalign.core.demand.other_names import SETTINGS, nearest_name, setting_for
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.slots import amount_resources
 from topoalign.core.deviceshare.demand import RESOURCES
@@ -45,15 +45,15 @@ class UnservedResource(BadRequest):
         super().__init__(
             f"{self.field}: nobody serves {shown} here; a kubelet passes over such a name, and the container starts without "
             "the device",
-            "; ".join(dict.fromkeys(remedy(name, served) for name in sorted(names))),
+            "; ".join(dict.fromkeys(remedy_for(name, served) for name in sorted(names))),
         )
 
 
-def remedy(name: ResourceName, served: Collection[ResourceName]) -> str:
+def remedy_for(name: ResourceName, served: Collection[ResourceName]) -> str:
     """What makes this name work, or which one to use instead."""
     if setting := setting_for(name):
         return setting
-    meant = nearest(name, {*served, GPU, NIC, *SETTINGS})
+    meant = nearest_name(name, {*served, GPU, NIC, *SETTINGS})
     if meant is None:
         listed = f"served here are {quoted(sorted(served)[:MOST_SHOWN])}" if served else "no devices are served here"
         return f"{listed}; leave {quoted([name])} out of the question if the node has it without a device plugin"
@@ -63,7 +63,7 @@ def remedy(name: ResourceName, served: Collection[ResourceName]) -> str:
     return f"did you mean {meant}? For that, {offered}"
 
 
-def unserved(
+def unserved_names(
     demand: PodDemand, hardware: Topology, registered: Collection[ResourceName] = ()
 ) -> tuple[ResourceName, ...]:
     """

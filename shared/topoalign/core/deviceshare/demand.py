@@ -33,7 +33,9 @@ RESOURCES = frozenset(map(ResourceName, (*GPU_RESOURCES, RDMA, FPGA))) | {GPU, N
 """What a pod with annotations asks for its devices by."""
 
 OWN_DOMAIN = "topoalign.io/"
-KNOWN = frozenset((*ANNOTATIONS, ALLOCATED_ANNOTATION, GANG, GANG_SIZE, CARDS))
+OF_USERS = (GANG, GANG_SIZE, CARDS)
+"""The annotations in our domain that users write."""
+KNOWN = frozenset((*ANNOTATIONS, ALLOCATED_ANNOTATION, *OF_USERS))
 """The annotations in the domains looked at; a gang is for the scheduler, and cards are for units of GPUs."""
 
 
@@ -127,10 +129,9 @@ def check_keys(annotations: Iterable[str]) -> None:
     """Raises InvalidField for one about devices that nobody knows: it would have no effect, and was meant to have one."""
     for key in annotations:
         if key.startswith((DEVICE_PREFIX, OWN_DOMAIN)) and key not in KNOWN:
+            usable = OF_USERS if key.startswith(OWN_DOMAIN) else ANNOTATIONS
             raise InvalidField(
-                f"pod.annotations[{clean(key, 80)}]",
-                "is not known",
-                f"use one of {quoted(ANNOTATIONS)}, or leave it out",
+                f"pod.annotations[{clean(key, 80)}]", "is not known", f"use one of {quoted(usable)}, or leave it out"
             )
 
 

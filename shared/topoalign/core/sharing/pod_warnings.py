@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Mapping
 from topoalign.core.demand import hami_names
 from topoalign.core.demand.field_paths import containers_of
 from topoalign.core.demand.gangs import path
-from topoalign.core.demand.other_names import SETTINGS, nearest
+from topoalign.core.demand.other_names import SETTINGS, nearest_name
 from topoalign.core.demand.slots import USUAL_SLOTS
 from topoalign.core.deviceshare.demand import OWN_DOMAIN
 from topoalign.core.deviceshare.names import ALLOCATED_ANNOTATION, ANNOTATIONS, PARTITION_TABLE
@@ -27,8 +27,10 @@ from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import GPU, NIC, ResourceName, is_native
 from topoalign.core.model.requests import PodRequest
 
-MOST, LONGEST = 8, 256
-"""Warnings of a pod, and characters of one."""
+MOST = 8
+"""Warnings of a pod."""
+LONGEST = 256
+"""Characters of a warning."""
 MOST_KEYS = 256
 """Annotations that are looked at: a pod may have thousands, and each is compared with all that are known."""
 CORE_LIMIT = "tencent.com/vcuda-core-limit"
@@ -61,7 +63,7 @@ def warnings_of(
     return tuple(clean(text, LONGEST) for text in found[:MOST])
 
 
-def limits_of(pod: PodRequest) -> dict[ResourceName, str]:
+def paths_of_limits(pod: PodRequest) -> dict[ResourceName, str]:
     """The resources that containers name in their limits, each with the path of one of them."""
     return {name: where for where, container in containers_of(pod) for name in container.limits}
 
@@ -91,11 +93,11 @@ def meant_key(key: str) -> str | None:
     """The annotation, or HAMi's amount, that a key was probably meant for. None: it is known, or no concern of ours."""
     if key in READ or key in WRITTEN or key.startswith(OWN_DOMAIN):
         return None
-    return nearest(key, {*READ, *AMOUNTS}, any_domain=key.partition("/")[0] in DOMAINS)
+    return nearest_name(key, {*READ, *AMOUNTS}, any_domain=key.partition("/")[0] in DOMAINS)
 
 
 def of_limits(limits: Mapping[ResourceName, str], served: Collection[ResourceName]) -> Iterator[str]:
     """Of names that no node serves, and that are near one that some node serves. `limits`: name -> path of a container."""
     for name in sorted(name for name in limits if name not in served and name not in SETTINGS and not is_native(name)):
-        if (meant := nearest(name, served)) is not None:
+        if (meant := nearest_name(name, served)) is not None:
             yield f"{limits[name]}.resources.limits[{clean(name, 80)}]: topoalign serves no such name; did you mean {meant}?"

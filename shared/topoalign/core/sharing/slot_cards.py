@@ -40,7 +40,8 @@ def scorer_of(topology: Topology) -> SetScorer:
 
 def cards_of(topology: Topology, left: SlotsOfGpus) -> tuple[SharedCard, ...]:
     """All GPUs and instances of `places_of`; of those that are not in slots nothing is to be had."""
-    found, in_slots = [], offers_in_slots(topology)
+    in_slots = offers_in_slots(topology)
+    found = []
     for base, gpu in places_of(topology):
         here = left.get(base)
         offered, held = (here.offered, here.held) if here else (NONE_HELD, NONE_HELD)

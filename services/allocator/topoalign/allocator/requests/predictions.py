@@ -17,7 +17,7 @@ from topoalign.core.admission.prediction import doubted, predict
 from topoalign.core.admission.resolvability import explained
 from topoalign.core.demand.device_lists import list_notes
 from topoalign.core.demand.pod_demand import pod_demand
-from topoalign.core.demand.unserved import unserved
+from topoalign.core.demand.unserved import unserved_names
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.model.decisions import Decision, noted, with_unserved
 from topoalign.core.model.errors import HardwareUnknown, InvalidField, clean
@@ -84,7 +84,7 @@ class Predictions:
         state = with_reserved(self._ledger.state, self._ledger.state, reserved)
         demand = pod_demand(pod, overridden(self._rules, changes))
         decision = explained(state, demand) if explain else decide(state, demand)
-        decision = with_unserved(decision, unserved(demand, state.hardware))
+        decision = with_unserved(decision, unserved_names(demand, state.hardware))
         return noted(decision, () if self._ledger.unconfirmed is None else (doubted(self._ledger.unconfirmed),))
 
 

@@ -28,10 +28,10 @@ from topoalign.registry.scheduling.webhook.rules import (
     changes_to,
     check_binding,
     check_update,
-    limits_of,
     names_another,
     no_warnings,
     nothing_left_out,
+    paths_in_limits,
 )
 
 LARGEST_REVIEW = 3 * 1024 * 1024
@@ -125,7 +125,8 @@ class Webhook:
     ) -> None:
         self._scheduler, self._offered, self._seconds = scheduler, offered, seconds
         self._check, self._left_out = check, left_out
-        self._check_updated, self._warn = check_updated, warn
+        self._check_updated = check_updated
+        self._warn = warn
 
     def routes(self) -> list[BaseRoute]:
         """`/webhook` for the mutating configuration, `/webhook/validate` for the validating one, which takes no changes."""
@@ -179,7 +180,7 @@ class Webhook:
             return ()
         if asked.operation != "CREATE" or pod.spec is None or names_another(pod.spec, self._scheduler):
             return ()
-        return self._warn(annotations_of(pod), limits_of(pod.spec))
+        return self._warn(annotations_of(pod), paths_in_limits(pod.spec))
 
 
 def read_review(body: bytes) -> Request:

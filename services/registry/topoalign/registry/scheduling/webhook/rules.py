@@ -20,18 +20,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from topoalign.core.demand.gangs import path
-from topoalign.core.deviceshare.demand import OWN_DOMAIN, is_joint
+from topoalign.core.deviceshare.demand import OF_USERS, OWN_DOMAIN, is_joint
 from topoalign.core.deviceshare.names import GPU_RESOURCES
 from topoalign.core.model.errors import BadRequest, clean, quoted
 from topoalign.core.model.ids import GPU, NIC, Namespace, ResourceName
-from topoalign.core.model.requests import CARDS, GANG, GANG_SIZE, PodRequest
+from topoalign.core.model.requests import PodRequest
 from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.core.sharing.slot_defaults import FilledIn, with_defaults
 from topoalign.kubelet.files import manifest
 from topoalign.registry.scheduling.annotations import with_counting
 
-OF_USERS = (GANG, GANG_SIZE, CARDS)
-"""The annotations in our domain that users write."""
 DEFAULT_SCHEDULER = "default-scheduler"
 MIRROR = "kubernetes.io/config.mirror"
 """The annotation of a pod by which a kubelet shows one of its static pods: it runs already."""
@@ -252,7 +250,7 @@ def resources_of(spec: Spec) -> Iterator[ResourceName]:
                 yield from map(ResourceName, amounts or ())
 
 
-def limits_of(spec: Spec) -> dict[ResourceName, str]:
+def paths_in_limits(spec: Spec) -> dict[ResourceName, str]:
     """The resources that containers name in their limits, each with the path of one of them."""
     return {
         ResourceName(name): f"spec.{group}[{position}]"
