@@ -2,6 +2,7 @@
  * Makes a file as HAMi-core does, by a layout of its own: <path> <uuids, by comma> <priority> <last kernel>, and for each process
  * <status>:<bytes of contexts>:<of programs>:<of buffers>:<all>:<percent> on its GPU of the same number, round and round.
  * `-` as uuids leaves them empty. Given `show` in place of uuids, it prints what the library would read of it.
+ * MINOR is the minor version; with V2_8_1 the layout is that of HAMi v2.8.1.
  */
 #include <fcntl.h>
 #include <semaphore.h>
@@ -20,11 +21,18 @@ struct percent { uint64_t decoder, encoder, kernels, spare[3]; };
 
 struct process {
     int32_t inside, outside;
+#ifdef V2_8_1
+    uint64_t sequence;
+#endif
     struct memory memory[GPUS];
     uint64_t seen[GPUS];
     struct percent percent[GPUS];
     int32_t status;
+#ifdef V2_8_1
+    uint64_t spare[2];
+#else
     uint64_t sequence, spare[2];
+#endif
 };
 
 struct region {
@@ -33,13 +41,20 @@ struct region {
     int32_t flag;
     size_t owner;
     sem_t lock;
+#ifdef V2_8_1
+    sem_t start;
+#endif
     uint64_t gpus;
     char uuid[GPUS][96];
     uint64_t memory_limit[GPUS], core_limit[GPUS];
     struct process process[SLOTS];
     int processes, limits_cores, recent_kernel, priority;
     uint64_t last_kernel;
+#ifdef V2_8_1
+    uint64_t spare[4];
+#else
     sem_t start;
+#endif
 };
 
 int main(int count, char **words) {
@@ -58,7 +73,7 @@ int main(int count, char **words) {
         return 0;
     }
     region->major = 1;
-    region->minor = 2;
+    region->minor = MINOR;
     for (uuid = strtok(words[2], ","); uuid; uuid = strtok(NULL, ","), region->gpus++)
         snprintf(region->uuid[region->gpus], sizeof *region->uuid, "%s", strcmp(uuid, "-") ? uuid : "");
     for (place = 0; place < GPUS; place++)

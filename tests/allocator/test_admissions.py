@@ -383,6 +383,19 @@ async def test_a_prediction_changes_nothing() -> None:
     assert before == node.ledger.state
 
 
+async def test_a_prediction_names_what_the_node_does_not_serve() -> None:
+    """Of a node without a kubelet, whose own answer is a refusal."""
+    node, typo = Node(), ResourceName("nvidia.com/gpus")
+    asked = PodRequest(
+        name=PodName("p"), containers=(ContainerRequest(name=ContainerName("main"), limits={typo: 1, GPU: 1}),)
+    )
+    async with node.serving():
+        decision = await node.admissions.predictions.what_if(AllocateRequest(node=NODE, pod=asked))
+
+    assert isinstance(decision, Refusal)
+    assert (typo,) == decision.explanation.unserved
+
+
 async def test_a_decision_is_explained_by_pod_name_and_allocation_id() -> None:
     """A decision is explained by the name of the pod and by the id of the allocation."""
     node = Node()

@@ -12,7 +12,7 @@ import pytest
 from hami_core_support import HamiCoreNode, hami_core_node
 from hypothesis import given
 from hypothesis import strategies as st
-from region_support import NAME, put_region
+from region_support import LIBRARIES, NAME, put_region
 from slot_node_support import Ask
 from structlog.testing import capture_logs
 
@@ -45,13 +45,14 @@ def of(reading: LibraryReading, it: HamiCoreNode, name: str) -> LibraryUse | Non
     return next((each for each in reading.containers if each.allocation in ids), None)
 
 
-async def test_what_the_library_has_written_is_read_by_gpu() -> None:
+@pytest.mark.parametrize("library", LIBRARIES)
+async def test_what_each_version_of_the_library_writes_is_read_by_gpu(library: str) -> None:
     """The sum over the processes that run; in the order of the file, whatever order the slots are in."""
     async with hami_core_node() as (it, _):
         await it.run_pod("a", Ask(2, memory=6_000, cores=40))
         first, second = gpus_of(it, "a")
         processes = ("1:100:20:3:123:40", "1:1:2:3:6:7", "1:1000:0:0:1000:0", "0:9:9:9:27:99")
-        put_region(it.cache("a") / NAME, f"{second},{first}", *processes, last_kernel=1_700_000_000)
+        put_region(it.cache("a") / NAME, f"{second},{first}", *processes, last_kernel=1_700_000_000, library=library)
         (use,) = (await files_of(it).read()).containers
 
         assert ("", [second, first]) == (use.failure, [each.device for each in use.counts])
@@ -137,9 +138,11 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a socket": (instead(bound), "no regular file"),
     "a directory": (instead(os.mkdir), "no regular file"),
     "cut off": (lambda path: os.truncate(path, 2_000_000), "2000000 bytes"),
+    "of HAMi v2.4.0": (lambda path: os.truncate(path, 1_197_897), "1197897 bytes, and those of HAMi v2.4.1 and later"),
     "longer": (lambda path: os.truncate(path, 1 << 40), f"{1 << 40} bytes"),
     "another magic": (write_at(0, b"\1"), "in place of 19920718"),
     "another version": (write_at(8, struct.pack("<I", 3)), "version 1.3"),
+    "1.2 as long as v2.8.1": (lambda path: os.truncate(path, 2_008_985), "version 1.2, and of this size 1.1 is read"),
     "too many gpus": (write_at(56, struct.pack("<Q", 2**63)), "GPUs"),
     "a gpu twice": (write_at(56, struct.pack("<Q", 2) + b"GPU-\x1b".ljust(96, b"\0") + b"GPU-\x1b"), "twice: GPU-?"),
     "too many processes": (write_at(2_008_896, struct.pack("<i", 1_025)), "1025 processes"),
@@ -179,13 +182,13 @@ async def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(monkeypatch: 
     async with hami_core_node() as (it, _):
         await it.run_pod("a", Ask(memory=1_000))
         path = put_region(it.cache("a") / NAME, gpus_of(it, "a")[0], ONE)
-        uuids_of = region.uuids_of
+        uuids_of = region.Layout.uuids_of
 
-        def cut(head: bytes) -> list[str]:
+        def cut(layout: region.Layout, head: bytes) -> list[str]:
             os.truncate(path, 4_096)
-            return uuids_of(head)
+            return uuids_of(layout, head)
 
-        monkeypatch.setattr(region, "uuids_of", cut)
+        monkeypatch.setattr(region.Layout, "uuids_of", cut)
         (use,) = (await files_of(it).read()).containers
 
         assert "it is cut off" == use.failure
@@ -290,24 +293,34 @@ async def test_what_files_say_is_told_over_the_bus() -> None:
                 await ask(UseRequest(node=NodeName("other")))
             write_at(4, b"\2")(it.cache("a") / NAME)
             await it.clock.advance(2)
-            assert ["it has version 2.2, and 1.2 is read"] == [
+            assert ["it has version 2.2, and of this size 1.1 or 1.2 is read"] == [
                 each.failure for each in (await ask(question)).containers
             ]
             assert 1 == counted.read()
 
 
-@given(st.binary(min_size=1_856, max_size=1_856), st.binary(max_size=2 * 1_960), st.binary(min_size=24, max_size=24))
-def test_no_bytes_have_another_end_than_counts_or_a_reason(head: bytes, processes: bytes, tail: bytes) -> None:
+@given(
+    st.sampled_from(region.LAYOUTS),
+    st.binary(min_size=1_888, max_size=1_888),
+    st.binary(max_size=2 * 1_960),
+    st.binary(min_size=24, max_size=24),
+)
+def test_no_bytes_have_another_end_than_counts_or_a_reason(
+    layout: region.Layout, head: bytes, processes: bytes, tail: bytes
+) -> None:
     """Whatever a container writes; half of the cases begin as they should."""
+    at = 56 + layout.shift
     for start in (
-        head,
-        struct.pack("<iII", 19920718, 1, 2) + head[12:56] + bytes([head[56] % 20] + [0] * 7) + head[64:],
+        head[: layout.processes_at],
+        (struct.pack("<iII", 19920718, 1, 1) + head[12:at] + bytes([head[at] % 20] + [0] * 7) + head[at + 8 :])[
+            : layout.processes_at
+        ],
     ):
         for count in (tail[:4], struct.pack("<i", len(processes) // 1_960)):
             try:
-                uuids = region.uuids_of(start)
+                uuids = layout.uuids_of(start)
                 found = region.tail_of(count + tail[4:])
-                counts = [*region.counts_of(uuids, processes, found, {*uuids})]  # type: ignore[arg-type]  # as ids
+                counts = [*layout.counts_of(uuids, processes, found, {*uuids})]  # type: ignore[arg-type]  # as ids
             except region.Unusable as error:
                 assert str(error)
             else:

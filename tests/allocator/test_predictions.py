@@ -70,7 +70,7 @@ async def predicted_and_done(seed: int, directory: Path) -> list[tuple[object, o
             others = sorted({*kubelet.running} - {(AGENT.namespace, AGENT.name)})
             if others and chance.random() < 0.3:
                 await kubelet.remove(*chance.choice(others))
-            asked = some_pod(chance, f"pod-{number}")
+            asked = some_pod(chance, f"pod-{number}", whole=number % 5 == 3)
             predicted = await admissions.predictions.what_if(AllocateRequest(node=NODE, pod=asked, rules={}))
             done = await kubelet.admit(asked)
             if any("lists no container with them" in note for note in predicted.explanation.notes):

@@ -29,7 +29,16 @@ from topoalign.core.model.events import (
     TopologyDiscovered,
 )
 from topoalign.core.model.hints import TopologyHint
-from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.model.ids import (
+    GPU,
+    AllocationID,
+    ContainerName,
+    DeviceID,
+    Namespace,
+    NodeName,
+    PodName,
+    ResourceName,
+)
 from topoalign.core.model.maintenance import TrustRequest
 from topoalign.core.model.requests import AllocateRequest, ExplainRequest, ReleaseRequest
 from topoalign.core.model.topology.model import Gpu, Topology
@@ -75,6 +84,9 @@ class Node:
     def decision(self, request: AllocateRequest) -> Admission | Refusal:
         if request.pod.name == "kubelet":
             raise KubeletOwnsDevices(NODE)
+        if request.pod.name == "unserved":
+            names = (ResourceName("nvidia.com/gpus"),)
+            return Admission(allocations=(HELD,), explanation=msgspec.structs.replace(EXPLANATION, unserved=names))
         if request.pod.containers[0].limits.get(GPU, 0) > len(GPUS):
             return Refusal(
                 reason="TopologyAffinityError",
@@ -203,6 +215,18 @@ def test_a_refusal_ends_with_4_and_says_why_and_what_to_do(node: Node, capsys: p
     assert 4 == ran.status
     for words in ("TopologyAffinityError (NotEnoughDevices)", "finding  4 GPUs are free", "remedy   ask for fewer"):
         assert words in ran.out
+
+
+def test_a_name_that_the_node_does_not_serve_is_a_finding(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    """With exit code 6 and nothing of what else the pod would get."""
+    ran, document = (
+        Ran(capsys, "what-if --gpus 1 --pod unserved"),
+        Ran(capsys, "what-if --gpus 1 --pod unserved --json"),
+    )
+
+    assert (6, "") == (ran.status, ran.out)
+    assert "nobody serves 'nvidia.com/gpus' here" in ran.err
+    assert ("UnservedResource", 6) == (document.json["error"]["code"], document.json["error"]["exit"])
 
 
 def test_json_answers_are_documents_with_the_whole_decision(node: Node, capsys: pytest.CaptureFixture[str]) -> None:

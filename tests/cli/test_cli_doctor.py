@@ -362,3 +362,20 @@ def test_a_kubelet_directory_that_is_open_to_all_or_too_deep_is_told(
         open_to_all["kubelet"]["remedy"],
     )
     assert "too long for a socket" in deep["kubelet"]["detail"]
+
+
+def test_the_scheduler_is_recommended_for_gpus_in_units(capsys: pytest.CaptureFixture[str], short_dir: Path) -> None:
+    """By the ids of the devices that the kubelet has registered: it is a recommendation, not a problem."""
+    plugins = short_dir / "device-plugins"
+    plugins.mkdir()
+    units = {"example.com/time": ["GPU-0::c0", "GPU-0::c1"], "example.com/bytes": ["GPU-0::m0"]}
+    found = []
+    for registered in (units, {"nvidia.com/gpu": ["GPU-0", "GPU-1::0"]}):
+        device_checkpoint.store(plugins, device_checkpoint.CheckpointData(None, registered))
+        found.append(examined(capsys, "--kubelet-dir", str(plugins))[1])
+    in_units, whole = found
+
+    assert "units" not in whole
+    assert "ok" == in_units["units"]["verdict"]
+    assert "'example.com/bytes', 'example.com/time'" in in_units["units"]["detail"]
+    assert "topoalign's scheduler" in in_units["units"]["remedy"]

@@ -15,7 +15,8 @@ from slot_support import in_slots
 from topoalign.cli import root
 from topoalign.cli.predict import Described
 from topoalign.core.admission.admit import admit
-from topoalign.core.model.ids import GPU
+from topoalign.core.model.ids import GPU, DeviceID, ResourceName
+from topoalign.core.model.topology.model import PluginDevice
 from topoalign.kubelet.files import configuration
 from topoalign.machines import load_machine
 
@@ -84,6 +85,52 @@ def test_a_pod_of_a_manifest_is_predicted_by_the_kubelets_rules(capsys: pytest.C
     assert alignment["container"] is None
 
 
+def test_a_pod_with_pod_level_resources_gets_its_devices_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its kubelet has all that it gave to others, and gives this pod no CPUs or memory."""
+    hold(gpus=2, cpus=4)
+    Path("pod.yaml").write_text(POD.replace("spec:", "spec:\n  resources: {limits: {cpu: 16, memory: 64Gi}}"))
+
+    status, answer = asked(capsys, *FROM_FILES, "--pod-file", "pod.yaml")
+
+    _, main = answer["decision"]["allocations"]
+    assert (0, 2, None) == (status, len(main["devices"][GPU]), main.get("cpus"))
+    assert "memory" not in main
+
+
+@pytest.mark.parametrize(
+    ("spec", "first"),
+    [
+        (
+            "resourceClaims: [{name: gpus, resourceClaimName: mine}]",
+            "not covered: the devices of resource claims 'gpus'",
+        ),
+        (
+            "resources: {limits: {cpu: 16, memory: 64Gi}}",
+            "not covered: exclusive CPUs for 'fetch', 'main': with spec.resources",
+        ),
+    ],
+)
+def test_what_the_answer_does_not_cover_comes_first(spec: str, first: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("pod.yaml").write_text(POD.replace("spec:", f"spec:\n  {spec}"))
+    (said,) = asked(capsys, "--pod-file", "pod.yaml")[1]["decision"]["explanation"]["not_covered"]
+
+    assert 0 == root.run(["what-if", "--machine", MACHINE, "--pod-file", "pod.yaml"])
+    lines = capsys.readouterr().out.splitlines()
+
+    assert f"not covered: {said}" == lines[0]
+    assert lines[0].startswith(first)
+    assert "ml/train/fetch  (would get)" == lines[1]
+
+
+def test_cpus_without_memory_are_not_covered(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--cpus 8` alone makes no Guaranteed pod."""
+    assert 0 == root.run(["what-if", "--machine", MACHINE, "--cpus", "8", "--pod", "train"])
+
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("not covered: exclusive CPUs for 'main': the pod is Burstable")
+    assert "default/train/main  (would get)" == second
+
+
 def test_what_the_kubelet_holds_is_not_given_again(capsys: pytest.CaptureFixture[str]) -> None:
     hold(gpus=2, cpus=4)
     first = asked(capsys, "--kubelet-config", "config.yaml", "--gpus", "2", "--cpus", "4", "--memory", "8Gi")[1]
@@ -106,6 +153,18 @@ def test_a_refusal_ends_with_4_and_an_option_overrides_the_file(
 
     assert (4, "TopologyAffinityError") == (refused[0], refused[1]["decision"]["reason"])
     assert (0, "Admission") == (admitted_so[0], admitted_so[1]["decision"]["type"])
+
+
+def test_a_refusal_says_whether_waiting_helps_and_what_would_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a machine with one GPU on each NUMA node, two on one node never fit."""
+    never = asked(capsys, "--machine", "epyc-nps4-4gpu", "--policy", "single-numa-node", "--gpus", "2")[1]["decision"]
+    hold(gpus=2, cpus=4)
+    full = asked(capsys, *FROM_FILES, "--gpus", "7", "--policy", "none")[1]["decision"]
+
+    assert ("never", "in-use") == (never["resolvability"], full["resolvability"])
+    assert never["finding"].endswith("each of NUMA nodes 0-3 has 1 nvidia.com/gpu free, 2 are needed")
+    assert never["remedy"].startswith("the pod never fits on this node: ask for 1 instead of 2 nvidia.com/gpu")
+    assert "wait until pods on this node end; or ask for 6 instead of 7 nvidia.com/gpu" == full["remedy"]
 
 
 @pytest.mark.parametrize("name", ["kubelte", "config.yaml"])
@@ -174,9 +233,145 @@ def hold_cpu_1() -> None:
     Path("kubelet/cpu_manager_state").write_bytes(cpu_file("static", f"0,2-{last}", {"u": {"c": "1"}}))
 
 
+def written(name: str, content: object) -> str:
+    Path(name).write_text(json.dumps(content))
+    return name
+
+
+def asking(limits: dict[str, object], **annotations: object) -> str:
+    """The file of a pod with one container."""
+    container = {"name": "main", "resources": {"limits": limits}}
+    metadata = {"name": "p", "annotations": {key.replace("__", "/"): value for key, value in annotations.items()}}
+    return written("asking.json", {"kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}})
+
+
+SLOTS: dict[str, object] = {"sharing": {"slots": {}}}
+UNITS: dict[str, object] = {"sharing": {"units": {}}}
+
+
+@pytest.mark.parametrize(
+    ("configuration", "limits", "devices"),
+    [
+        (SLOTS, {"nvidia.com/gpu": 2, "nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 30}, {"nvidia.com/gpu": 2}),
+        (
+            UNITS,
+            {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 30},
+            {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 30},
+        ),
+        (
+            {
+                "sharing": {
+                    "timeSlicing": {"renameByDefault": True, "resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}
+                }
+            },
+            {"nvidia.com/gpu.shared": 1},
+            {"nvidia.com/gpu.shared": 1},
+        ),
+    ],
+    ids=["slots", "units", "time slices"],
+)
+def test_shares_are_asked_of_a_described_machine_by_its_configuration(
+    capsys: pytest.CaptureFixture[str],
+    configuration: object,
+    limits: dict[str, object],
+    devices: dict[str, int],
+) -> None:
+    file = written("topoalign.json", configuration)
+
+    status, answer = asked(capsys, "--config", file, "--pod-file", asking(limits))
+
+    (given,) = answer["decision"]["allocations"]
+    assert (0, devices) == (status, {name: len(ids) for name, ids in given["devices"].items()})
+    assert 6 == asked(capsys, "--pod-file", asking(limits))[0]
+
+
+def test_what_a_machine_cannot_do_of_its_configuration_is_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    file = written("topoalign.json", {"flags": {"migStrategy": "dynamic"}, **SLOTS})
+
+    (note, *_) = asked(capsys, "--config", file, "--cpus", "1")[1]["decision"]["explanation"]["notes"]
+
+    assert note.startswith("sharing.slots: 8 devices of nvidia.com/gpu are not in MIG mode: not offered; ")
+
+
+def test_a_wrong_plugin_configuration_is_an_error_with_its_path(capsys: pytest.CaptureFixture[str]) -> None:
+    file = written("topoalign.json", {"sharing": {"slots": {"replicas": 0}}})
+
+    status, answer = asked(capsys, "--config", file, "--gpus", "1")
+
+    assert (5, "sharing.slots.replicas") == (status, answer["error"]["finding"].partition(":")[0])
+
+
+def test_a_pod_is_predicted_with_what_the_webhook_fills_in(capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    Without an amount a slot is of a whole GPU, and an annotation that chooses GPUs has an effect. In mode `best` there is no
+    webhook.
+    """
+    file = written("topoalign.json", SLOTS)
+    pod = asking({"nvidia.com/gpu": 2}, **{"nvidia.com__use-gputype": "A100,V100"})
+
+    status, answer = asked(capsys, "--config", file, "--pod-file", pod)
+
+    assert 0 == status
+    assert [100, 100] == [each["cores"] for each in answer["decision"]["allocations"][0]["slots"].values()]
+    assert (
+        "spec.containers[0].resources.limits[nvidia.com/gpucores]: 100 is what the webhook fills in"
+        in answer["decision"]["explanation"]["notes"]
+    )
+    assert 4 == asked(capsys, "--config", file, "--pod-file", pod, "--mode", "best")[0]
+
+
+def test_a_name_that_nobody_serves_is_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    """With exit code 6, whoever decides, and not what else the pod would get."""
+    for mode in ("kubelet", "best"):
+        assert 6 == root.run(
+            ["what-if", "--machine", MACHINE, "--pod-file", asking({"nvidia.com/gpus": 2}), "--mode", mode]
+        )
+
+        said = capsys.readouterr()
+        assert "" == said.out
+        assert "nobody serves 'nvidia.com/gpus' here" in said.err and "did you mean nvidia.com/gpu?" in said.err
+    status, answer = asked(capsys, "--pod-file", asking({"koordinator.sh/gpu": 50, "cpu": 4, "memory": "8Gi"}))
+    error = {name: answer["error"][name] for name in ("code", "exit")}
+    assert (6, {"code": "UnservedResource", "exit": 6}) == (status, error)
+
+
+def test_what_another_plugin_serves_is_no_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    """The machine is described with it; of one that only the kubelet knows nothing can be predicted, as before."""
+    hardware = load_machine(MACHINE).topology
+    other = PluginDevice(id=DeviceID("f0"), resource=ResourceName("example.com/fpga"), nodes=(0,))
+    Path("fpga.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(hardware, others=(other,))))
+
+    status = root.run(["what-if", "--machine", "fpga.json", "--pod-file", asking({"example.com/fpga": 1})])
+
+    assert 0 == status
+
+
+def test_what_probably_means_something_else_is_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the words of the webhook's warning."""
+    file = written("topoalign.json", SLOTS)
+    pod = asking({"nvidia.com/gpu": 1}, **{"nvidia.com__gpumem": "4000", "nvidia.com__use-gpu-uuid": "GPU-0"})
+
+    notes = asked(capsys, "--config", file, "--pod-file", pod)[1]["decision"]["explanation"]["notes"]
+
+    assert [
+        "metadata.annotations[nvidia.com/gpumem]: has no effect; write it in resources.limits of a container",
+        "metadata.annotations[nvidia.com/use-gpu-uuid]: nobody reads this key; did you mean nvidia.com/use-gpuuuid?",
+    ] == notes[-2:]
+
+
+def test_an_annotation_without_quotes_is_told_to_need_them(capsys: pytest.CaptureFixture[str]) -> None:
+    pod = asking({"nvidia.com/gpu": 1}, **{"tencent.com__vcuda-core-limit": 50})
+
+    status, answer = asked(capsys, "--pod-file", pod)
+
+    assert (5, 'write the value in quotes: "50"') == (status, answer["error"]["remedy"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "finding"),
     [
+        (["--gpus", "1", "--config", "config.yaml"], "go with --machine"),
+        (["--cluster", "--gpus", "1", "--config", "config.yaml"], "leave out --node, --machine, --config"),
         (["--gpus", "1", "--pod-file", "pod.yaml"], "--pod-file describes the whole pod"),
         (["--pod", "a/b", "--pod-file", "pod.yaml"], "--pod-file describes the whole pod"),
         (["--gpus", "1", "--kubelet-config", "config.yaml"], "go with --machine"),

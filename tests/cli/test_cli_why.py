@@ -8,16 +8,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from anyio.from_thread import start_blocking_portal
 from decision_support import container, machine, pod
 from diagnosis_support import cluster, node_with
+from unit_support import CORES, DGX, MEMORY, in_units
 
 from topoalign.cli import root
 from topoalign.core import wire
 from topoalign.core.diagnosis.record_file import decode_lines, encode_lines
 from topoalign.core.diagnosis.records import ClusterRecord
-from topoalign.core.model.ids import NodeName
+from topoalign.core.model.ids import DeviceID, NodeName, ResourceName
+from topoalign.core.model.kubelet import ListedDevices
 from topoalign.core.model.requests import Standing
 from topoalign.core.ports import Endpoint
 from topoalign.machines import catalogue
@@ -79,6 +82,22 @@ def test_why_says_where_a_pod_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert out.startswith("1 of 3 nodes would admit the pod; the best is half\n")
 
 
+@pytest.mark.parametrize("command", ["why", "what-if --cluster"])
+def test_what_the_answer_of_a_cluster_does_not_cover_comes_first(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = {**MANIFEST, "spec": {**pod_with(2)["spec"], "resourceClaims": [{"name": "nics"}]}}
+    Path("pod.json").write_text(json.dumps(shown))
+
+    _, out, _ = run(f"{command} --pod-file pod.json --from cluster.ndjson", capsys)
+    _, whole, _ = run(f"{command} --pod-file pod.json --from cluster.ndjson --json", capsys)
+
+    first, second, *_ = out.splitlines()
+    assert first.startswith("not covered: the devices of resource claims 'nics': their DRA driver gives them")
+    assert second.startswith("1 of 3 nodes would admit the pod")
+    assert [first.removeprefix("not covered: ")] == json.loads(whole)["not_covered"]
+
+
 def test_what_if_of_a_cluster_ranks_the_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run("what-if --cluster --gpus 1 --pods 2 --from cluster.ndjson", capsys)
 
@@ -88,6 +107,34 @@ def test_what_if_of_a_cluster_ranks_the_nodes(capsys: pytest.CaptureFixture[str]
         run("what-if --cluster --gpus 1 --pods 3 --from cluster.ndjson", capsys)[0],
         run("why --gpus 1 --pods 3 --from cluster.ndjson", capsys)[1].splitlines()[0],
     )
+
+
+def listing(record: ClusterRecord, *names: str) -> ClusterRecord:
+    """The cluster, where it is known that other plugins list these resources on each node."""
+    nodes = []
+    for each in record.nodes:
+        assert each.usage is not None and each.usage.kubelet is not None
+        devices = {ResourceName(name): (ListedDevices(ids=(DeviceID("d"),)),) for name in names}
+        kubelet = msgspec.structs.replace(each.usage.kubelet, devices=devices)
+        nodes.append(msgspec.structs.replace(each, usage=msgspec.structs.replace(each.usage, kubelet=kubelet)))
+    return msgspec.structs.replace(record, nodes=tuple(nodes))
+
+
+@pytest.mark.parametrize("command", ["why", "what-if --cluster"])
+def test_a_name_that_no_node_serves_is_a_finding(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of what another plugin lists, or where it is not known what they list, the answer is about the rest of the pod."""
+    limits = {"nvidia.com/gpus": 1}
+    spec = {"containers": [{"name": "main", "resources": {"limits": limits}}]}
+    Path("pod.json").write_text(json.dumps({**MANIFEST, "spec": spec}))
+    write("known.ndjson", listing(some_cluster()))
+    write("listed.ndjson", listing(some_cluster(), "nvidia.com/gpus"))
+
+    status, out, err = run(f"{command} --pod-file pod.json --from known.ndjson", capsys)
+
+    assert (6, "") == (status, out)
+    assert "nobody serves 'nvidia.com/gpus' here" in err and "did you mean nvidia.com/gpu?" in err
+    for file in ("listed.ndjson", "cluster.ndjson"):
+        assert 6 != run(f"{command} --pod-file pod.json --from {file}", capsys)[0]
 
 
 def test_what_if_of_a_cluster_shows_the_seam_of_several_gpus(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,13 +154,29 @@ def test_what_if_of_a_cluster_shows_the_seam_of_several_gpus(capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("command", ["why", "what-if --cluster"])
+def test_where_units_fit_the_answer_says_that_it_assumes_a_reservation(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("units.ndjson", cluster(node_with("units", topology=in_units(DGX))))
+    notes = []
+    for cores, blocks in ((20, 10), (0, 10), (900, 10)):
+        limits = {name: amount for name, amount in ((CORES, cores), (MEMORY, blocks)) if amount}
+        spec = {"containers": [{"name": "main", "resources": {"limits": limits}}]}
+        Path("pod.json").write_text(json.dumps({**MANIFEST, "spec": spec}))
+        notes.append(run(f"{command} --pod-file pod.json --from units.ndjson", capsys)[2])
+
+    assert [True, False, False] == ["assumes that topoalign's scheduler reserves" in each for each in notes], notes
+
+
+@pytest.mark.parametrize("command", ["why", "what-if --cluster"])
 def test_a_snapshot_gives_the_same_answer_to_the_letter(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     first = run(f"{command} --gpus 3 --cpus 1 --json --from cluster.ndjson --snapshot again.ndjson", capsys)
     second = run(f"{command} --gpus 3 --cpus 1 --json --from again.ndjson", capsys)
 
     assert first[:2] == second[:2]
     answer: dict[str, Any] = json.loads(first[1])
-    assert ["time", "pods", "fit", "nodes", "admitting", "reason", "reasons", "changes", "placed"] == [*answer]
+    fields = ["time", "not_covered", "pods", "fit", "nodes", "admitting", "reason", "reasons", "changes", "placed"]
+    assert fields == [*answer]
     assert Path("cluster.ndjson").read_bytes() == Path("again.ndjson").read_bytes()
     assert some_cluster() == decode_lines(Path("again.ndjson").read_bytes().splitlines())
 

@@ -11,6 +11,7 @@ from e2e_support import described, environment, in_one_process
 from manifests_support import DEPLOY, NATS_USERS
 from structlog.testing import capture_logs
 
+from topoalign.client import records
 from topoalign.client.records import foreign_nodes
 from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, BusUnavailable
@@ -89,7 +90,12 @@ async def test_the_users_of_the_manifest_can_do_what_they_have_to(server: Killab
         assert NODE == getattr(heard, "node", None)
 
 
-async def test_a_registry_of_the_manifest_may_tell_what_hami_runs(server: KillableServer) -> None:
+async def test_a_registry_of_the_manifest_may_tell_what_hami_runs(
+    server: KillableServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        records, "ANSWER_SECONDS", 60.0
+    )  # a loaded machine may need more than the two seconds of a command
     foreign = ForeignNodes(ManualClock())
     foreign.behind = lambda: None
     annotations = NodeAnnotations(register="[]")

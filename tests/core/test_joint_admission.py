@@ -256,7 +256,7 @@ def test_koordinators_own_resources_ask_for_whole_devices() -> None:
         "main"
     ].devices
     alone = pod(container(others={"koordinator.sh/gpu": 200}))
-    assert "UnknownResource" == refused(admit(state, alone, RESTRICTED)).code
+    assert {GPU: ("GPU-0", "GPU-1")} == admitted(admit(state, alone, RESTRICTED))["main"].devices
     assert "UnknownResource" == refused(admit(state, joint(container(others={"amd.com/gpu": 1})), RESTRICTED)).code
 
 

@@ -19,6 +19,7 @@ from topoalign.core.deviceshare.names import (
     HUNDREDTHS,
     JOINT_ANNOTATION,
     RATIO,
+    RDMA,
     SHARED,
 )
 from topoalign.core.model.allocations import Allocation
@@ -99,6 +100,17 @@ def test_a_share_is_hundredths_of_computing_time_and_blocks(amounts: Amounts, ex
     state = node(hardware([318]))
 
     assert {"GPU-0": expected} == share_of(state, amounts) == share_of(state, amounts, KOORDINATOR)
+
+
+@pytest.mark.parametrize("amounts", [{HUNDREDTHS: 50}, {CORE: 50, RATIO: 60}, {HUNDREDTHS: 200}, {RDMA: 100}])
+def test_koordinators_names_need_no_annotation_where_no_kubelet_decides(amounts: Amounts) -> None:
+    """A kubelet passes over them."""
+    state = node(hardware([60, 60, 60], whole=2))
+
+    assert admit(state, sharing(amounts), BEST) == admit(state, sharing(amounts, said={}), BEST)
+    assert isinstance(admit(state, sharing(amounts, said={}), BEST), Admission)
+    passed_over = admit(state, sharing(amounts, said={}), KUBELET)
+    assert isinstance(passed_over, Admission) and {} == passed_over.allocations[0].devices
 
 
 def test_two_halves_fit_on_a_gpu_and_the_division_shows_them() -> None:

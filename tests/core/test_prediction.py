@@ -168,6 +168,17 @@ def test_known_devices_are_known_whatever_else_is_not() -> None:
     assert any(note.startswith("nobody lists example.com/fpga") for note in notes)
 
 
+def test_names_that_nobody_serves_are_named_where_all_devices_are_known() -> None:
+    """Where it is not known what other plugins list, or one lists them, nothing is found."""
+    asked = pod(container("main", gpus=1, others={FPGA: 1}))
+    every: tuple[dict[ResourceName, tuple[ListedDevices, ...]] | None, ...] = ({}, None, {FPGA: listed(("0", (0,)))})
+    nobody, unknown, somebody = (
+        predict(told(KubeletObserved(rules=RULES, devices=devices)), asked, 0).explanation.unserved for devices in every
+    )
+
+    assert ((FPGA,), (), ()) == (nobody, unknown, somebody)
+
+
 def test_devices_that_two_resources_list_under_one_id_are_noted() -> None:
     kubelet = KubeletObserved(rules=RULES, devices={FPGA: listed(("0", (0,))), VPU: listed(("0", (1,)))})
     notes = predict(told(kubelet), pod(container("main", others={FPGA: 1})), 0).explanation.notes

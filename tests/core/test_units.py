@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from unit_support import BEST, CORES, DGX, KUBELET, MEMORY, admitted, asks, gpus_of, holds, in_units, refused
 
 from topoalign.core.admission.admit import admit
+from topoalign.core.admission.pipeline import HALVES_BY_RESERVATION
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -40,6 +41,18 @@ def test_a_share_is_put_where_least_is_left() -> None:
     assert [5] == gpus_of(state, [*small.devices[CORES], *small.devices[MEMORY]])
     assert (20, 10) == (len(small.devices[CORES]), len(small.devices[MEMORY]))
     assert [3] == gpus_of(state, [*large.devices[CORES], *large.devices[MEMORY]])
+
+
+@pytest.mark.parametrize("amounts", [(20, 10), (200, 10)], ids=str)
+def test_an_admission_of_both_halves_says_that_it_assumes_a_reservation(amounts: tuple[int, int]) -> None:
+    """A kubelet alone asks for one half after the other. One half alone needs none, nor does mode `best`."""
+    state, asked = node(in_units(DGX)), pod(asks(*amounts))
+
+    assert (HALVES_BY_RESERVATION,) == admit(state, asked, KUBELET).explanation.notes
+    assert () == admit(state, asked, BEST).explanation.notes
+    for half in ((0, 10), (100, 0)):
+        assert () == admit(state, pod(asks(*half)), KUBELET).explanation.notes
+    assert () == admit(state, pod(asks(900, 10)), KUBELET).explanation.notes, "it is refused"
 
 
 def test_memory_can_be_had_without_computing_time() -> None:

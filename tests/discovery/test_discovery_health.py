@@ -72,7 +72,7 @@ async def test_eight_gpus_that_fail_together_are_two_announcements(world: World)
 
 async def test_what_comes_and_goes_within_the_hold_down_is_not_said(world: World) -> None:
     async with world.running():
-        await happens(world, Occurrence.XID, xid=94)
+        await happens(world, Occurrence.XID, xid=999)
         await word(world, "heal", "0")
         await world.clock.advance(2 * HOLD_DOWN_SECONDS)
 
@@ -82,13 +82,13 @@ async def test_what_comes_and_goes_within_the_hold_down_is_not_said(world: World
 async def test_a_passing_xid_ends_with_the_quiet_time_and_a_lasting_one_does_not(world: World) -> None:
     """A passing xid is over after the quiet time and a lasting one is not."""
     async with world.running():
-        await happens(world, Occurrence.XID, A, xid=94)
+        await happens(world, Occurrence.XID, A, xid=999)
         await happens(world, Occurrence.XID, B, xid=95)
         await world.clock.advance(QUIET_SECONDS + READ_SECONDS)
 
         devices = (await world.health()).devices
         assert [HealthState.HEALTHY, HealthState.UNHEALTHY] == [devices[A].state, devices[B].state]
-        assert "XID 95 (uncontained memory error)" in devices[B].reason
+        assert "XID 95 (uncontained memory error: reset the GPU)" in devices[B].reason
         assert 1 == world.registry.get_sample_value("topoalign_discovery_xids_total", {"xid": "95"})
         assert 2 == world.registry.get_sample_value("topoalign_discovery_health_changes_total", {"state": "unhealthy"})
         assert 1 == world.registry.get_sample_value("topoalign_discovery_devices", {"state": "unhealthy"})
@@ -111,17 +111,17 @@ async def test_an_xid_of_a_mig_instance_costs_that_instance_alone(tmp_path: Path
     world = World(tmp_path, environment={"MIG_STRATEGY": "mixed"})
     world.hardware.now = parted()
     async with world.running():
-        await happens(world, Occurrence.XID, A, xid=94, gpu_instance=2, compute_instance=0)
+        await happens(world, Occurrence.XID, A, xid=999, gpu_instance=2, compute_instance=0)
         await world.clock.advance(HOLD_DOWN_SECONDS)
         devices = (await world.health()).devices
         assert [DeviceID("MIG-2")] == [device for device, health in devices.items() if not health.usable]
 
-        await happens(world, Occurrence.XID, A, xid=94, gpu_instance=1)
+        await happens(world, Occurrence.XID, A, xid=999, gpu_instance=1)
         await world.clock.advance(HOLD_DOWN_SECONDS)
         devices = (await world.health()).devices
         assert {"MIG-1", "MIG-2"} == {device for device, health in devices.items() if not health.usable}
 
-        await happens(world, Occurrence.XID, A, xid=94, gpu_instance=7)
+        await happens(world, Occurrence.XID, A, xid=999, gpu_instance=7)
         await world.clock.advance(HOLD_DOWN_SECONDS)
         assert HealthState.UNHEALTHY == (await world.health()).devices[A].state
 
@@ -130,7 +130,7 @@ async def test_an_xid_of_a_mig_instance_costs_a_gpu_that_is_offered_as_a_whole(w
     """As by default, where a GPU is in MIG mode all the same: its container may use any of the instances."""
     world.hardware.now = parted()
     async with world.running():
-        await happens(world, Occurrence.XID, A, xid=94, gpu_instance=2, compute_instance=0)
+        await happens(world, Occurrence.XID, A, xid=999, gpu_instance=2, compute_instance=0)
         await world.clock.advance(HOLD_DOWN_SECONDS)
 
         assert [A] == [device for device, health in (await world.health()).devices.items() if not health.usable]
@@ -291,13 +291,27 @@ async def test_a_gpu_that_does_not_say_who_it_is_was_not_reset_by_that(world: Wo
         assert (HealthState.UNHEALTHY, True) == (health.state, "until it was reset" in health.reason)
 
 
-async def test_an_uncorrectable_memory_error_costs_the_gpu_its_quiet_time(world: World) -> None:
+@pytest.mark.parametrize(("xid", "usable"), [(94, True), (48, False)])
+async def test_the_xid_beside_an_uncorrectable_memory_error_decides(world: World, xid: int, usable: bool) -> None:
+    """An error that was contained (94) costs the application alone; otherwise (48) the GPU has to be reset."""
     async with world.running():
         await happens(world, Occurrence.DOUBLE_BIT_ECC)
+        await happens(world, Occurrence.XID, xid=xid)
         await world.clock.advance(HOLD_DOWN_SECONDS)
-        assert "uncorrectable memory error" in (await world.health()).devices[A].reason
-        await world.clock.advance(QUIET_SECONDS + READ_SECONDS)
 
+        assert usable == (await world.health()).devices[A].usable
+
+
+async def test_a_context_switch_timeout_takes_a_gpu_out_of_use_until_a_reset(world: World) -> None:
+    """XID 109, which NVIDIA's device plugin ignores."""
+    async with world.running():
+        await happens(world, Occurrence.XID, xid=109)
+        await world.clock.advance(QUIET_SECONDS + READ_SECONDS)
+        reason = (await world.health()).devices[A].reason
+        assert reason.startswith("XID 109 (context switch timeout: reset the GPU); out of use until it was reset")
+
+        await world.becomes(inventory(1))
+        await world.becomes(inventory(0, 1), QUIET_SECONDS + READ_SECONDS)
         assert HEALTHY == (await world.health()).devices[A]
 
 

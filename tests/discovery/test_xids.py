@@ -1,11 +1,13 @@
 """Which XIDs matter, as the configuration and NVIDIA's variables have it."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from topoalign.core.model.errors import InvalidField
-from topoalign.discovery.xids import APPLICATION_XIDS, LASTING_XIDS, Gravity, XidRules, worded, xid_rules
+from topoalign.discovery.xid_catalog import XID_CATALOG, Action, CatalogEntry
+from topoalign.discovery.xids import IGNORED_XIDS, Severity, XidRules, describe_xid, xid_rules
 from topoalign.plugin_config.configuration import Health
 
 DOC = Path(__file__).parents[2] / "docs" / "health.md"
@@ -15,29 +17,64 @@ def rules(**environment: str) -> XidRules:
     return xid_rules(Health().ignored_xids, environment)
 
 
-def test_program_errors_are_ignored_and_are_those_of_nvidias_plugin() -> None:
-    """XIDs of programs are ignored by default, and are those that NVIDIA's plugin ignores."""
-    assert (13, 31, 43, 45, 68, 109) == APPLICATION_XIDS == Health().ignored_xids
-    assert {Gravity.IGNORED} == {rules().gravity(xid) for xid in APPLICATION_XIDS}
+def numbers(text: str) -> list[int]:
+    """`8 39-41` is 8, 39, 40, 41."""
+    parts = [part.partition("-") for part in text.split()]
+    return [xid for first, _, last in parts for xid in range(int(first), int(last or first) + 1)]
 
 
-def test_what_takes_a_reset_lasts_and_everything_else_passes() -> None:
-    assert {Gravity.LASTING} == {rules().gravity(xid) for xid in LASTING_XIDS}
-    assert {48, 74, 79, 95} <= LASTING_XIDS.keys()
-    assert [Gravity.PASSING] * 4 == [rules().gravity(xid) for xid in (63, 94, 999, 4_000_000)]
-    assert Gravity.LOOK == rules().gravity(154)
+RESTART_APP = numbers("8 11 13 25 31 32 39-41 60 68-72 75-77 80 82-86 88 89 94 96-105 126-135 139")
+IGNORE = numbers("14 37 38 43 44 63 66 67 92 93 106-108 121 137 141 152 153 157 160 161")
+RESET = numbers("46 48 62 64 74 95 109 110 119 120 136 140 143 155 156 158")
+DRIVER_REPORTS = numbers("144-150 154 159")
+"""XIDs by the immediate action of NVIDIA's catalogue; the last ones are linked to XID 154."""
+NVIDIAS_PLUGIN = [13, 31, 43, 45, 68, 109]
+"""What NVIDIA's device plugin v0.20.0 ignores."""
+
+
+def severities(xids: Iterable[int], **environment: str) -> set[Severity]:
+    return {rules(**environment).severity(xid) for xid in xids}
+
+
+def test_each_xid_has_the_effect_that_nvidias_catalogue_asks_for() -> None:
+    """An application that is restarted leaves its GPU healthy; what needs a reset, a reboot or the vendor lasts."""
+    assert {Severity.IGNORED} == severities([*RESTART_APP, *IGNORE, 45, 162, 163, 164, 165])
+    assert {Severity.LASTING} == severities([*RESET, 79, 151, 54, 78, 142])
+    assert {Severity.READ} == severities([*DRIVER_REPORTS, 171, 172])
+
+
+def test_no_xid_of_the_catalogue_is_without_a_class() -> None:
+    """The others have no action there: `unused`, or nothing is said. They pass, as those that are not known."""
+    known = {*RESTART_APP, *IGNORE, *RESET, *DRIVER_REPORTS, 45, 54, 78, 79, 142, 151, *range(162, 166), 171, 172}
+
+    assert known == XID_CATALOG.keys()
+    assert {Severity.PASSING} == severities({*range(1, 173)} - known)
+    assert {Severity.PASSING} == severities([0, 173, 999, 4_000_000])
+
+
+def test_of_the_xids_that_nvidias_plugin_ignores_one_needs_a_reset() -> None:
+    assert {109} == {*NVIDIAS_PLUGIN} - IGNORED_XIDS
+    assert {Severity.IGNORED} == severities([109], DP_DISABLE_HEALTHCHECKS="109")
+
+
+def test_an_xid_that_is_not_ignored_any_more_has_the_effect_of_its_class() -> None:
+    """One of a program takes the GPU out of use for a while."""
+    configured = xid_rules((79,), {})
+
+    assert [Severity.PASSING] * 2 == [configured.severity(xid) for xid in (13, 94)]
+    assert [Severity.IGNORED, Severity.LASTING] == [configured.severity(xid) for xid in (79, 109)]
 
 
 @pytest.mark.parametrize(
     ("disable", "enable", "ignored"),
     [
         ("", "", {13}),
-        ("79, 94", "", {13, 79, 94}),
-        ("all", "", {13, 48, 79, 94}),
-        ("XIDS", "", {13, 48, 79, 94}),
-        ("all", "79", {13, 48, 94}),
+        ("79, 999", "", {13, 79, 999}),
+        ("all", "", {13, 48, 79, 999}),
+        ("XIDS", "", {13, 48, 79, 999}),
+        ("all", "79", {13, 48, 999}),
         ("", "13", set()),
-        ("94", "94,13", set()),
+        ("999", "999,13", set()),
         ("all", "all", {13}),
     ],
 )
@@ -45,7 +82,7 @@ def test_nvidias_variables_add_xids_to_ignore_and_xids_to_heed(disable: str, ena
     """k8s-device-plugin v0.20.0: what is enabled goes before what is disabled, listed or not."""
     asked = rules(DP_DISABLE_HEALTHCHECKS=disable, DP_ENABLE_HEALTHCHECKS=enable)
 
-    assert ignored == {xid for xid in (13, 48, 79, 94) if asked.gravity(xid) is Gravity.IGNORED}
+    assert ignored == {xid for xid in (13, 48, 79, 999) if asked.severity(xid) is Severity.IGNORED}
 
 
 @pytest.mark.parametrize("text", ["ecc", "13;31", "-1", "1e3", "٣", "\x1b[31m"])
@@ -56,13 +93,20 @@ def test_a_variable_that_is_no_list_of_xids_is_refused_by_name(text: str) -> Non
 
 
 def test_the_page_on_health_lists_what_the_code_has() -> None:
-    rows = [line.split(" | ") for line in DOC.read_text().splitlines() if line.startswith("| ")]
-    lasting = {int(row[0].strip("| ")): row[1] for row in rows if row[-1].startswith("out of use until a reset")}
-    ignored = next(row[0].strip("| ") for row in rows if row[-1].startswith("nothing, it is as good"))
+    """Each row of its table has a meaning, XIDs (`99-105` is a range) and an action, in the words of the code."""
+    rows = [line.strip("| ").split(" | ") for line in DOC.read_text().splitlines() if line.startswith("| ")]
+    actions = {each.value for each in Action}
+    listed = {
+        xid: CatalogEntry(meaning, Action(action))
+        for meaning, xids, action, *_ in (row for row in rows if len(row) > 3 and row[2] in actions)
+        for xid in numbers(xids.replace(",", ""))
+    }
 
-    assert LASTING_XIDS == lasting
-    assert ", ".join(map(str, APPLICATION_XIDS)) == ignored
+    assert dict(XID_CATALOG) == listed
 
 
-def test_an_xid_is_shown_with_its_meaning_where_that_is_known() -> None:
-    assert ("XID 79 (the GPU has fallen off the bus)", "XID 777") == (worded(79), worded(777))
+def test_a_known_xid_is_shown_with_its_meaning_and_what_to_do() -> None:
+    assert ("XID 79 (the GPU has fallen off the bus: reboot the node)", "XID 777") == (
+        describe_xid(79),
+        describe_xid(777),
+    )

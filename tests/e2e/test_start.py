@@ -35,18 +35,19 @@ from anyio._backends._asyncio import CancelScope
 from topoalign.cli import main
 from topoalign.runtime import systemd
 
-expired, run, notify = [], asyncio.TimerHandle._run, systemd.notify
+expired, earlier, run, notify = [], set(), asyncio.TimerHandle._run, systemd.notify
 
 def counted(handle):
     callback = handle._callback
     name, scope = callback.__qualname__, getattr(callback, "__self__", None)
     due = scope.deadline <= asyncio.get_running_loop().time() if isinstance(scope, CancelScope) else True
-    if due and name in ("CancelScope._timeout", "_release_waiter", "Timeout._on_timeout"):
+    if due and handle not in earlier and name in ("CancelScope._timeout", "_release_waiter", "Timeout._on_timeout"):
         expired.append(name)
     run(handle)
 
 def began(environment, state):
     if state == "STOPPING=1":
+        earlier.update(asyncio.get_running_loop()._scheduled)
         asyncio.TimerHandle._run = counted
     notify(environment, state)
 
@@ -56,7 +57,7 @@ try:
 finally:
     print(json.dumps(expired), flush=True)
 """
-"""An agent that prints, when it has stopped, which deadlines ran out since it was told to."""
+"""An agent that prints, when it has stopped, which deadlines ran out that were set after the signal to stop."""
 
 LATER = {
     "rich": "draws on terminals",

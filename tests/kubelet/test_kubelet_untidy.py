@@ -10,13 +10,15 @@ import pytest
 from kubelet_support import GIB, MemoryAllocator, Node, node, offers, pod, two_nodes
 
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
+from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.events import DeviceHealth, HealthState
-from topoalign.core.model.ids import CPU, GPU, MEMORY, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.model.ids import CPU, GPU, MEMORY, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, CpuOption, PodRequest, Policy
 from topoalign.kubelet.files import cpu_checkpoint, memory_checkpoint
 from topoalign.runtime.clock import ManualClock
+from topoalign.testing.fake_kubelet.admission import in_map_order
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 pytestmark = pytest.mark.anyio
@@ -330,3 +332,15 @@ async def test_another_kubelet_reads_back_all_that_was_given() -> None:
         await it.tasks.start(successor.run)
 
         assert (before.allocations, before.memory) == (successor.state().allocations, successor.state().memory)
+
+
+def test_a_container_s_resources_are_asked_for_in_the_order_of_a_go_map() -> None:
+    """Of two the second comes first from one slot of eight, of three the second and the third."""
+    for names, expected in (("ab", "abaaaaaa"), ("abc", "abcaaaaa")):
+        amounts = dict.fromkeys(map(ResourceName, names), 1)
+        main = ContainerRequest(name=ContainerName("main"), requests=amounts, limits=amounts)
+        (demand,) = read_pod(PodRequest(name=PodName("p"), containers=(main,)), RULES).containers
+        orders = ["".join(in_map_order(demand, slot).devices) for slot in range(8)]
+
+        assert expected == "".join(order[0] for order in orders)
+        assert {names} == {"".join(sorted(order)) for order in orders}

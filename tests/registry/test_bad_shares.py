@@ -31,6 +31,7 @@ from view_support import OneNode, Says, tell_all
 from topoalign.core.demand.units import InvalidShare
 from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import Limiter
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 
 pytestmark = pytest.mark.anyio
@@ -199,9 +200,7 @@ BAD_IN_SLOTS: dict[str, tuple[dict[str, Any], str]] = {
             (UUIDS, "GPU-1,0", "'0': no uuid of a GPU"),
             ("nvidia.com/nouse-gpuuuid", "MIG-5", "'MIG-5': no uuid of a GPU"),
             ("nvidia.com/numa-bind", "yes", "'yes' is neither true nor false"),
-            ("nvidia.com/vgpu-mode", "mig", "has no effect on slots of GPUs"),
-            ("hami.io/node-scheduler-policy", "spread", "has no effect on slots of GPUs"),
-            ("tencent.com/vcuda-core-limit", "50", "has no effect on slots of GPUs"),
+            ("nvidia.com/vgpu-mode", "hard", "'hard' is no mode; write one of hami-core, mig, mps"),
         )
     },
 }
@@ -303,26 +302,60 @@ def test_annotations_without_an_amount_are_named(tmp_path: Path, key: str, text:
     it.scheduler.checks.check(asked)
 
 
+@pytest.mark.parametrize("key", ["hami.io/node-scheduler-policy", "tencent.com/vcuda-core-limit"])
 @pytest.mark.parametrize(
-    "key", ["nvidia.com/vgpu-mode", "hami.io/node-scheduler-policy", "tencent.com/vcuda-core-limit"]
+    ("hardware", "limits"), [(in_slots(DGX), {GPU: "1", MIB: "9"}), (in_units(DGX), GOOD)], ids=["slots", "units"]
 )
-async def test_annotations_without_effect_are_refused_without_an_amount_too(tmp_path: Path, key: str) -> None:
-    """Where GPUs are offered in slots alone, before and after the webhook has filled in an amount."""
-    it, given = OneNode(RULES, in_slots(DGX)), pod({GPU: "1"}, {key: "spread"})
+async def test_wishes_without_effect_are_warnings(
+    hardware: Topology, limits: dict[str, str], key: str, tmp_path: Path
+) -> None:
+    """They keep no pod from running: filter and what-if let it pass, and the webhook says so in a warning."""
+    it, given = OneNode(RULES, hardware), pod(limits, {key: "50"})
     it.tell(it.says.all())
     it.view.renew()
     offers, checks = it.view.offers, it.scheduler.checks
-    webhook = Webhook("", lambda resource: resource in offers.names, checks.check, offers.left_out)
-    text = f"metadata.annotations[{key}]: has no effect on slots of GPUs; {CHOOSE}"
+    webhook = Webhook(
+        "", lambda resource: resource in offers.names, checks.check, offers.left_out, warn=checks.warnings
+    )
     async with serving(it.scheduler, more=webhook.routes()) as url, httpx.AsyncClient(base_url=url) as http:
         for path in ("/webhook", "/webhook/validate"):
-            assert text == await said(http, given, path)
-        assert text in await filtered(http, given)
-        tell_all(it.cluster, Says("whole", machine(), RULES).all())
-        it.view.renew()
-        assert "" == await said(http, given, "/webhook")
-        assert {"", REFUSED_BY_SLOTS} == await filtered(http, given)
-    assert text == what_if(it, given, tmp_path)
+            answer = await review(http, given, path)
+            assert answer["allowed"]
+            (warning,) = answer["warnings"]
+            assert warning.startswith(f"metadata.annotations[{key}]: has no effect")
+        assert "" in await filtered(http, given)
+    assert "" == what_if(it, given, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("limiter", "mode", "fits"),
+    [
+        ("hami-core", "hami-core", True),
+        ("hami-core", "hami-core,mig", True),
+        ("hami-core", "mig", False),
+        ("none", "hami-core", False),
+        ("none", "mps", False),
+    ],
+)
+async def test_a_pod_gets_only_gpus_in_the_mode_that_it_names(
+    limiter: Limiter, mode: str, fits: bool, tmp_path: Path
+) -> None:
+    """HAMi's rule; where nothing limits containers there is no mode."""
+    (offer,) = in_slots(DGX).offered
+    hardware = msgspec.structs.replace(DGX, offers=(msgspec.structs.replace(offer, limiter=limiter),))
+    node, given = cluster(hardware), pod({GPU: "1", MIB: "9"}, {"nvidia.com/vgpu-mode": mode})
+    async with serving(node.scheduler) as url, httpx.AsyncClient(base_url=url) as http:
+        asked = {"Pod": given, "NodeNames": ["node-1"]}
+        answer = (await http.post("/scheduler/filter", json=asked)).json()
+
+    assert (["node-1"] if fits else []) == (answer["NodeNames"] or [])
+    text = what_if(node, given, tmp_path)
+    assert fits == (text == "")
+    assert (
+        fits
+        or "metadata.annotations[nvidia.com/vgpu-mode]: no card of the node may be chosen: 8 in another mode" in text
+    )
+    assert fits or "`sharing.limiter: hami-core`" in text
 
 
 @pytest.mark.parametrize("hardware", [in_units(DGX), in_slots(DGX)], ids=["units", "slots"])

@@ -60,7 +60,6 @@ async def test_a_filter_says_of_every_node_whether_it_passes(vectors: Path) -> N
     scheduling = RecordedScheduling(by_name)
     answers = await replayed(vectors, "filter", scheduling)
 
-    bodies = {body["Pod"]["metadata"]["uid"]: body["Pod"] for body, _ in answers}
     for body, answer in answers:
         names = names_of(body)
         passed = [name for name in names if by_name(NodeName(name)) is None]
@@ -71,9 +70,8 @@ async def test_a_filter_says_of_every_node_whether_it_passes(vectors: Path) -> N
             assert (None, {"metadata": {}, "items": whole}) == (answer["NodeNames"], answer["Nodes"])
         assert {*names} - {*passed} == answer["FailedAndUnresolvableNodes"].keys()
         assert ({}, "") == (answer["FailedNodes"], answer["Error"])
-    asked = [(pod.uid, pod.request) for pod in scheduling.pods if "resources" not in bodies[pod.uid]["spec"]]
-    pods = [body["Pod"] for body, _ in answers if "resources" not in body["Pod"]["spec"]]
-    assert [(pod["metadata"]["uid"], pod_of(pod)) for pod in pods] == asked
+    asked = [(pod.uid, pod.request) for pod in scheduling.pods]
+    assert [(body["Pod"]["metadata"]["uid"], pod_of(body["Pod"])) for body, _ in answers] == asked
 
 
 async def test_a_prioritize_has_an_integer_for_every_node(vectors: Path) -> None:

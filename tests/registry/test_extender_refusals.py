@@ -7,6 +7,7 @@ from pathlib import Path
 
 import topoalign.core
 import topoalign.registry
+from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.remote_errors import RemoteNoFit
 from topoalign.registry.scheduling import standing
@@ -35,8 +36,24 @@ def test_a_text_is_a_code_with_a_finding_and_a_remedy() -> None:
     """No figure, name or comma: kube-scheduler counts nodes by text and joins texts by commas; a new text wakes the pod."""
     form = re.compile(r"([A-Za-z]+): [A-Za-z .()-]+; [A-Za-z ./-]+")
 
-    assert [] == [text for code, text in BY_CODE.items() if (found := form.fullmatch(text)) is None or found[1] != code]
-    assert [] == [text for text in BY_CODE.values() if len(text) > 130]
+    texts = [(code, text_of(code, resolvability)) for code in BY_CODE for resolvability in (None, *Resolvability)]
+
+    assert [] == [text for code, text in texts if (found := form.fullmatch(text)) is None or found[1] != code]
+    assert [] == [text for _, text in texts if len(text) > 145]
+
+
+def test_nobody_is_advised_to_wait_where_the_end_of_pods_does_not_help() -> None:
+    texts = [
+        text_of(code, resolvability)
+        for code in BY_CODE
+        for resolvability in (Resolvability.NEVER, Resolvability.UNHEALTHY)
+    ]
+    waits = [text for text in texts if "wait until pods end" in text]
+
+    assert [] == waits
+    assert (
+        "NotEnoughDevices: too few free devices even on an empty node; the pod never fits so ask topoalign why" in texts
+    )
 
 
 def test_a_code_that_is_not_known_has_a_text_as_well() -> None:

@@ -18,6 +18,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scoring, scorer_of
+from topoalign.core.sharing.pod_warnings import limits_of
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.scheduling.pod_checks import PodChecks
 from topoalign.registry.scheduling.scheduler import Scheduler
@@ -107,11 +108,15 @@ def test_prioritize_ranks_nodes_as_hami_does() -> None:
     assert names == scheduler.filter(asked(spread), names).passed
 
 
-def test_a_policy_for_nodes_is_denied_where_nodes_are_not_ranked_by_it() -> None:
+def test_a_policy_for_nodes_is_a_warning_where_nodes_are_not_ranked_by_it() -> None:
     it = world(HAMI)
     it.view.renew()
     spread = msgspec.structs.replace(pod(asks(memory=1)), annotations={NODE_POLICY: "spread"})
+    checks = (it.scheduler.checks, PodChecks(it.view.offers, ranks_as_hami=True))
 
-    with pytest.raises(InvalidShare, match="has no effect on slots"):
-        it.scheduler.checks.check(spread)
-    PodChecks(it.view.offers, ranks_as_hami=True).check(spread)
+    for each in checks:
+        each.check(spread)
+    warned, ranked = (each.warnings(spread.annotations, limits_of(spread)) for each in checks)
+
+    assert 1 == len(warned) and "has no effect unless nodes are ranked by TOPOALIGN_SCORING=hami" in warned[0]
+    assert () == ranked

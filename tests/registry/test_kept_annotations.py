@@ -25,9 +25,12 @@ COUNTING = {
     "nvidia.com/vgpu-mode": "mig",
     "scheduling.koordinator.sh/device-joint-allocate": "{}",
     "scheduling.koordinator.sh/device-misspelled": "{}",
-    "tencent.com/vcuda-core-limit": "5",
 }
-OTHERS = {"example.com/note": "x" * 100_000, "kubectl.kubernetes.io/last-applied-configuration": "y" * 100_000}
+OTHERS = {
+    "tencent.com/vcuda-core-limit": "5",
+    "example.com/note": "x" * 100_000,
+    "kubectl.kubernetes.io/last-applied-configuration": "y" * 100_000,
+}
 LONG = {"nvidia.com/use-gpuuuid": "GPU-0," * 6_000}
 TOO_MUCH = f"metadata.annotations: more than {MOST_CHARACTERS} characters about devices"
 

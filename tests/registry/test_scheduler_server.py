@@ -16,6 +16,7 @@ from topoalign.core.model.errors import InvalidField
 from topoalign.registry.scheduling import server
 from topoalign.registry.scheduling.extender.certificates import POLL_SECONDS, Certificates, not_after
 from topoalign.registry.scheduling.extender.connection import IDLE_SECONDS
+from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.context import Context
@@ -27,6 +28,7 @@ NOW = datetime(2049, 11, 22, tzinfo=UTC)
 SOON = datetime(2049, 11, 23, 4, 5, 6, tzinfo=UTC)
 """By the clocks of these tests; the handshakes go by the real one."""
 LATER = datetime(2061, 1, 2, 3, 4, 5, tzinfo=UTC)
+NO_WEBHOOK = Webhook("", lambda resource: False)
 BODY = {"Pod": None, "NodeNames": ["a"]}
 
 
@@ -183,7 +185,7 @@ async def test_readiness_has_the_check_of_the_certificate(authority: Authority, 
     settings = RegistrySettings(scheduler_port=0, scheduler_tls_dir=str(served))
 
     async with anyio.create_task_group() as tasks:
-        url = await tasks.start(server.serve_scheduler, context, settings, RecordedScheduling(), lambda resource: False)
+        url = await tasks.start(server.serve_scheduler, context, settings, RecordedScheduling(), NO_WEBHOOK)
         reason = context.checks["scheduler certificate"]()
         of_service = context.readiness[server.READINESS]["certificate"]()
         tasks.cancel_scope.cancel()
@@ -215,7 +217,7 @@ async def test_the_version_of_the_api_server_counts_where_none_is_set(
     pod = {"metadata": {"uid": "u"}, "spec": {"containers": [{"name": "c"}]}}
 
     async with anyio.create_task_group() as tasks, httpx.AsyncClient() as http:
-        url = await tasks.start(server.serve_scheduler, context, settings, full, lambda resource: False, lambda: found)
+        url = await tasks.start(server.serve_scheduler, context, settings, full, NO_WEBHOOK, lambda: found)
         answer = await http.post(f"{url}/scheduler/filter", json={"Pod": pod, "NodeNames": ["a"]})
         tasks.cancel_scope.cancel()
 
@@ -231,7 +233,7 @@ async def test_an_idle_connection_is_kept_longer_than_the_scheduler_does(monkeyp
     settings, scheduling = RegistrySettings(scheduler_port=0), RecordedScheduling()
 
     async with anyio.create_task_group() as tasks:
-        url = await tasks.start(server.serve_scheduler, context, settings, scheduling, lambda resource: False)
+        url = await tasks.start(server.serve_scheduler, context, settings, scheduling, NO_WEBHOOK)
         with RawClient(url) as client:
             answer = await client.rest(request_bytes("/scheduler/filter", go_json(BODY)))
         tasks.cancel_scope.cancel()

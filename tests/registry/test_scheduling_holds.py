@@ -10,11 +10,11 @@ from reservation_support import container as reserved
 from reservation_support import reservation
 from view_support import NODE, RULES, OneNode, Says, asked, scheduler_of, some_request, some_says, tell_all
 
-from topoalign.core.model.ids import MEMORY, NodeName
-from topoalign.core.model.requests import AdmissionRules, PodRequest
+from topoalign.core.model.ids import CPU, MEMORY, NodeName
+from topoalign.core.model.requests import AdmissionRules, PodLevelResources, PodRequest
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.registry.cluster import Cluster
-from topoalign.registry.scheduling.holds import Hold
+from topoalign.registry.scheduling.holds import Hold, holds_something
 from topoalign.registry.scheduling.model import Filtered
 
 pytestmark = pytest.mark.anyio
@@ -76,6 +76,20 @@ def test_cpus_are_held_until_a_checkpoint_shows_them() -> None:
     assert ("NotEnoughCpus", "") == (listed, world.code(gpus=0, cpus=9))
 
 
+def test_cpus_of_a_pod_with_pod_level_resources_stay_free() -> None:
+    """Its kubelet gives its containers no exclusive CPUs: they stay free for the next pod, and its devices do not."""
+    world, cpus = node(STATIC), PodLevelResources(limits={CPU: 12_000, MEMORY: 64 << 30})
+    bound = msgspec.structs.replace(gpus(4, cpus=12), resources=cpus)
+    world.view.expect(NODE, asked(bound, "a"))
+    expected = world.code(gpus=0, cpus=12), world.code(gpus=1)
+    world.tell(world.says.admit(bound, "a"))
+
+    assert ("", "NotEnoughDevices") == expected == (world.code(gpus=0, cpus=12), world.code(gpus=1))
+    assert [True, False] == [
+        holds_something(each) for each in (gpus(0, cpus=2), msgspec.structs.replace(gpus(0, cpus=2), resources=cpus))
+    ]
+
+
 def test_a_pod_that_runs_already_is_not_held_a_second_time() -> None:
     """As after a start of the registry, when all bound pods are told of."""
     world = node()
@@ -96,7 +110,7 @@ def test_of_a_pod_that_fits_nowhere_the_reasons_are_counted() -> None:
     scheduler.filter(asked(gpus(4), "a"), [NODE, *ghosts])
     scheduler.filter(asked(gpus(9), "b"), [NODE, *ghosts])
 
-    assert [("b", {"NotEnoughDevices": 1, "UnknownNode": 2})] == told
+    assert [("b", {"NotEnoughDevices (never fits)": 1, "UnknownNode": 2})] == told
 
 
 def test_a_node_is_renewed_only_where_something_else_is_held() -> None:

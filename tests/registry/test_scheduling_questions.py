@@ -8,12 +8,14 @@ from faults_support import THOROUGH
 from view_support import NODE, RULES, OneNode, Says, asked, scheduler_of, some_request, some_says, tell_all
 
 from topoalign.core.admission.kinds import Kind
+from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.topology.shapes import Shapes
+from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.scheduling.model import Filtered, Victims
 from topoalign.registry.scheduling.siblings import INSTANCE_TYPE, MACHINE, labelled
-from topoalign.registry.scheduling.verdicts import Request, Verdicts
+from topoalign.registry.scheduling.verdicts import Request, Verdicts, empty
 from topoalign.registry.scheduling.view import ClusterView
 
 SEEDS = 600 if THOROUGH else 60
@@ -99,6 +101,43 @@ def test_victims_help_where_amounts_are_what_is_lacking(world: OneNode) -> None:
     away = world.scheduler.filter(TWO, (NODE,)).refused[NODE]
 
     assert [True, False, False] == [each.helped_by_victims for each in (short, never, away)]
+
+
+def test_a_refusal_says_where_the_end_of_pods_would_not_help(world: OneNode) -> None:
+    """A node has four GPUs, and a pod holds two of them; then two are unhealthy."""
+    world.tell(world.says.admit(pod(container("main", gpus=2)), "a"))
+    three = asked(pod(container("main", gpus=3), name="p3"))
+    before = [world.scheduler.filter(each, (NODE,)).refused[NODE] for each in (three, FIVE)]
+    world.says.ill = frozenset(("GPU-0", "GPU-1"))
+    world.tell([world.says.health()])
+    after = [world.scheduler.filter(each, (NODE,)).refused[NODE] for each in (three, FIVE)]
+
+    assert [None, Resolvability.NEVER] == [each.resolvability for each in before]
+    assert [Resolvability.UNHEALTHY, Resolvability.NEVER] == [each.resolvability for each in after]
+    assert ["NotEnoughDevices (unhealthy devices)", "NotEnoughDevices (never fits)"] == [each.label for each in after]
+
+
+def test_that_a_pod_never_fits_is_found_once_for_all_nodes_of_a_kind(
+    world: OneNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decision takes a millisecond: a filter has it for thousands of nodes."""
+    judged = list[Kind]()
+
+    def judge(kind: Kind) -> NodeState:
+        judged.append(kind)
+        return empty(kind)
+
+    monkeypatch.setattr("topoalign.registry.scheduling.verdicts.empty", judge)
+    nodes = [Says(f"n{number}", machine(), RULES) for number in range(20)]
+    for says in nodes:
+        world.tell(says.all())
+    filtered = world.scheduler.filter(FIVE, [says.node for says in nodes])
+
+    assert ({Resolvability.NEVER}, 20, 1) == (
+        {each.resolvability for each in filtered.refused.values()},
+        len(filtered.refused),
+        len(judged),
+    )
 
 
 async def test_nodes_that_are_not_offered_are_left_out_of_a_preemption(world: OneNode) -> None:

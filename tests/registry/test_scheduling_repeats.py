@@ -36,7 +36,7 @@ def test_pods_that_ask_for_the_same_get_the_same_refusals(world: OneNode) -> Non
     assert {NODE: "NotEnoughDevices", OTHER: "NotEnoughDevices"} == {
         node: each.code for node, each in first.refused.items()
     }
-    assert [(ONE.uid, {"NotEnoughDevices": 2}), (TWO.uid, {"NotEnoughDevices": 2})] == told
+    assert [(each.uid, {"NotEnoughDevices (never fits)": 2}) for each in (ONE, TWO)] == told
 
 
 @pytest.mark.parametrize("nodes", [(NODE,), (NODE, NODE), (NODE, NodeName("new")), (NODE, OTHER, OTHER)])

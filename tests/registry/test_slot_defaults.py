@@ -175,7 +175,7 @@ async def test_cores_that_are_filled_in_count_for_quotas() -> None:
     """A pod for a whole GPU asks for its 100 cores. A percentage of memory, which depends on the GPU, does not count."""
     offers = OfferedResources()
     offers.note(NodeName("n"), MACHINE)
-    quotas = Quotas(offers, tuple)
+    quotas = Quotas(offers, dict)
     quotas.listed = True
     limits = {ResourceName(CORES): 99, ResourceName(MEMORY): 10}
     quotas.see(SeenQuota(namespace="team", name="gpus", uid="q", limits=limits))

@@ -133,6 +133,30 @@ async def test_koordinators_names_are_judged_unless_another_schedules(scheduler:
             assert (422, "spec.containers[0].resources.limits[koordinator.sh/gpu]") == (code, finding.partition(":")[0])
 
 
+async def test_what_probably_means_something_else_is_a_warning() -> None:
+    """Both webhooks say so of a pod that is created; to an update and to another scheduler's pod they say nothing."""
+    checks = PodChecks(OfferedResources())
+    webhook = Webhook(OURS, offered, checks.check, warn=checks.warnings)
+    amount, key = {"nvidia.com/gpumem": "4000"}, {"nvidia.com/use-gpu-uuid": "GPU-0"}
+    pods = [pod(annotations=amount, schedulerName=OURS), pod(annotations=key, schedulerName=OURS)]
+    async with serving(RecordedScheduling(), more=webhook.routes()) as url, httpx.AsyncClient(base_url=url) as http:
+        for path in ("/webhook", "/webhook/validate"):
+            said = [await answer(http, each, path=path) for each in pods]
+
+            assert [
+                "metadata.annotations[nvidia.com/gpumem]: has no effect; write it in resources.limits of a container",
+                "metadata.annotations[nvidia.com/use-gpu-uuid]: nobody reads this key; did you mean nvidia.com/use-gpuuuid?",
+            ] == [each["warnings"][0] for each in said]
+            assert [{"allowed", "warnings"}] * 2 == [each.keys() for each in said]
+            assert {"allowed": True} == await answer(http, pod(schedulerName=OURS), path=path)
+            updated = pod(annotations=key)
+            assert {"allowed": True} == await answer(http, updated, path=path, operation="UPDATE", oldObject=pod())
+        plain = [{"name": "main"}]
+        assert {"allowed": True} == await answer(http, pod(annotations=key, containers=plain, schedulerName="volcano"))
+        filled = await answer(http, pod(annotations=key))
+        assert {"allowed", "patch", "patchType", "warnings"} == filled.keys()
+
+
 async def test_annotations_of_ours_are_denied_to_everybody(http: httpx.AsyncClient) -> None:
     """When a pod is created and when it is changed, whatever it asks for; what a pod has may stay."""
     forged = pod(annotations={"topoalign.io/devices": "GPU-0"}, containers=[{"name": "c"}])
@@ -190,6 +214,14 @@ async def test_requests_that_cannot_be_meant_are_denied(http: httpx.AsyncClient,
 
     assert 422 == code
     assert said.startswith(finding.partition("'")[0])
+
+
+async def test_pod_level_resources_that_no_api_server_takes_are_denied(http: httpx.AsyncClient) -> None:
+    devices = pod(resources={"limits": {"nvidia.com/gpu": "1"}})
+    finding = "spec.resources.limits[nvidia.com/gpu]: only cpu, memory and hugepages-<size> are pod-level resources"
+
+    assert (422, finding) == await denied(http, devices)
+    assert {"allowed": True} == await answer(http, pod(resources={"limits": {"cpu": "4"}}, schedulerName=OURS))
 
 
 @pytest.mark.parametrize(

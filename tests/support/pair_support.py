@@ -134,8 +134,10 @@ class Pair(Life):
             return
         await self.start_waiting()
         if (DEFAULT, PodName(former)) not in self.kubelet.running:
-            former = f"{former}-again"
-            await self.give(self.pod(former, *SHARE))
+            again = PodName(f"{former}-again")
+            await self.give(self.pod(again, *SHARE))
+            await self.check()
+            await self.kubelet.remove(DEFAULT, again)  # what the refused pod was given may be of the other GPU
         rest = sorted((self.left(gpu.id) for gpu in MACHINE.gpus), reverse=True)
         for number, amounts in enumerate(rest):
             await self.give(self.pod(f"rest-{number}", *amounts))

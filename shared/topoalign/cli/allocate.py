@@ -11,7 +11,8 @@ from topoalign.cli.effects import Effect, printing
 from topoalign.cli.errors import REFUSED
 from topoalign.cli.link import Link, on_node
 from topoalign.cli.quantities import Count, Size
-from topoalign.core.model.decisions import Decision, Refusal
+from topoalign.core.demand.unserved import UnservedResource, served_by
+from topoalign.core.model.decisions import Decision, Refusal, noted
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, AllocationID, ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.maintenance import TrustRequest
@@ -21,10 +22,10 @@ from topoalign.core.model.requests import (
     ContainerRequest,
     Mode,
     PodRequest,
-    Qos,
     ReleaseRequest,
 )
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.sharing.pod_warnings import limits_of, warnings_of
 
 Changes = dict[str, str | int | bool]
 """Rules that differ from the node's own, by the field names of `AdmissionRules`."""
@@ -91,12 +92,10 @@ def allocate(link: Link, **asked: Any) -> int | None:
 
 def decide(link: Link, verb: str, pod: PodRequest, rules: Changes) -> int | None:
     """Asks the node's allocator for a decision and prints it. Returns the exit code of a refusal."""
-    if pod.qos is Qos.BURSTABLE and rules.get("mode") == Mode.KUBELET:
-        output.note("note: without both --cpus and --memory the pod is Burstable: a kubelet gives it no exclusive CPUs")
     name = clean(f"{pod.namespace}/{pod.name}", 520)
     request = AllocateRequest(node=link.node, pod=pod, rules=rules)
     if verb != "allocate":
-        return show(link.node, *link.ask(verb, request, Decision), link.as_json)
+        return show_prediction(link.node, pod, *link.ask(verb, request, Decision), link.as_json)
     effect = Effect(
         f"the allocation for pod {name}",
         f"`topoalign explain {name}` shows what the pod holds, `topoalign release {name}` releases it; "
@@ -119,6 +118,20 @@ def show(node: NodeName, decision: Decision, topology: Topology, as_json: bool) 
         for note in decision.explanation.notes:
             output.note(f"note: {clean(note, 1000)}")
     return REFUSED if isinstance(decision, Refusal) else None
+
+
+def show_prediction(
+    node: NodeName, pod: PodRequest, decision: Decision, topology: Topology, as_json: bool
+) -> int | None:
+    """
+    Print what a node would decide about a pod. Returns as `show`. Raises UnservedResource for devices that nobody serves
+    there: what else the pod would get is no answer then.
+    """
+    served = served_by((topology,))
+    if names := decision.explanation.unserved:
+        raise UnservedResource(pod, names, served)
+    warnings = warnings_of(pod.annotations, limits_of(pod), served)
+    return show(node, noted(decision, warnings), topology, as_json)
 
 
 def pod_request(

@@ -15,38 +15,47 @@ import anyio
 import click
 import msgspec
 
-from topoalign.cli import kubectl, link, output
+from topoalign.cli import formatting, kubectl, link, output
 from topoalign.cli.allocate import Changes
 from topoalign.cli.errors import REFUSED
 from topoalign.cli.quantities import Count
 from topoalign.client.records import read_cluster
+from topoalign.core.admission.pipeline import HALVES_BY_RESERVATION
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed
-from topoalign.core.diagnosis.answers import Answer, Outlook, Reason
+from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.demand.units import asks_for_both_halves
+from topoalign.core.demand.unserved import UnservedResource, asked_names, served_by
+from topoalign.core.diagnosis.answers import Answer, Reason
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import Nodes
 from topoalign.core.diagnosis.record_file import LONGEST_LINE, decode_lines, encode_lines
 from topoalign.core.diagnosis.records import ClusterRecord
+from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.errors import NotFound, clean
-from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scoring, scorer_of
 from topoalign.core.sharing.pod_checks import check_pod, offers_of
+from topoalign.core.sharing.pod_warnings import limits_of, warnings_of
 from topoalign.core.sharing.slot_checks import check_gpus_known
 from topoalign.runtime.clock import SystemClock
 
 MOST_ROWS = 20
 """Nodes that are listed for people; --json has all."""
 MOST_PODS = 100_000
+KUBELET = AdmissionRules(mode=Mode.KUBELET)
 FILE = click.Path(path_type=Path)
 SCORINGS = [each.value for each in Scoring]
 
 WORDS = {
-    Outlook.IN_USE: "in use",
-    Outlook.NOT_KNOWN: "not known",
-    Outlook.EXCLUDED: "kept off",
-    Outlook.NEVER: "never fits",
-    Outlook.FOREIGN: "foreign",
-    Outlook.MISSING: "has none",
+    Resolvability.IN_USE: "in use",
+    Resolvability.UNHEALTHY: "unhealthy",
+    Resolvability.NOT_KNOWN: "not known",
+    Resolvability.EXCLUDED: "kept off",
+    Resolvability.NEVER: "never fits",
+    Resolvability.FOREIGN: "foreign",
+    Resolvability.MISSING: "has none",
 }
 """What is told of nodes that refuse."""
 
@@ -110,11 +119,22 @@ def ask(
     scorer = scorer_of(Scoring(whole.scoring or Scoring.QUALITY), Packing.BINPACK)
     shown = len(record.nodes) if as_json else MOST_ROWS
     answer = diagnose(Nodes(record, constraints), pod, scorer, rules, whole.pods or 1, seams=shown)
+    if answer.fit and is_by_halves(record, pod, rules):
+        output.note(f"note: {HALVES_BY_RESERVATION}")
     if whole.snapshot is not None:
         with whole.snapshot.open("wb") as file:
             file.writelines(encode_lines(record))
         output.note(f"{clean(str(whole.snapshot), 200)}: what is known of {counted(len(record.nodes), 'node')}")
     return record, answer
+
+
+def is_by_halves(record: ClusterRecord, pod: PodRequest, rules: Changes) -> bool:
+    """Whether kubelets of these nodes ask for what the pod needs of one GPU in units by separate calls."""
+    machines = [each.topology.topology for each in record.nodes if each.topology is not None]
+    asked = [each.limits for each in (*pod.init_containers, *pod.containers)]
+    return rules.get("mode") != Mode.BEST and any(
+        asks_for_both_halves(machine, limits) for machine in machines for limits in asked
+    )
 
 
 def with_node_objects(record: ClusterRecord, file: Path | None) -> tuple[ClusterRecord, str]:
@@ -136,7 +156,7 @@ def with_node_objects(record: ClusterRecord, file: Path | None) -> tuple[Cluster
 def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: Changes) -> None:
     """
     Raises InvalidField and NoFit as the filter does for a pod that no node would take, by the hardware of all nodes, also of
-    those that do not answer.
+    those that do not answer; and UnservedResource for devices that none of them serves.
     """
     nodes = [each for each in record.nodes if not each.foreign]
     machines = [each.topology.topology for each in nodes if each.topology is not None]
@@ -144,7 +164,25 @@ def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: Changes) -> 
     kubelets = [each.usage.kubelet for each in nodes if each.usage is not None]
     compats = {rules.get("compat"), *(each.rules.compat for each in kubelets if each is not None)}
     check_pod(pod, offers.units, offers.slots, "hami" if "hami" in compats else "", offers.otherwise)
+    served = served_in_cluster(record)
+    if served is not None and (names := asked_names(read_pod(pod, KUBELET)) - served):
+        raise UnservedResource(pod, names, served)
+    for warning in warnings_of(pod.annotations, limits_of(pod), served or offers.names):
+        output.note(f"note: {warning}")
     check_gpus_known(pod, {gpu.id for machine in machines for gpu in machine.gpus}, offers.slots, offers.otherwise)
+
+
+def served_in_cluster(record: ClusterRecord) -> set[ResourceName] | None:
+    """The names of devices that some node serves, other plugins' included; None: not all are known."""
+    if any(each.foreign or each.topology is None for each in record.nodes):
+        return None
+    kubelets = [
+        each.usage.kubelet for each in record.nodes if each.usage is not None and each.usage.kubelet is not None
+    ]
+    if any(each.devices is None for each in kubelets):
+        return None
+    others = {name for each in kubelets for name in (*(each.devices or ()), *(each.registered or ()))}
+    return others | served_by(each.topology.topology for each in record.nodes if each.topology is not None)
 
 
 def facts(nats: str | None, file: Path | None) -> ClusterRecord:
@@ -180,6 +218,7 @@ def show_why(record: ClusterRecord, answer: Answer, as_json: bool) -> int | None
     """Prints why the pod fits or not, the main reason first. Returns the exit code of a refusal."""
     if as_json:
         return document(record, answer)
+    formatting.show_not_covered(answer.not_covered)
     output.say(output.heading(headline(answer)))
     if answer.reason is not None:
         output.say(f"finding  {clean(answer.reason.finding, 1000)} ({clean(answer.reason.examples[0])})")
@@ -195,7 +234,7 @@ def show_why(record: ClusterRecord, answer: Answer, as_json: bool) -> int | None
         output.columns(
             ("REASON", "STATE", "NODES", "FOR EXAMPLE"),
             [
-                (describe_reason(each), WORDS[each.outlook], each.nodes, " ".join(each.examples))
+                (describe_reason(each), WORDS[each.resolvability], each.nodes, " ".join(each.examples))
                 for each in answer.reasons
             ],
         )
@@ -211,6 +250,7 @@ def show_where(record: ClusterRecord, answer: Answer, as_json: bool) -> int | No
     """Prints the nodes that would admit the pod, the best first. Returns the exit code of a refusal."""
     if as_json:
         return document(record, answer)
+    formatting.show_not_covered(answer.not_covered)
     output.say(output.heading(headline(answer)))
     if answer.admitting:
         output.columns(*table(answer))

@@ -22,7 +22,12 @@ OK, FAILURE, USAGE, NOT_FOUND, REFUSED, INVALID, FINDINGS, UNAVAILABLE, INTERRUP
 REPORTED = (click.ClickException, click.Abort, TopoalignError, OSError, BaseExceptionGroup, KeyboardInterrupt)
 """What `report` can say something about."""
 
-BY_CODE = {"NotFound": NOT_FOUND, "KubeletOwnsDevices": REFUSED, "Interrupted": INTERRUPTED}
+BY_CODE = {
+    "NotFound": NOT_FOUND,
+    "KubeletOwnsDevices": REFUSED,
+    "Interrupted": INTERRUPTED,
+    "UnservedResource": FINDINGS,
+}
 """Codes that say more than the base they stand on, also where they come from another process."""
 
 BY_KIND = {BadRequest: INVALID, NoFit: REFUSED, Unavailable: UNAVAILABLE}

@@ -10,7 +10,7 @@ import msgspec
 
 from topoalign.cli import formatting, output
 from topoalign.cli import link as links
-from topoalign.cli.allocate import Changes, changes, decide, pod_request, request_options, show
+from topoalign.cli.allocate import Changes, changes, decide, pod_request, request_options, show_prediction
 from topoalign.cli.cluster import ClusterOptions, ask, of_cluster, show_where
 from topoalign.cli.divisions import document, rows
 from topoalign.cli.link import Link, on_node
@@ -38,6 +38,7 @@ OF_THE_POD = ("gpus", "cpus", "memory", "nics", "annotations", "pod")
 @request_options
 @click.option("--pod-file", type=FILE, metavar="FILE", help="Use this Pod (YAML or JSON) instead of one container.")
 @click.option("--machine", metavar="NAME|FILE", help="Predict for this machine, without any service.")
+@click.option("--config", type=FILE, metavar="FILE", help="What the machine's devices are offered as.")
 @click.option("--kubelet-config", type=FILE, metavar="FILE", help="The machine's KubeletConfiguration.")
 @click.option("--kubelet-root", type=FILE, metavar="DIR", help="The machine's kubelet root directory.")
 @click.option("--cluster", is_flag=True, help="Ask all nodes, and rank those that would admit the pod.")
@@ -47,6 +48,7 @@ def what_if(
     link: Link,
     pod_file: Path | None,
     machine: str | None,
+    config: Path | None,
     kubelet_config: Path | None,
     kubelet_root: Path | None,
     cluster: bool,
@@ -58,7 +60,8 @@ def what_if(
 
     With --machine no service is asked: the answer is the decision of kubelet v1.36 on such a machine with this
     configuration, and with the devices, CPUs and memory that the files in its root directory show as held (without
-    --kubelet-root nothing is held).
+    --kubelet-root nothing is held). Its devices are offered as the plugin configuration says (--config, the file of
+    `topoalign node`), so that shares of GPUs can be asked for.
 
     With --cluster every node is asked what its kubelet would decide; --pods, --scoring, --snapshot and --from go with it
     (`topoalign why` tells more of what refuses).
@@ -68,28 +71,28 @@ def what_if(
       topoalign what-if --gpus 8 --policy single-numa-node
       topoalign what-if --gpus 4 --cpus 32 --memory 64Gi --json
       topoalign what-if --machine dgx-a100 --kubelet-config config.yaml --pod-file pod.yaml
+      topoalign what-if --machine dgx-a100 --config topoalign.yaml --pod-file share.yaml
       topoalign what-if --cluster --gpus 8 --pods 16
     """
     pod = AskedPod(*pod_request(**asked)) if pod_file is None else pod_in(pod_file, **asked)
     if cluster:
-        if (
-            machine is not None
-            or kubelet_config is not None
-            or kubelet_root is not None
-            or link.node_option is not None
-        ):
-            raise click.UsageError("--cluster asks all nodes: leave out --node, --machine and the kubelet's files")
+        of_one_node = (machine, config, kubelet_config, kubelet_root, link.node_option)
+        if any(option is not None for option in of_one_node):
+            raise click.UsageError(
+                "--cluster asks all nodes: leave out --node, --machine, --config and the kubelet's files"
+            )
         return show_where(*ask(link.nats_option, whole, *pod, as_json=link.as_json), link.as_json)
     if whole.given:
         raise click.UsageError("--pods, --scoring, --snapshot and --from go with --cluster")
     if machine is None:
-        if kubelet_config is not None or kubelet_root is not None:
-            raise click.UsageError("--kubelet-config and --kubelet-root go with --machine")
+        if config is not None or kubelet_config is not None or kubelet_root is not None:
+            raise click.UsageError("--config, --kubelet-config and --kubelet-root go with --machine")
         return decide(link, "what-if", pod.request, pod.rules)
     from topoalign.cli.predict import Described  # brings in the readers of machines
 
-    described = Described(machine, kubelet_config, kubelet_root)
-    return show(*described.predict(pod.request, pod.rules), link.as_json)
+    described = Described(machine, kubelet_config, kubelet_root, config)
+    node, decision, topology = described.predict(pod.request, pod.rules)
+    return show_prediction(node, pod.request, decision, topology, link.as_json)
 
 
 class AskedPod(NamedTuple):

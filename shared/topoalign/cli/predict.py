@@ -1,8 +1,10 @@
 """
 A prediction without any service: the decision of the kubelet of a described machine.
 
-The rules come from the kubelet's configuration file, the held resources from the files in its root directory. Without a
-configuration the rules are topoalign's own; without a root directory nothing is held.
+The rules come from the kubelet's configuration file, the held resources from the files in its root directory, and what
+the devices are offered as from the plugin configuration. Without a kubelet's configuration the rules are topoalign's own;
+without a root directory nothing is held; without a plugin configuration the machine's own offers count, which are whole
+devices unless its description says otherwise.
 """
 
 import time
@@ -10,20 +12,40 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from topoalign.core.admission.admit import decide
+import msgspec
+
 from topoalign.core.admission.kubelet_devices import check_resources
+from topoalign.core.admission.resolvability import explained
 from topoalign.core.demand.pod_demand import pod_demand
+from topoalign.core.demand.units import names_of_units
+from topoalign.core.demand.unserved import unserved
 from topoalign.core.demand.validate import validate_pod
-from topoalign.core.model.decisions import Decision, noted
+from topoalign.core.model.decisions import Decision, noted, with_unserved
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, overridden
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.sharing.pod_checks import offers_of
+from topoalign.core.sharing.slot_defaults import slot_defaults, with_defaults
 from topoalign.core.state.fold import announced
 from topoalign.kubelet.files import configuration
 from topoalign.kubelet.files.node_state import KubeletNode, node_state
 from topoalign.kubelet.files.settling import settling
 from topoalign.machines import Machine, load_machine
+from topoalign.plugin_config.file import load_plugin_config
+from topoalign.plugin_config.offers import offers
+
+
+def filled_in(pod: PodRequest, machine: Topology) -> tuple[PodRequest, tuple[str, ...]]:
+    """The pod as the webhook of a cluster of such machines makes it, and notes on what it fills in. `pod`: valid."""
+    units, slots, otherwise = offers_of((machine,))
+    filled = slot_defaults(pod, slots, otherwise, names_of_units(units))
+    notes = (
+        f"{each.where}.resources.limits[{name}]: {amount} is what the webhook fills in"
+        for each in filled
+        for name, amount in each.limits.items()
+    )
+    return with_defaults(pod, filled), tuple(notes)
 
 
 @dataclass(frozen=True)
@@ -34,26 +56,44 @@ class Described:
     """A name of the catalogue, or a file or folder that describes one."""
     kubelet_config: Path | None
     kubelet_root: Path | None
+    plugin_config: Path | None = None
+    """The configuration by which devices are offered, as of `topoalign node --config`."""
 
     def predict(self, pod: PodRequest, changes: Mapping[str, str | int | bool]) -> tuple[NodeName, Decision, Topology]:
         """
         The node's name, the decision and the machine it is about; `changes` are rules that differ from the configuration.
 
-        Raises what reading the machine, the configuration or the kubelet's files raises.
+        Raises what reading the machine, the configurations or the kubelet's files raises.
         """
-        machine = load_machine(self.machine)
+        machine, found = self.offering_machine()
         taken = None
         rules = AdmissionRules(mode=Mode.KUBELET)
         if self.kubelet_config is not None:
             rules, taken = configuration.load_with_note(self.kubelet_config)
         node = self.node(machine, rules)
         pod, rules = validate_pod(pod), overridden(rules, changes)
+        if rules.mode is Mode.KUBELET:
+            pod, filled = filled_in(pod, machine.topology)
+            found = (*found, *filled)
         demand = pod_demand(pod, rules)
         passed_over = check_resources(demand, machine.topology, node.registered)
-        decision = decide(node.state, demand, explain=True)
+        decision = with_unserved(explained(node.state, demand), unserved(demand, machine.topology))
         starting = settling(self.kubelet_root, time.time()) if self.kubelet_root is not None else None
-        notes = [taken, *node.findings, starting, *passed_over]
+        notes = [taken, *found, *node.findings, starting, *passed_over]
         return node.state.node, noted(decision, tuple(filter(None, notes))), machine.topology
+
+    def offering_machine(self) -> tuple[Machine, tuple[str, ...]]:
+        """The machine with what it offers, and what of the plugin configuration it cannot do. Raises as `predict`."""
+        machine = load_machine(self.machine)
+        if self.plugin_config is None:
+            return machine, ()
+        read = load_plugin_config(self.plugin_config)
+        offering = offers(machine.topology, read.configuration)
+        topology = msgspec.structs.replace(machine.topology, offers=offering.offers)
+        return msgspec.structs.replace(machine, topology=topology), (
+            *map(str, read.findings),
+            *(f"{each}; {each.remedy}" if each.remedy else str(each) for each in offering.findings),
+        )
 
     def node(self, machine: Machine, rules: AdmissionRules) -> KubeletNode:
         """Every device is taken as healthy, unless the kubelet's files tell otherwise."""

@@ -225,8 +225,8 @@ class Imex(Section, frozen=True, kw_only=True):
 class Health(Section, frozen=True, kw_only=True):
     """When a device that was ill is offered again, and what makes it ill."""
 
-    ignored_xids: tuple[Xid, ...] = msgspec.field(default=(13, 31, 43, 45, 68, 109), name="ignoredXIDs")
-    """Errors that are the application's: those that NVIDIA's device plugin ignores."""
+    ignored_xids: tuple[Xid, ...] | None = msgspec.field(default=None, name="ignoredXIDs")
+    """XIDs after which a GPU stays healthy. None: those that do not concern the GPU, by NVIDIA's catalogue."""
     quiet_seconds: Wait = 300.0
     """How long nothing may have happened to a device before it is trusted again, after a reading that finds it well."""
     hold_down_seconds: Wait = 1.0

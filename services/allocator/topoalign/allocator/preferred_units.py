@@ -4,6 +4,16 @@ Which GPUs a kubelet is told to take units of where nothing is reserved for its 
 It asks for a number of units of one kind, and does not say what the container asks for besides. That is known where a
 container waits for as many, which the kubelet aligns elsewhere than was predicted. What it takes is of one GPU, or of whole
 ones: units that are spread over several GPUs are given by a reservation alone.
+
+Where the other half is not known, it is taken to be an equal part of the GPU: 50 units of computing time of a GPU with 60
+blocks come with 30. Of the GPUs in use that have both left, the first half goes to one of which most of the other kind is
+left, so that there is room for more than the equal part; where no GPU in use has, to any that has most left. Example:
+
+    left of GPU-0: 60 and 30 blocks, of GPU-1: 100 and 60, unused, of GPU-2: 80 and 50
+    asked for 50 of computing time: GPU-2, where up to 50 blocks fit then; for 50 blocks: GPU-1, as GPU-2 has less than 84
+
+A pod that was refused because its memory was more than that is made anew, and would be refused again and again. So a share
+of as much computing time as the last one that was refused so goes to any GPU of which most memory is left.
 """
 
 from collections import Counter
@@ -11,7 +21,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from topoalign.core.demand.units import Share
+from topoalign.core.demand.units import Left, Share, gpus_with_room, has_room
 from topoalign.core.model.holdings import UnitKind, unit_kind
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.offers import CORES
@@ -74,17 +84,42 @@ def gpus_for(
     must_include: Sequence[DeviceID],
     fitting: Mapping[DeviceID, int],
     compat: str,
+    *,
+    was_split: bool,
 ) -> tuple[DeviceID, ...]:
     """
     The GPUs of the units of this kind that a container should get: those of what it takes over from an init container, if
     they have enough, and of whole GPUs others beside them; () where none have enough. `compat`: as in the rules of the node.
+    `was_split`: whether an equal part of the other half was too little for such a share before.
     """
     left = {gpu: counted(units, kind, fitting.get(gpu, 0)) for gpu, units in state.ownership.units_left.items()}
     taken = Counter(map(state.hardware.card_of, must_include))
     if not taken:
-        return choose_gpus(state.hardware, left, share, fitting, compat)
+        is_known = share != share_asked(kind, size_of(share, kind))
+        among = fitting if is_known or share.whole else with_other_half(left, share, kind, was_split=was_split)
+        return choose_gpus(state.hardware, left, share, among, compat)
     gpus = with_missing(state.hardware, left, share, tuple(taken), fitting, compat)
     return gpus if sum(taken[gpu] + fitting.get(gpu, 0) for gpu in gpus) >= size_of(share, kind) else ()
+
+
+def with_other_half(left: Left, share: Share, kind: UnitKind, *, was_split: bool) -> list[DeviceID]:
+    """
+    The GPUs with room for these units that have most left of the other kind: of those in use with an equal part of both
+    left, else of all. `was_split` as for `gpus_for`.
+    """
+    room = gpus_with_room(left, share)
+    in_use = [gpu for gpu in room if not left[gpu].unused and has_room(left[gpu], with_equal_part(share, left[gpu]))]
+    among = room if was_split else in_use or room
+    others = {gpu: left[gpu].blocks if kind == "cores" else left[gpu].cores for gpu in among}
+    return [gpu for gpu, other in others.items() if other == max(others.values())]
+
+
+def with_equal_part(share: Share, left: UnitsLeft) -> Share:
+    """The share of a GPU of which one half is asked for, if the other half is as large a part of it; rounded up."""
+    return share._replace(
+        cores=share.cores or -(-share.blocks * CORES // left.all_blocks),
+        blocks=-(-share.cores * left.all_blocks // CORES) if share.cores else share.blocks,
+    )
 
 
 def counted(left: UnitsLeft, kind: UnitKind, spare: int) -> UnitsLeft:

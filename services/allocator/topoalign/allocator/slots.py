@@ -20,7 +20,7 @@ from topoalign.allocator.ports import AskedDevices, Poll
 from topoalign.allocator.reconciliation.displacement import kept_of
 from topoalign.allocator.reconciliation.liveness import Liveness
 from topoalign.core.demand.card_annotations import card_rules
-from topoalign.core.demand.slots import resources_in_slots, share_of_amount, unknown_share
+from topoalign.core.demand.slots import gpus_with_slots, resources_in_slots, share_of_amount, unknown_share
 from topoalign.core.demand.units import InvalidShare
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import InvalidField, quoted
@@ -46,7 +46,7 @@ from topoalign.core.sharing.reserved_slots import (
     untold_part,
 )
 from topoalign.core.sharing.reserved_units import ShareQuestion, with_reserved_shares
-from topoalign.core.sharing.slots import choose_gpus, slot_of
+from topoalign.core.sharing.slots import choose_gpus, several_of_one_gpu, slot_of
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.instance_amounts import gpus_by_instances
 from topoalign.core.state.reservations import NodeReservations
@@ -156,9 +156,12 @@ class SlotGrants:
         for slots in containers:
             gpus = [base_of(slot) for slot in slots]
             if twice := sorted({gpu for gpu in gpus if gpus.count(gpu) > 1}):
+                live = self._live()
+                share = unknown_share(live.hardware, resource, len(slots))
+                able = gpus_with_slots(live.ownership.slots_left, share, live.hardware)
+                cause, remedy = several_of_one_gpu(live.hardware, gpus, able)
                 raise InvalidShare(
-                    f"{FIELD}: several slots of {quoted(twice)}, of which a container has one",
-                    "let the pod ask for no more slots than the node has GPUs with enough left",
+                    f"{FIELD}: several slots of {quoted(twice)}, of which a container has one: {cause}", remedy
                 )
             if not all(map(self._state().ownership.is_held, slots)):  # else the kubelet may repeat itself
                 self.check_told(resource, slots)

@@ -18,7 +18,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock, HardwareEvent, Inventory, Occurrence
 from topoalign.discovery.health import HealthJudge
 from topoalign.discovery.record import Record, RecordFile
-from topoalign.discovery.xids import Gravity, XidRules, worded
+from topoalign.discovery.xids import Severity, XidRules, describe_xid
 
 LONGEST_REASON = 200
 
@@ -94,34 +94,34 @@ class HealthKeeper:
 
     def heard(self, event: HardwareEvent, topology: Topology) -> bool:
         """Weighs an event. Returns whether a reading should follow soon, because it tells more."""
-        gravity, reason = self._weighed(event)
+        severity, reason = self._weighed(event)
         devices = touched(topology, event)
         if not devices:
             log.warning("an event of a GPU that is not known", kind=event.kind, xid=event.xid, gpu=event.gpu)
             return True
-        if gravity in (Gravity.IGNORED, Gravity.LOOK):
-            log.debug("a GPU reports", devices=devices, what=reason, meaning=gravity.value)
-            return gravity is Gravity.LOOK
-        lasting = gravity is Gravity.LASTING
+        if severity in (Severity.IGNORED, Severity.READ):
+            log.debug("a GPU reports", devices=devices, what=reason, meaning=severity.value)
+            return severity is Severity.READ
+        lasting = severity is Severity.LASTING
         news = [self._judge.sign(device, reason, self._clock.monotonic(), lasting=lasting) for device in devices]
         if any(news):
-            log.warning("a GPU has failed", devices=devices, what=reason, meaning=gravity.value)
+            log.warning("a GPU has failed", devices=devices, what=reason, meaning=severity.value)
         self._remember()
         return any(news)
 
-    def _weighed(self, event: HardwareEvent) -> tuple[Gravity, str]:
+    def _weighed(self, event: HardwareEvent) -> tuple[Severity, str]:
         match event.kind:
             case Occurrence.XID:
                 xid = event.xid or 0
-                return self._xids.gravity(xid), worded(xid)
-            case Occurrence.DOUBLE_BIT_ECC:  # the XID that comes with it says whether it takes a reset
-                return Gravity.IGNORED if self._xids.all_ignored else Gravity.PASSING, "uncorrectable memory error"
+                return self._xids.severity(xid), describe_xid(xid)
+            case Occurrence.DOUBLE_BIT_ECC:  # the XID that comes with it says what it takes
+                return Severity.READ, "uncorrectable memory error"
             case Occurrence.SINGLE_BIT_ECC:
-                return Gravity.IGNORED, "corrected memory error"
+                return Severity.IGNORED, "corrected memory error"
             case Occurrence.UNAVAILABLE:
-                return Gravity.PASSING, "the driver has taken it out of use"
+                return Severity.PASSING, "the driver has taken it out of use"
             case Occurrence.CHANGED:
-                return Gravity.LOOK, "its MIG instances or its recovery action changed"
+                return Severity.READ, "its MIG instances or its recovery action changed"
 
     def say(self, word: Word, devices: Sequence[DeviceID], reason: str) -> None:
         """Of an operator, or a service that reports. Raises StateFault where it cannot be kept; then it does not hold."""

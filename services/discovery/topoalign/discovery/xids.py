@@ -1,12 +1,12 @@
 """
 The effect of an XID on the health of its GPU.
 
-An XID is the number that NVIDIA's driver gives to an error. Most XIDs report a defect of a program, and the GPU is as
-good as before; some report a GPU that gives wrong results until it was reset. This module alone decides what each XID
-means for the next pod.
+NVIDIA's catalogue has an action for each XID (`xid_catalog`). After most the application is restarted, or nothing is done:
+the GPU is as good as before, and stays healthy. After others it may give wrong results until it was reset or replaced. Of
+some the driver reports what the GPU needs, so a reading decides. After an XID without an action the GPU is out of use for a
+while; NVIDIA's device plugin makes it unhealthy, too.
 
-Sources: the XIDs that NVIDIA's device plugin v0.20.0 ignores and its variables to change that; NVIDIA's documents "Xid
-Errors" and "GPU Memory Error Management" for those after which a GPU needs a reset.
+Sources: NVIDIA's catalogue; the variables of NVIDIA's device plugin v0.20.0 that name XIDs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,78 +14,64 @@ from enum import Enum
 
 import msgspec
 
-from topoalign.core.model.errors import InvalidField, clean, quoted
+from topoalign.core.model.errors import InvalidField, quoted
+from topoalign.discovery.xid_catalog import XID_CATALOG, Action
 from topoalign.plugin_config import nvidia
 
-APPLICATION_XIDS = (13, 31, 43, 45, 68, 109)
-"""Errors of a program, after which the GPU is as good as before: what NVIDIA's device plugin ignores."""
-
-LASTING_XIDS: Mapping[int, str] = {
-    48: "uncorrectable memory error",
-    62: "the GPU's own controller has halted",
-    64: "a defective memory row could not be recorded",
-    74: "NVLink error",
-    79: "the GPU has fallen off the bus",
-    95: "uncontained memory error",
-    110: "security fault",
-    119: "the GPU's firmware does not answer",
-    120: "the GPU's firmware has failed",
-    140: "unrecovered memory error",
-}
-"""XID -> what it means. Nothing that the GPU does is to be trusted any more until it was reset."""
-
-RECOVERY_ACTION_XID = 154
-"""What the GPU needs to recover has changed. A reading says what it needs now, and whether it needs anything."""
-
-MEANINGS: Mapping[int, str] = {
-    **LASTING_XIDS,
-    13: "graphics engine exception",
-    31: "memory page fault",
-    43: "a channel was stopped",
-    45: "clean-up after an earlier error",
-    63: "a defective memory row was recorded",
-    68: "video processor exception",
-    92: "many corrected memory errors",
-    94: "contained memory error",
-    109: "context switch timeout",
-    RECOVERY_ACTION_XID: "what it needs to recover has changed",
-}
+IGNORED_XIDS = frozenset(
+    xid for xid, each in XID_CATALOG.items() if each.action in (Action.NONE, Action.RESTART_APPLICATION)
+)
+"""After these the GPU is as good as before."""
 
 DISABLE, ENABLE = nvidia.DP_VARIABLES
-"""XIDs to ignore beside the usual ones, and XIDs to heed whatever else is said."""
+"""XIDs to ignore beside the configured ones, and XIDs that are never ignored."""
 
 
-class Gravity(Enum):
+class Severity(Enum):
     """What becomes of the GPU."""
 
     IGNORED = "it is as good as before"
-    LOOK = "a reading is to tell"
+    READ = "the next reading decides"
     PASSING = "it is out of use until it has been quiet for a while and a reading finds it all right"
     LASTING = "it is out of use until it was reset"
+
+
+SEVERITIES: Mapping[Action, Severity] = {
+    Action.NONE: Severity.PASSING,
+    Action.RESTART_APPLICATION: Severity.PASSING,
+    Action.READ_RECOVERY_ACTION: Severity.READ,
+    Action.RESET_GPU: Severity.LASTING,
+    Action.RESTART_NODE: Severity.LASTING,
+    Action.CONTACT_SUPPORT: Severity.LASTING,
+}
+"""Of XIDs that are not ignored. The first two are ignored by default."""
 
 
 class XidRules(msgspec.Struct, frozen=True, kw_only=True):
     """Which XIDs are ignored."""
 
-    ignored: frozenset[int] = frozenset(APPLICATION_XIDS)
+    ignored: frozenset[int] = IGNORED_XIDS
     all_ignored: bool = False
-    heeded: frozenset[int] = frozenset()
-    """Whatever the other two say."""
+    never_ignored: frozenset[int] = frozenset()
+    """Takes precedence over the other two."""
 
-    def gravity(self, xid: int) -> Gravity:
+    def severity(self, xid: int) -> Severity:
         """The severity of an XID by these rules."""
-        if xid not in self.heeded and (self.all_ignored or xid in self.ignored):
-            return Gravity.IGNORED
-        if xid == RECOVERY_ACTION_XID:
-            return Gravity.LOOK
-        return Gravity.LASTING if xid in LASTING_XIDS else Gravity.PASSING
+        if xid not in self.never_ignored and (self.all_ignored or xid in self.ignored):
+            return Severity.IGNORED
+        entry = XID_CATALOG.get(xid)
+        return Severity.PASSING if entry is None else SEVERITIES[entry.action]
 
 
-def xid_rules(ignored: Iterable[int], environment: Mapping[str, str]) -> XidRules:
-    """The configured XIDs, and what NVIDIA's variables add to them. Raises InvalidField for a variable that is no list."""
+def xid_rules(ignored: Iterable[int] | None, environment: Mapping[str, str]) -> XidRules:
+    """
+    The configured XIDs, None for those of the catalogue, and what NVIDIA's variables add to them. Raises InvalidField for a
+    variable that is no list.
+    """
     disabled, every = xids_of(DISABLE, environment)
-    heeded, none = xids_of(ENABLE, environment)  # `all` takes back the other variable's `all`, as there
-    return XidRules(ignored=frozenset(ignored) | disabled, all_ignored=every and not none, heeded=heeded)
+    enabled, none = xids_of(ENABLE, environment)  # `all` takes back the other variable's `all`, as there
+    configured = IGNORED_XIDS if ignored is None else frozenset(ignored)
+    return XidRules(ignored=configured | disabled, all_ignored=every and not none, never_ignored=enabled)
 
 
 def xids_of(variable: str, environment: Mapping[str, str]) -> tuple[frozenset[int], bool]:
@@ -99,7 +85,7 @@ def xids_of(variable: str, environment: Mapping[str, str]) -> tuple[frozenset[in
     return frozenset(int(word) for word in words if word), False
 
 
-def worded(xid: int) -> str:
-    """`XID 79 (the GPU has fallen off the bus)`."""
-    meaning = MEANINGS.get(xid)
-    return f"XID {xid}" if meaning is None else f"XID {xid} ({clean(meaning)})"
+def describe_xid(xid: int) -> str:
+    """`XID 95 (uncontained memory error: reset the GPU)`."""
+    entry = XID_CATALOG.get(xid)
+    return f"XID {xid}" if entry is None else f"XID {xid} ({entry.meaning}: {entry.action.value})"

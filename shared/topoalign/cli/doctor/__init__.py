@@ -18,7 +18,14 @@ import msgspec
 
 from topoalign.cli import output, running
 from topoalign.cli.doctor.findings import Finding, Subject, Verdict, failure, ok, warning
-from topoalign.cli.doctor.kubelets import allocator, kubelet, kubelet_configuration, kubelet_rules, state_directory
+from topoalign.cli.doctor.kubelets import (
+    allocator,
+    kubelet,
+    kubelet_configuration,
+    kubelet_rules,
+    scheduler_for_units,
+    state_directory,
+)
 from topoalign.cli.doctor.merging import kubelet_merge
 from topoalign.cli.doctor.state_files import cpu_manager_state, device_manager_state, memory_manager_state
 from topoalign.cli.errors import FINDINGS, REMEDIES
@@ -216,6 +223,7 @@ CHECKS: dict[str, Callable[[Subject], Finding | None]] = {
     "kubelet": kubelet,
     "kubelet config": kubelet_configuration,
     "kubelet merge": kubelet_merge,
+    "units": scheduler_for_units,
     "CPU manager state": cpu_manager_state,
     "memory manager state": memory_manager_state,
     "device checkpoint": device_manager_state,

@@ -11,8 +11,10 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from topoalign.cli.doctor.findings import Finding, Subject, failure, ok, warning
-from topoalign.core.model.errors import NotFound, TopoalignError, clean
+from topoalign.cli.doctor.findings import Finding, Subject, Verdict, failure, ok, warning
+from topoalign.core.model.errors import NotFound, StateFault, TopoalignError, clean, quoted
+from topoalign.core.model.holdings import unit_kind
+from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
 from topoalign.core.policy import POLICIES
@@ -115,6 +117,37 @@ def kubelet_configuration(subject: Subject) -> Finding | None:
     options = "".join(f" {option}" for option in sorted(rules.cpu_options))
     managers = f"CPU manager {rules.cpu_manager}{options}, memory manager {rules.memory_manager}"
     return ok(f"policy {rules.policy}, scope {rules.scope}, {managers}")
+
+
+def registered_devices(subject: Subject) -> dict[str, list[str]]:
+    """The kubelet's device resources, and the devices of each. None of them where its checkpoint does not tell."""
+    if subject.kubelet_dir is None:
+        return {}
+    from topoalign.kubelet.files import device_checkpoint  # the other checks work without
+
+    try:
+        data = device_checkpoint.load_devices(subject.kubelet_dir)
+    except StateFault:
+        return {}
+    return dict(sorted(data.registered_devices.items())) if data is not None else {}
+
+
+def scheduler_for_units(subject: Subject) -> Finding | None:
+    """
+    Only where the kubelet's checkpoint has units of GPUs. That a pod is scheduled by topoalign no file of the node says, so
+    this is a recommendation, and no problem.
+    """
+    names = [
+        name for name, ids in registered_devices(subject).items() if any(unit_kind(DeviceID(each)) for each in ids)
+    ]
+    if len(names) < 2:
+        return None
+    return Finding(
+        verdict=Verdict.OK,
+        detail=f"GPUs are in units: the kubelet asks for {quoted(names)} one after the other. Without a reservation a pod "
+        "may be refused (ShareSplit) although it fits",
+        remedy="let topoalign's scheduler bind the pods that ask for both: it reserves them together",
+    )
 
 
 def allocator(subject: Subject) -> Finding:

@@ -6,8 +6,7 @@ its checkpoint.
 """
 
 from topoalign.cli.doctor.findings import Finding, Subject, ok, warning
-from topoalign.cli.doctor.kubelets import kubelet_rules, numa_node_count
-from topoalign.core.model.errors import StateFault
+from topoalign.cli.doctor.kubelets import kubelet_rules, numa_node_count, registered_devices
 from topoalign.core.model.ids import CPU, MEMORY, ResourceName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.policy import POLICIES
@@ -38,28 +37,15 @@ def kubelet_merge(subject: Subject) -> Finding | None:
 def resources(subject: Subject, rules: AdmissionRules, nodes: int) -> dict[ResourceName, int]:
     """Resource -> on how many NUMA nodes it may be."""
     found = {}
-    for name, devices in registered(subject).items():
+    for name, devices in registered_devices(subject).items():
         if devices:
-            found[ResourceName(name)] = min(nodes, devices)
+            found[ResourceName(name)] = min(nodes, len(devices))
     if rules.cpu_manager == "static":
         found[CPU] = nodes
     if rules.memory_manager == "Static":
         found[MEMORY] = nodes
         found.update(dict.fromkeys(hugepages(subject), nodes))
     return found
-
-
-def registered(subject: Subject) -> dict[str, int]:
-    """The kubelet's device resources, and how many devices each has. None of them where its checkpoint does not tell."""
-    if subject.kubelet_dir is None:
-        return {}
-    from topoalign.kubelet.files import device_checkpoint  # the other checks work without
-
-    try:
-        data = device_checkpoint.load_devices(subject.kubelet_dir)
-    except StateFault:
-        return {}
-    return {name: len(devices) for name, devices in sorted(data.registered_devices.items())} if data is not None else {}
 
 
 def hugepages(subject: Subject) -> list[ResourceName]:

@@ -29,11 +29,16 @@ class NotAligned(NoFit):
 
     code = "NotAligned"
 
-    def __init__(self, rules: AdmissionRules, container: ContainerName | None, alignment: Alignment) -> None:
+    def __init__(
+        self, rules: AdmissionRules, container: ContainerName | None, alignment: Alignment, shortage: str = ""
+    ) -> None:
+        """`shortage`: which amounts decide, for people (`describe_shortage`); empty: they were not looked for."""
         whose = "the pod" if container is None else f"container {container!r}"
         unmet = sorted({name for hints in alignment.hints.values() for name, each in hints.items() if each == ()})
         mask = alignment.merged.affinity
-        if unmet:
+        if shortage:
+            why = shortage
+        elif unmet:
             why = f"{' and '.join(clean(name) for name in unmet)} cannot be met on any NUMA nodes"
         elif mask is None:
             why = "no NUMA nodes suit all that it asks for"

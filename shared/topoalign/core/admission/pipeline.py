@@ -16,12 +16,14 @@ from topoalign.core.admission.alignment import Aligned, NotAligned, align, goes_
 from topoalign.core.admission.alternatives import considered
 from topoalign.core.admission.by_chance import Pick, picks_of
 from topoalign.core.admission.joint import place_jointly, sets_considered
+from topoalign.core.admission.shortages import describe_shortage
 from topoalign.core.admission.total_amounts import check_totals
 from topoalign.core.admission.within_alignment import place_within
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.demand.coverage import not_covered
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.demand.slots import slots_asked
-from topoalign.core.demand.units import share_of
+from topoalign.core.demand.units import asks_for_both_halves, share_of
 from topoalign.core.deviceshare.node_devices import ContainerDevices
 from topoalign.core.hints.cpu import CpuProvider, shared_cpus
 from topoalign.core.hints.devices import DeviceProvider
@@ -70,6 +72,12 @@ BY_RESERVATION = (
     "the kubelet reads no annotations: devices are chosen so for a pod that the registry binds, for no other"
 )
 
+HALVES_BY_RESERVATION = (
+    "this assumes that topoalign's scheduler reserves computing time and memory together; without a reservation the kubelet "
+    "asks for one after the other, and refuses or does not start the pod (ShareSplit) where the first one's GPU has too "
+    "little left of the second"
+)
+
 
 class AdmissionRun:
     """A decision under way: how far it is, what was given so far, and how that came about."""
@@ -77,7 +85,10 @@ class AdmissionRun:
     def __init__(
         self, state: NodeState, demand: PodDemand, *, explain: bool = False, taken: tuple[int, ...] = ()
     ) -> None:
-        """`explain`: other sets of devices are compared, too. `taken`: random picks of a kubelet, by place in `picks`."""
+        """
+        `explain`: other sets of devices are compared, and a refusal names the amounts that decide. `taken`: random picks of
+        a kubelet, by place in `picks`.
+        """
         self.state = state
         self.demand = demand
         self.rules = rules = demand.rules
@@ -125,7 +136,8 @@ class AdmissionRun:
             self.provider = None
             self.is_refused_by_policy = True
             check_totals(asked)
-            raise NotAligned(self.rules, container, alignment)
+            shortage = describe_shortage(asked, alignment.hints) if self.explain else ""
+            raise NotAligned(self.rules, container, alignment, shortage)
         if aligned.hint.affinity is None:
             return aligned
         return aligned._replace(together=nodes_within(asked, aligned.hint.affinity))
@@ -274,7 +286,10 @@ class AdmissionRun:
 
     def admission(self) -> Admission:
         """What all containers were given."""
-        return Admission(allocations=with_peaks(held_by_pod(self.state, self.demand)), explanation=self.explanation())
+        explanation = self.explanation()
+        if self.needs_reservation:
+            explanation = msgspec.structs.replace(explanation, notes=(*explanation.notes, HALVES_BY_RESERVATION))
+        return Admission(allocations=with_peaks(held_by_pod(self.state, self.demand)), explanation=explanation)
 
     def refusal(self, misfit: NoFit) -> Refusal:
         """Why the pod does not fit, and what the kubelet had given before it found that."""
@@ -293,7 +308,10 @@ class AdmissionRun:
     def explanation(self) -> Explanation:
         """How it came about so far."""
         return Explanation(
-            alignments=tuple(self.alignments), considered=tuple(self.considered), notes=tuple(self.notes())
+            not_covered=tuple(not_covered(self.demand)),
+            alignments=tuple(self.alignments),
+            considered=tuple(self.considered),
+            notes=tuple(self.notes()),
         )
 
     @property
@@ -304,6 +322,13 @@ class AdmissionRun:
         spread = [each for each in containers if each.cards > 1]
         return any(slots_asked(hardware, each.devices) is not None for each in asking) or any(
             share_of(hardware, each.devices, each.cards) is not None for each in spread
+        )
+
+    @property
+    def needs_reservation(self) -> bool:
+        """Whether a kubelet asks for what has to be of one GPU, by separate calls that do not say for which container."""
+        return not self.profile.seeks_units_by_gpu and any(
+            asks_for_both_halves(self.state.hardware, each.devices) for each in self.demand.containers
         )
 
     def notes(self) -> Iterator[str]:

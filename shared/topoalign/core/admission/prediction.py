@@ -26,10 +26,12 @@ from topoalign.core.admission.kubelet_devices import (
     without_dropped,
     without_ended,
 )
+from topoalign.core.admission.resolvability import explained
 from topoalign.core.demand.pod_demand import pod_demand
+from topoalign.core.demand.unserved import unserved
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.hints.memory import memory_node
-from topoalign.core.model.decisions import Decision, noted
+from topoalign.core.model.decisions import Decision, noted, with_unserved
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.core.model.events import Allocation, ContainerUsage, MemoryBlock, MemoryUse, Owner
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
@@ -86,7 +88,7 @@ def predict(
 ) -> Decision:
     """
     What the node's kubelet would decide about this pod at wall second `now`. `changes`: rules that differ from the
-    kubelet's, by field name; `explain` as for `admit`; `reserved` for other pods counts as held.
+    kubelet's, by field name; `explain` as `explained` does; `reserved` for other pods counts as held.
 
     Raises KubeletUnknown where the node has not said what its kubelet decides by, or knows neither what its kubelet holds
     nor what PodResources shows. Raises InvalidField for a pod or rules that cannot be meant, or a resource that the kubelet
@@ -98,7 +100,10 @@ def predict(
     demand, hardware = pod_demand(pod, rules), basis.state.hardware
     passed_over = check_resources(demand, hardware, basis.registered, basis.devices_unknown)
     held = with_reserved(basis.state, state, reserved)
-    decision = decide(as_others(held, demand), demand, explain=explain)
+    held = as_others(held, demand)
+    decision = explained(held, demand) if explain else decide(held, demand)
+    if kubelet_of(state).devices is not None:  # else another plugin may serve any name
+        decision = with_unserved(decision, unserved(demand, hardware, basis.registered or ()))
     return noted(decision, (*basis.notes, *shared_ids(demand, hardware), *passed_over, *basis.doubts))
 
 

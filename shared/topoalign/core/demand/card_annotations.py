@@ -5,6 +5,7 @@ What a pod's annotations say about the shared GPUs that it may get, under HAMi's
     hami.io/device-scoring-weights: slot=1,core=1,memory=3  what makes a GPU full, for these two
     nvidia.com/use-gputype: A100,h100                       parts of the names of models; nouse-gputype: not these
     nvidia.com/use-gpuuuid: GPU-5f0c…                       uuids; nouse-gpuuuid: not these
+    nvidia.com/vgpu-mode: mig                               GPUs whose containers are kept apart so: hami-core, mig, mps
     nvidia.com/numa-bind: "true"                            all GPUs of a container on one NUMA node
 
 `card_rules` is what topoalign reads in them, and refuses what would have no effect or another one than was meant: a word
@@ -28,18 +29,20 @@ from topoalign.core.demand.gangs import path
 from topoalign.core.demand.go_text import is_true, parse_bool, parse_int
 from topoalign.core.demand.hami_names import (
     GPU_POLICY,
+    MODES,
     NO_USE_TYPE,
     NO_USE_UUID,
     NUMA_BIND,
     SCORING_WEIGHTS,
     USE_TYPE,
     USE_UUID,
+    VGPU_MODE,
 )
 from topoalign.core.demand.units import InvalidShare
 from topoalign.core.deviceshare import annotations as joint
 from topoalign.core.model.errors import InvalidField, quoted
 
-CHOOSING = (GPU_POLICY, SCORING_WEIGHTS, USE_TYPE, NO_USE_TYPE, USE_UUID, NO_USE_UUID, NUMA_BIND)
+CHOOSING = (GPU_POLICY, SCORING_WEIGHTS, USE_TYPE, NO_USE_TYPE, USE_UUID, NO_USE_UUID, VGPU_MODE, NUMA_BIND)
 """The annotations that `card_rules` reads."""
 MOST_LISTED = 256
 """Entries of a list, which are compared with each GPU of each node."""
@@ -79,6 +82,7 @@ def card_rules(said: Said, *, as_hami: bool = False) -> CardRules:
     if policy is not None and policy != MUTEX and not as_hami:
         order = CardOrder(policy)
     check_lists(found)
+    check_mode(found)
     check_numa_bind(found)
     check_weights(found, weighs=is_weighed(several) if as_hami else order in ORDERS)
     rules = read_as_hami(found)
@@ -94,6 +98,7 @@ def read_as_hami(annotations: Mapping[str, str], policy: str = CardOrder.SPREAD.
     return CardRules(
         types=type_selection(annotations),
         uuids=uuid_selection(annotations),
+        mode=annotations.get(VGPU_MODE),
         mutex=MUTEX in words(policy),
         numa_bind=is_true(annotations.get(NUMA_BIND)),
         weights=EQUAL_WEIGHTS if weights is None else read_weights(weights),
@@ -123,6 +128,13 @@ def is_weighed(policies: tuple[str, ...]) -> bool:
     """Whether HAMi looks at how full a card is: not where it goes by NUMA nodes, or by what is unused, alone."""
     named = {*policies}
     return not named.isdisjoint(ORDERS) or (NUMA not in named and named != {MUTEX})
+
+
+def check_mode(found: Mapping[str, str]) -> None:
+    """Raises InvalidShare for a text that names no mode."""
+    text = found.get(VGPU_MODE)
+    if text is not None and not any(mode in text for mode in MODES):
+        raise invalid(VGPU_MODE, f"{quoted([text])} is no mode", f"write one of {', '.join(MODES)}, or leave it out")
 
 
 def check_numa_bind(found: Mapping[str, str]) -> None:

@@ -67,6 +67,8 @@ class CardRules(msgspec.Struct, frozen=True, kw_only=True):
     uuids: Selection = Selection()
     cordoned: frozenset[DeviceID] = frozenset()
     """Cards that nobody is to get."""
+    mode: str | None = None
+    """Modes that are accepted, of which a card's must be a part; None: all."""
     mutex: bool = False
     """Only cards of which nobody holds anything."""
     numa_bind: bool = False
@@ -83,6 +85,10 @@ class CardRules(msgspec.Struct, frozen=True, kw_only=True):
     def limits(self) -> bool:
         """Whether some cards would not do, whatever is left of them or wherever the others are."""
         return self.types != ANY or self.uuids != ANY or self.mutex or self.numa_bind
+
+    def takes_mode(self, mode: str) -> bool:
+        """Whether a card is accepted whose parts are kept apart in this mode; empty: in none that has a name."""
+        return self.mode is None or (mode != "" and mode in self.mode)
 
     def accepts(self, uuid: DeviceID, model: str) -> bool:
         """Whether the lists accept a card."""

@@ -11,6 +11,8 @@ AMOUNT = re.compile(r"pod\.(\w+\[\d+\])\.(requests|limits)(?=\[|$)")
 PARTS = {
     "pod.initContainers": "spec.initContainers",
     "pod.containers": "spec.containers",
+    "pod.resources": "spec.resources",
+    "pod.resourceClaims": "spec.resourceClaims",
     "pod.annotations": "metadata.annotations",
     "pod.namespace": "metadata.namespace",
     "pod.name": "metadata.name",

@@ -14,6 +14,7 @@ from topoalign.core.demand.quantities import (
     asked,
     device_limits,
     exclusive_cpus,
+    may_be_exclusive,
     memory_part,
     pod_cpus,
     pod_memory,
@@ -33,10 +34,12 @@ from topoalign.core.deviceshare.demand import (
 from topoalign.core.deviceshare.quantities import FIELD
 from topoalign.core.model.allocations import Role
 from topoalign.core.model.errors import InvalidField
-from topoalign.core.model.ids import ContainerName, Namespace, PodName, ResourceName, is_native
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Qos
+from topoalign.core.model.ids import GPU, NIC, ContainerName, Namespace, PodName, ResourceName, is_native
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
 from topoalign.core.profile import Profile, profile_of
 
+KOORDINATORS = RESOURCES - {GPU, NIC}
+"""Koordinator's names for devices."""
 NO_RESOURCES: frozenset[ResourceName] = frozenset()
 
 
@@ -87,7 +90,10 @@ class PodDemand(msgspec.Struct, frozen=True, kw_only=True):
     manages_memory: bool
     """Whether the memory manager looks at this pod at all."""
     jointly: bool
-    """Whether it has annotations about devices: those that they are about are chosen together."""
+    """
+    Whether it has annotations about devices, or asks for some by Koordinator's names where no kubelet decides: those that
+    these are about are chosen together.
+    """
 
     @property
     def namespace(self) -> Namespace:
@@ -145,7 +151,8 @@ def pod_demand(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
     annotated = is_joint(pod.annotations)
     if profile.aligns_jointly:
         check_keys(pod.annotations)
-    manages_memory = rules.memory_manager == "Static" and (not profile.exclusive_by_qos or pod.qos is Qos.GUARANTEED)
+        annotated = annotated or names_koordinators(pod)
+    manages_memory = rules.memory_manager == "Static" and may_be_exclusive(pod, profile)
     containers = tuple(
         container_of(pod, each, rules, profile, annotated, manages_memory)
         for each in (*pod.init_containers, *pod.containers)
@@ -161,6 +168,11 @@ def pod_demand(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
         manages_memory=manages_memory,
         jointly=annotated,
     )
+
+
+def names_koordinators(pod: PodRequest) -> bool:
+    """Whether a container asks for GPUs or NICs by Koordinator's names."""
+    return any(not KOORDINATORS.isdisjoint(each.requests) for each in (*pod.init_containers, *pod.containers))
 
 
 def container_of(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from topoalign.core.model.ids import CPU, MEMORY, ResourceName, is_hugepages, is_native
-from topoalign.core.model.requests import ContainerRequest, PodRequest, Qos
+from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.core.profile import Profile
 
 Quantities = Mapping[ResourceName, int]
@@ -63,13 +63,20 @@ def device_limits(container: ContainerRequest) -> dict[ResourceName, int]:
     return {name: amount for name, amount in container.limits.items() if not is_native(name)}
 
 
+def may_be_exclusive(pod: PodRequest, profile: Profile) -> bool:
+    """
+    Whether containers of the pod may have CPUs and memory of their own: not with pod-level resources, and of a
+    kubelet only in a Guaranteed pod.
+    """
+    return pod.gets_exclusive_resources if profile.exclusive_by_qos else not pod.has_pod_level_resources
+
+
 def exclusive_cpus(pod: PodRequest, container: ContainerRequest, profile: Profile) -> int:
     """How many CPUs the container gets to itself; 0: it runs in the shared pool."""
     millicores = asked(container).get(CPU, 0)
-    if millicores % 1000:
+    if millicores % 1000 or not may_be_exclusive(pod, profile):
         return 0
-    by_qos = profile.exclusive_by_qos
-    firm = pod.qos is Qos.GUARANTEED if by_qos else container.limits.get(CPU) == millicores
+    firm = profile.exclusive_by_qos or container.limits.get(CPU) == millicores
     return millicores // 1000 if firm else 0
 
 

@@ -24,13 +24,14 @@ from typing import NamedTuple
 from topoalign.core.demand.card_annotations import Said, card_rules
 from topoalign.core.demand.card_requests import ALL_MEMORY, card_request
 from topoalign.core.demand.card_rules import ANY_CARD, CardRules
+from topoalign.core.demand.hami_names import MIG, MODES
 from topoalign.core.demand.quantities import Quantities
 from topoalign.core.demand.units import InvalidShare
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.topology.by_amounts import gpu_of, offers_in_slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES, Slots
+from topoalign.core.model.topology.offers import CORES, Offer, Slots
 from topoalign.core.model.topology.views import made_once
 from topoalign.core.state.slot_amounts import MIB, SlotsLeft, offered_in_slots, part_of
 
@@ -208,8 +209,15 @@ def may_be_on(topology: Topology, share: SlotShare, gpu: DeviceID) -> bool:
     Whether this GPU in slots is offered under the share's resource, and the pod accepts it; of a MIG instance the GPU that
     it is a part of.
     """
-    offer, card = offers_in_slots(topology)[gpu], gpu_of(topology, gpu)
-    return offer.resource == share.resource and share.rules.accepts(card.id, card.name)
+    offer, card, rules = offers_in_slots(topology)[gpu], gpu_of(topology, gpu), share.rules
+    return offer.resource == share.resource and rules.takes_mode(mode_of(offer)) and rules.accepts(card.id, card.name)
+
+
+def mode_of(offer: Offer) -> str:
+    """HAMi's name for what keeps containers on GPUs in slots apart. Empty: nothing does, or HAMi has no name for it."""
+    if offer.slots is not None and offer.slots.instances:
+        return MIG
+    return offer.limited_by if offer.limited_by in MODES else ""
 
 
 def on_one_node(

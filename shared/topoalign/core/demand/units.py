@@ -86,6 +86,12 @@ def share_of(topology: Topology, devices: Quantities, cards: int) -> Share | Non
     return Share(amounts.get("cores", 0), amounts.get("memory", 0), cards) if amounts else None
 
 
+def asks_for_both_halves(topology: Topology, devices: Quantities) -> bool:
+    """Whether computing time and memory are asked for in units on this machine: a kubelet asks for them one by one."""
+    share = share_of(topology, devices, 1)
+    return share is not None and share.cores > 0 and share.blocks > 0
+
+
 class UnitFields(NamedTuple):
     """The paths of the fields that ask for units, for people who are told that one of them is wrong."""
 

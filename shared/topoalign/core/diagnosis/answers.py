@@ -1,27 +1,9 @@
 """The answer to a question about a whole cluster: where a pod fits, why not elsewhere, and what would make it fit."""
 
-from enum import StrEnum
-
 import msgspec
 
+from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.ids import NodeName, ResourceName
-
-
-class Outlook(StrEnum):
-    """What can become of a node that refuses a pod, the most hopeful first."""
-
-    IN_USE = "in-use"
-    """It would admit the pod if nobody had anything."""
-    NOT_KNOWN = "not-known"
-    """What it would say is not known."""
-    EXCLUDED = "excluded"
-    """Kubernetes keeps the pod off it; else it would admit the pod, now or if nobody had anything."""
-    NEVER = "never"
-    """It would refuse the pod even then."""
-    FOREIGN = "foreign"
-    """Others give out its GPUs."""
-    MISSING = "missing"
-    """It has no device of a resource that is asked for."""
 
 
 class Ranked(msgspec.Struct, frozen=True):
@@ -42,7 +24,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
     code: str
     """Stable code: `NotAligned`, `NotEnoughDevices`."""
-    outlook: Outlook
+    resolvability: Resolvability
     nodes: int
     """How many nodes say so."""
     examples: tuple[NodeName, ...]
@@ -84,6 +66,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What a cluster says to a pod, or to several like it."""
 
+    not_covered: tuple[str, ...]
+    """What the pod asks for and the answer does not cover, for people (`Explanation.not_covered`)."""
     pods: int
     """How many are asked for, all alike."""
     fit: int

@@ -5,29 +5,23 @@ What would make a pod fit that no node admits: the changes that suffice by thems
   of memory. It costs the share that is given up: 3 GPUs instead of 4 cost 0.25;
 - **moves**: the pods that would have to leave one node. They cost the devices that they hold of those asked for, as a share
   of these. They are looked for on the nodes that have most of what is asked for;
-- **other rules**: a policy that refuses less, or alignment of containers instead of the pod. They cost 1.
+- **other rules**: alignment of containers instead of the pod or the reverse, or a policy that refuses less. They cost 1.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 import msgspec
 
+from topoalign.core.admission.remedies import OTHER_RULES, smaller_requests
 from topoalign.core.diagnosis.answers import Change, Moved
 from topoalign.core.diagnosis.nodes import Node, Question
 from topoalign.core.model.allocations import Allocation
-from topoalign.core.model.ids import CPU, MEMORY, ContainerName, ResourceName, is_native
-from topoalign.core.model.requests import ContainerRequest, PodRequest, Policy, Scope
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.requests import PodRequest
 
 MOST_NODES = 32
 """Nodes on which moves are looked for."""
-UNITS = {CPU: 1000, MEMORY: 1 << 30}
-"""In what steps less is asked for; devices one by one, hugepages not at all."""
-OTHER_RULES: tuple[dict[str, str], ...] = (
-    {"scope": Scope.CONTAINER.value},
-    *[{"policy": policy.value} for policy in reversed(Policy)][1:],
-)
-"""What may be looser, the strictest first; nothing is looser by the strictest policy."""
 
 
 def cheapest_changes(question: Question, refusing: Iterable[Node]) -> list[Change]:
@@ -37,77 +31,20 @@ def cheapest_changes(question: Question, refusing: Iterable[Node]) -> list[Chang
 
 
 def less(question: Question) -> Iterator[Change]:
-    """One change for each resource of which less would do."""
-    asking: dict[ResourceName, list[ContainerRequest]] = {}
-    for container in (*question.pod.init_containers, *question.pod.containers):
-        for name, amount in container.requests.items():
-            if amount and (name in UNITS or not is_native(name)):
-                asking.setdefault(name, []).append(container)
-    for name, containers in asking.items():
-        if len(containers) == 1:
-            change = least_less(question, name, containers[0])
-            if change is not None:
-                yield change
+    """One change for each resource of which less would do on some node."""
 
+    def admitting(pod: PodRequest) -> list[Node]:
+        return question.changed(pod=pod).admitting()
 
-def least_less(question: Question, resource: ResourceName, container: ContainerRequest) -> Change | None:
-    """The most that a container can ask for of a resource, less than it does. None: nothing suffices."""
-    unit, asked = UNITS.get(resource, 1), container.requests[resource]
-
-    def admitting(units: int) -> list[Node]:
-        return question.changed(pod=asking_for(question.pod, container.name, resource, units * unit)).admitting()
-
-    found = most_that(lambda units: bool(admitting(units)), (asked - 1) // unit)
-    if not found:
-        return None
-    nodes, amount = admitting(found), found * unit
-    return Change(
-        text=f"ask for {worded(resource, amount)[0]} instead of {' '.join(worded(resource, asked))}",
-        cost=1 - amount / asked,
-        nodes=len(nodes),
-        example=nodes[0].name,
-        asked={resource: amount},
-    )
-
-
-def most_that(holds: Callable[[int], bool], most: int) -> int:
-    """
-    The largest number up to `most` for which it holds, where it holds for all smaller ones down to 1; 0: for none. Up to 16
-    are tried one by one, because a smaller set of devices may be harder to align.
-    """
-    if most <= 16:
-        return next((number for number in range(most, 0, -1) if holds(number)), 0)
-    if not holds(1):
-        return 0
-    good, bad = 1, most + 1
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if holds(middle) else (good, middle)
-    return good
-
-
-def asking_for(pod: PodRequest, name: ContainerName, resource: ResourceName, amount: int) -> PodRequest:
-    """The pod whose container asks for another amount of a resource."""
-
-    def changed(container: ContainerRequest) -> ContainerRequest:
-        if container.name != name:
-            return container
-        equal = container.limits.get(resource) == container.requests[resource]
-        limits = {**container.limits, resource: amount} if equal else container.limits
-        return msgspec.structs.replace(container, requests={**container.requests, resource: amount}, limits=limits)
-
-    return msgspec.structs.replace(
-        pod,
-        init_containers=tuple(map(changed, pod.init_containers)),
-        containers=tuple(map(changed, pod.containers)),
-    )
-
-
-def worded(resource: ResourceName, amount: int) -> tuple[str, str]:
-    """An amount and its unit, for people."""
-    if resource == MEMORY:
-        return f"{amount / UNITS[MEMORY]:.4g}", "GiB of memory"
-    return (f"{amount / UNITS[CPU]:g}", "CPUs") if resource == CPU else (str(amount), resource)
+    for found in smaller_requests(question.pod, lambda pod: bool(admitting(pod))):
+        nodes = admitting(found.pod)
+        yield Change(
+            text=found.text,
+            cost=1 - found.amount / found.asked,
+            nodes=len(nodes),
+            example=nodes[0].name,
+            asked={found.resource: found.amount},
+        )
 
 
 def other_rules(question: Question) -> Iterator[Change]:

@@ -6,6 +6,7 @@ merge made of them, the sets of devices that were considered, and the reason whe
 """
 
 from collections.abc import Collection, Iterable
+from enum import StrEnum
 
 import msgspec
 
@@ -44,12 +45,16 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """How a decision came about: the merges of hints, the sets of devices compared, and what was not known."""
+    """What a decision does not cover, and how it came about: the merges of hints, the sets compared, what was not known."""
 
+    not_covered: tuple[str, ...] = ()
+    """What the pod asks for and the decision does not cover, for people: devices of resource claims, exclusive CPUs."""
     alignments: tuple[Alignment, ...] = ()
     considered: tuple[Considered, ...] = ()
     notes: tuple[str, ...] = ()
     """What was not known when it was decided, for people: a prediction is only as good as its input."""
+    unserved: tuple[ResourceName, ...] = ()
+    """Names by which the pod asks for devices that nobody serves on the node, ascending. A kubelet passes over them."""
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True, tag="Admission"):
@@ -58,6 +63,25 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True, tag="Admission"):
     allocations: tuple[Allocation, ...]
     """Their ids are made of the pod's name and the container's; the allocator gives them lasting ones."""
     explanation: Explanation
+
+
+class Resolvability(StrEnum):
+    """Whether what keeps a pod off a node can pass, and what it is, the most likely to pass first."""
+
+    IN_USE = "in-use"
+    """It would admit the pod if nobody had anything."""
+    UNHEALTHY = "unhealthy"
+    """It would if, besides, all of its devices were healthy and none was cordoned."""
+    NOT_KNOWN = "not-known"
+    """What it would decide is not known."""
+    EXCLUDED = "excluded"
+    """Kubernetes keeps the pod off it; else it would admit the pod, now or if nobody had anything."""
+    NEVER = "never"
+    """It would refuse the pod even if nobody had anything and all of its devices were healthy."""
+    FOREIGN = "foreign"
+    """Others give out its GPUs."""
+    MISSING = "missing"
+    """It has no device of a resource that is asked for."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="Refusal"):
@@ -80,6 +104,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="Refusal"):
     what it knows of groups of NUMA nodes that share memory does not return to what it was: granting and releasing these
     folds to what it then knows. Mode `best` gives nothing before all is decided.
     """
+    resolvability: Resolvability | None = None
+    """Whether waiting can help: `in-use`, `unhealthy`, `never` or `not-known`. None: it was not looked for."""
 
 
 Decision = Admission | Refusal
@@ -90,6 +116,12 @@ def noted(decision: Decision, notes: Iterable[str]) -> Decision:
     explanation = decision.explanation
     explanation = msgspec.structs.replace(explanation, notes=(*explanation.notes, *notes))
     return msgspec.structs.replace(decision, explanation=explanation)
+
+
+def with_unserved(decision: Decision, names: tuple[ResourceName, ...]) -> Decision:
+    """Returns the same decision with the names of devices that nobody serves."""
+    explanation = msgspec.structs.replace(decision.explanation, unserved=names)
+    return msgspec.structs.replace(decision, explanation=explanation) if names else decision
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ from typing import NamedTuple
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.quantities import Quantities, asked, pod_wide
 from topoalign.core.model.ids import ResourceName
-from topoalign.core.model.requests import Policy, Qos, Scope
+from topoalign.core.model.requests import Policy, Scope
 from topoalign.core.policy import POLICIES
 from topoalign.core.scoring.zones import Amounts, Zone
 
@@ -75,7 +75,7 @@ def numa_need(demand: PodDemand) -> NumaNeed:
         demand.rules.policy,
         demand.rules.scope,
         demand.rules.max_allowable_numa_nodes,
-        demand.request.qos is Qos.GUARANTEED,
+        demand.request.gets_exclusive_resources,
         tuple(each.asked for each in demand.containers),
         pod_wide(demand.request, asked),
     )

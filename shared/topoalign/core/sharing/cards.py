@@ -26,6 +26,8 @@ class SharedCard(msgspec.Struct, frozen=True, kw_only=True):
     """None: unknown."""
     model: str = ""
     """As NVIDIA names the product: `NVIDIA H100 80GB HBM3`. Empty: unknown."""
+    mode: str = ""
+    """HAMi's name for what keeps its containers apart: `hami-core`, `mig` or `mps`. Empty: there is none."""
     healthy: bool = True
     cores: int = WHOLE_CARD
     """Cores offered: 100, or more where they are scaled."""

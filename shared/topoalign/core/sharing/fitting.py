@@ -5,7 +5,7 @@ The rule, in this order:
 
 - What is asked for can be meant: cores below 100, or a multiple of 100; with cores of a share goes memory; memory alone is a
   share, too. Whole cards are told by `cores` (300) or by `cards` (100 of each of 3).
-- A card may be chosen if it is healthy, not cordoned, and in the lists of models and uuids.
+- A card may be chosen if it is healthy, not cordoned, and in the lists of models, modes and uuids.
 - A whole card is one of which nobody holds anything, and its memory is at least what is asked for.
 - Of a card in use the cores, the memory and, if it is offered in slots, a slot have to be left. Memory alone needs a core
   that nobody holds: nothing limits the computing of such a share, and where all cores are held it would take theirs.
@@ -20,6 +20,7 @@ from topoalign.core.demand.card_rules import CardRules
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard, ShareRequest
 from topoalign.core.sharing.refusals import (
+    OTHER_MODE,
     OTHER_TYPE,
     OTHER_UUID,
     AmountMissing,
@@ -105,6 +106,8 @@ def unaccepted(card: SharedCard, rules: CardRules) -> str | None:
         return "cordoned"
     if not rules.types.takes_type(card.model):
         return OTHER_TYPE
+    if not rules.takes_mode(card.mode):
+        return OTHER_MODE
     return None if rules.uuids.takes_uuid(card.device) else OTHER_UUID
 
 

@@ -8,13 +8,14 @@ way in which some node offers these refuses it. The field is named as the pod's 
     spec.containers[1].resources.limits[tencent.com/vcuda-core]: 150 units of computing time, of which a GPU has 100
 
 Refused are, in units: amounts of 0, parts of several GPUs where nothing spreads them, computing time without memory, more
-memory than a GPU has, units beside GPUs that are asked for in another way, and all annotations of HAMi and Gaia about cards,
-which have no effect there; nor have those of Koordinator, where the pod asks for nothing else that they are about
+memory than a GPU has, units beside GPUs that are asked for in another way, and all annotations of HAMi about cards, which
+have no effect there; nor have those of Koordinator, where the pod asks for nothing else that they are about
 (`joint_checks`). So is the number of GPUs over which units are spread, if it is above what a node has, if amounts do not
 divide evenly, and beside whole GPUs, slots, or no units at all. With slots: amounts that no GPU has, 0 cores, amounts
-without a number of GPUs, units in the same container, annotations that cannot be meant, those that have no effect, those of
-Koordinator, and those that have one where no amount is named: nodes that offer whole GPUs under the same name look at none.
-Where HAMi's rules choose the GPUs (`compat`), lists of policies and a policy for nodes can be meant.
+without a number of GPUs, units in the same container, annotations that cannot be meant, those of Koordinator, and those that
+have an effect where no amount is named: nodes that offer whole GPUs under the same name look at none.
+Where HAMi's rules choose the GPUs (`compat`), lists of policies can be meant. What is a wish alone, and has no effect here,
+is no reason to refuse a pod: `pod_warnings` names it.
 
 Amounts by names of HAMi that nobody offers are judged by what every GPU in slots would refuse.
 """
@@ -49,7 +50,7 @@ from topoalign.core.sharing.joint_checks import check_not_joint
 from topoalign.core.sharing.refusals import MemoryAboveCard, NotEnoughShareCards, ShareFields
 from topoalign.core.sharing.slot_checks import (
     asks_for_slots,
-    check_annotations,
+    check_no_choice,
     check_one_way,
     check_slots_asked,
     check_unlisted_amounts,
@@ -158,7 +159,7 @@ def check_asked(pod: PodRequest, offered: UnitResources) -> None:
         return
     for where, container in containers_of(pod):
         check_container(where, container.limits, offered, cards_said(pod.annotations))
-    check_annotations(pod.annotations, "units")
+    check_no_choice(pod.annotations)
     check_not_joint(pod)
 
 

@@ -9,21 +9,35 @@ and count as they are. A pod holds what its containers have together, or the mos
     init container   2 GPUs, 3000 of nvidia.com/gpumem    6000
     app containers   1 GPU, 4000 and 1 GPU, 1000          5000      the pod holds 6000
 
-This is counted before it is known on which GPUs containers come, and does not change with it: two init containers with 1024
-each hold 1024. HAMi counts card by card, so that they hold 2048 on two cards.
+This does not depend on the GPUs that containers get: two init containers with 1024 each hold 1024. HAMi counts card by card,
+so that they hold 2048 on two cards.
 
-Amounts in hundredths of a GPU's memory depend on the GPU and are not counted. Of several quotas the lowest limit counts;
-0 allows nothing. Source: HAMi 4707fb02, QuotaManager; sidecars as in Kubernetes' own quotas.
+A container may name no amount: it asks for hundredths of a GPU's memory, for whole GPUs, or for slots or units with all
+memory of a GPU. Then the size of the GPUs of its node counts (`GpuSizes`), the largest where they differ, and the cores of a
+whole GPU are 100. Example, on a node with GPUs of 40960 MiB:
+
+    2 GPUs, 40 of nvidia.com/gpumem-percentage    32768 of nvidia.com/gpumem
+    1 GPU                                         40960 of nvidia.com/gpumem and 100 of nvidia.com/gpucores
+
+Before the node is known, such a container holds nothing of what it does not name. Shares in time have no amount and hold
+nothing. Of several quotas the lowest limit counts; 0 allows nothing. Source: HAMi 4707fb02, QuotaManager; sidecars as in
+Kubernetes' own quotas.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
-from topoalign.core.demand.quantities import device_limits, pod_wide
-from topoalign.core.demand.slots import SlotResources
+from topoalign.core.demand.card_requests import ALL_MEMORY, card_request
+from topoalign.core.demand.quantities import Quantities, device_limits, pod_wide
+from topoalign.core.demand.slots import SlotResources, slot_resources
+from topoalign.core.demand.units import UnitResources, unit_resources
 from topoalign.core.model.errors import NoFit, clean
 from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
-from topoalign.core.model.topology.offers import Slots
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import CORES, Slots
+from topoalign.core.model.topology.views import made_once
+from topoalign.core.state.slot_amounts import MIB
 
 Amounts = Mapping[ResourceName, int]
 PerGpu = Mapping[ResourceName, frozenset[ResourceName]]
@@ -59,12 +73,43 @@ def amounts_per_gpu(slots: Iterable[SlotResources]) -> PerGpu:
     return found
 
 
-def quota_amounts(pod: PodRequest, per_gpu: PerGpu = HAMI) -> dict[ResourceName, int]:
-    """What a pod holds of each extended resource, as quotas count it, whether any quota is about that or not."""
-    return pod_wide(pod, lambda container: container_amounts(container, per_gpu))
+class GpuSizes(NamedTuple):
+    """How large the GPUs of a node are, for containers that name no amount."""
+
+    gpus: tuple[SlotResources, ...] = ()
+    """GPUs and MIG instances that are offered whole or in slots."""
+    units: UnitResources | None = None
+    """GPUs that are offered in units."""
 
 
-def container_amounts(container: ContainerRequest, per_gpu: PerGpu = HAMI) -> dict[ResourceName, int]:
+UNKNOWN_SIZES = GpuSizes()
+
+
+@made_once
+def gpu_sizes(topology: Topology) -> GpuSizes:
+    """Those of a node with this hardware. Without a known size a GPU has no memory."""
+    memory = {gpu.id: gpu.memory or 0 for gpu in topology.gpus}
+    memory |= {instance.uuid: instance.memory for gpu in topology.gpus for instance in gpu.mig or ()}
+    whole: dict[ResourceName, int] = {}
+    for offer in topology.offered:
+        known = [memory[base] // MIB for base in offer.devices if base in memory]
+        if known and not offer.shared:
+            whole[offer.resource] = max(whole.get(offer.resource, 0), *known)
+    sizes = (SlotResources(resource, Slots(), most) for resource, most in whole.items())
+    return GpuSizes((*slot_resources(topology), *sizes), unit_resources(topology))
+
+
+def quota_amounts(pod: PodRequest, per_gpu: PerGpu = HAMI, sizes: GpuSizes = UNKNOWN_SIZES) -> dict[ResourceName, int]:
+    """
+    What a pod holds of each extended resource on a node with GPUs of these sizes, as quotas count it, whether any quota is
+    about that or not.
+    """
+    return pod_wide(pod, lambda container: container_amounts(container, per_gpu, sizes))
+
+
+def container_amounts(
+    container: ContainerRequest, per_gpu: PerGpu = HAMI, sizes: GpuSizes = UNKNOWN_SIZES
+) -> dict[ResourceName, int]:
     """The same of one container. One that does not say of how many GPUs is of one."""
     limits = device_limits(container)
 
@@ -72,7 +117,27 @@ def container_amounts(container: ContainerRequest, per_gpu: PerGpu = HAMI) -> di
         said = [limits[each] for each in per_gpu.get(name, ()) if each in limits]
         return sum(said) if said else 1
 
-    return {name: amount * gpus(name) for name, amount in limits.items()}
+    found = {name: amount * gpus(name) for name, amount in limits.items()}
+    for name, amount in unnamed_amounts(limits, per_gpu, sizes):
+        found[name] = found.get(name, 0) + amount
+    return found
+
+
+def unnamed_amounts(limits: Quantities, per_gpu: PerGpu, sizes: GpuSizes) -> Iterator[tuple[ResourceName, int]]:
+    """What a container with these limits holds of amounts that it does not name."""
+    for resource, slots, most in sizes.gpus:
+        asked = card_request(resource, slots, limits)
+        if not asked.count or resource not in per_gpu.get(slots.memory, ()):
+            continue
+        if not limits.get(slots.memory):
+            yield slots.memory, asked.count * asked.memory_of(most)
+            if asked.percent == ALL_MEMORY and slots.cores not in limits:
+                yield slots.cores, asked.count * CORES
+    if sizes.units is not None:
+        named = {unit: name for name, unit in sizes.units.units}
+        whole = limits.get(named["cores"], 0) // CORES if "cores" in named else 0
+        if whole and "memory" in named and not limits.get(named["memory"]):
+            yield named["memory"], whole * sizes.units.most
 
 
 def lowest_limits(quotas: Iterable[Amounts]) -> dict[ResourceName, int]:

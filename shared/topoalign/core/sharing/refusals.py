@@ -18,10 +18,18 @@ class ShareFields(NamedTuple):
     """Of the lists of models."""
     uuids: str = "uuids"
     """Of those of uuids."""
+    modes: str = ""
+    """Of the one that names modes."""
 
 
-OTHER_TYPE, OTHER_UUID = "of another type", "not among the uuids"
+OTHER_TYPE, OTHER_UUID, OTHER_MODE = "of another type", "not among the uuids", "in another mode"
 """Why the lists do not accept a card."""
+
+
+MODE_SETTINGS = (
+    "choose a node whose plugin configuration has `sharing.slots` with `sharing.limiter: hami-core` or `mps`, or with "
+    "`flags.migStrategy: dynamic` for mode mig; or leave the annotation out"
+)
 
 
 class NothingAsked(InvalidField):
@@ -83,13 +91,13 @@ class NoCardAccepted(ShareDoesNotFit):
 
     def __init__(self, fields: ShareFields, reasons: Mapping[str, int]) -> None:
         told = ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or "it has none"
-        lists = [
-            field for reason, field in ((OTHER_TYPE, fields.types), (OTHER_UUID, fields.uuids)) if reason in reasons
-        ]
+        lists = {OTHER_TYPE: fields.types, OTHER_UUID: fields.uuids, OTHER_MODE: fields.modes}
         super().__init__(
-            " and ".join(lists) or fields.cards,
+            " and ".join(field for reason, field in lists.items() if reason in reasons) or fields.cards,
             f"no card of the node may be chosen: {told}",
-            "change the lists of types and uuids, or choose another node; `topoalign gpu list` shows how its cards are",
+            MODE_SETTINGS
+            if OTHER_MODE in reasons
+            else "change the lists of types and uuids, or choose another node; `topoalign gpu list` shows how its cards are",
         )
 
 

@@ -3,7 +3,7 @@ The GPUs of a machine as cards that are shared, for whoever chooses the slots of
 is held, and what sets of them are worth. In the place of a GPU are its MIG instances, if those are in slots.
 """
 
-from topoalign.core.demand.slots import SlotsOfGpus, numa_node_of
+from topoalign.core.demand.slots import SlotsOfGpus, mode_of, numa_node_of
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.by_amounts import offers_in_slots
@@ -40,7 +40,7 @@ def scorer_of(topology: Topology) -> SetScorer:
 
 def cards_of(topology: Topology, left: SlotsOfGpus) -> tuple[SharedCard, ...]:
     """All GPUs and instances of `places_of`; of those that are not in slots nothing is to be had."""
-    found = []
+    found, in_slots = [], offers_in_slots(topology)
     for base, gpu in places_of(topology):
         here = left.get(base)
         offered, held = (here.offered, here.held) if here else (NONE_HELD, NONE_HELD)
@@ -53,6 +53,7 @@ def cards_of(topology: Topology, left: SlotsOfGpus) -> tuple[SharedCard, ...]:
                 minor=gpu.index if gpu.minor is None else gpu.minor,
                 numa_node=numa_node_of(topology, gpu.id),
                 model=gpu.name,
+                mode=mode_of(in_slots[base]) if base in in_slots else "",
                 healthy=here is not None and here.usable,
                 cores=offered.cores,
                 memory=offered.memory,

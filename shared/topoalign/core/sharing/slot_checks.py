@@ -1,7 +1,6 @@
 """What of a pod with slots of GPUs cannot be meant, and what units and slots have in common of that (`pod_checks`)."""
 
 from collections.abc import Collection, Iterable, Mapping, Set
-from typing import Literal
 
 from topoalign.core.demand import hami_names as names
 from topoalign.core.demand.card_annotations import card_rules, invalid, said_of_cards, uuid_selection, weights_meant
@@ -16,13 +15,8 @@ from topoalign.core.model.topology.offers import CORES
 from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
 from topoalign.core.sharing.joint_checks import check_slots_not_joint, without_effect
 
-CORE_LIMIT = "tencent.com/vcuda-core-limit"
-"""Gaia's: up to how much computing time the containers of a pod may use while nobody else does."""
-WITHOUT_EFFECT: Mapping[Literal["units", "slots"], tuple[str, ...]] = {
-    "units": (*names.OF_PODS, CORE_LIMIT),
-    "slots": (names.VGPU_MODE, names.NODE_POLICY, CORE_LIMIT),
-}
-"""Annotations that choose cards, nodes or limits elsewhere."""
+NOT_OF_UNITS = tuple(key for key in names.OF_PODS if key != names.NODE_POLICY)
+"""Annotations that choose cards, which have no effect on units."""
 
 
 def check_unlisted_amounts(pod: PodRequest, known: Collection[ResourceName]) -> None:
@@ -52,7 +46,9 @@ def check_slots_asked(pod: PodRequest, offered: SlotResources, compat: Compat = 
         check_says_nothing(pod.annotations, offered)
     else:
         return
-    check_annotations(pod.annotations, "slots", compat)
+    check_weights_meant(pod.annotations)
+    if compat == "hami":
+        check_node_policy(pod.annotations)
     check_slots_not_joint(pod, offered)
     check_counts(pod.annotations, offered)
 
@@ -106,18 +102,20 @@ def check_one_way(where: str, units: Collection[ResourceName], others: Collectio
         )
 
 
-def check_annotations(annotations: Mapping[str, str], what: Literal["units", "slots"], compat: Compat = "") -> None:
-    """Raises InvalidShare for annotations that have no effect on these, and first for weights that are none."""
+def check_no_choice(annotations: Mapping[str, str]) -> None:
+    """Raises InvalidShare for annotations that choose cards, of a pod with units, and first for weights that are none."""
+    check_weights_meant(annotations)
+    for key in NOT_OF_UNITS:
+        if key in annotations:
+            raise InvalidShare(
+                f"{path(key)}: {without_effect('units')}", "leave it out; nodeSelector and affinity choose the nodes"
+            )
+
+
+def check_weights_meant(annotations: Mapping[str, str]) -> None:
+    """Raises InvalidShare for weights that are none."""
     if (weights := annotations.get(names.SCORING_WEIGHTS)) is not None:
         weights_meant(weights)
-    for key in WITHOUT_EFFECT[what]:
-        if key == names.NODE_POLICY and what == "slots" and compat == "hami":
-            check_node_policy(annotations)
-        elif key in annotations:
-            raise InvalidShare(
-                f"{path(key)}: {without_effect(what)}",
-                "leave it out; nodeSelector and affinity choose the nodes",
-            )
 
 
 def check_node_policy(annotations: Mapping[str, str]) -> None:
@@ -128,12 +126,6 @@ def check_node_policy(annotations: Mapping[str, str]) -> None:
             f"{path(names.NODE_POLICY)}: {quoted([policy])} is no policy",
             f"write {BINPACK} or {SPREAD}, or leave it out",
         )
-
-
-def check_no_node_policy(pod: PodRequest, slots: Iterable[SlotResources], otherwise: Collection[ResourceName]) -> None:
-    """Raises InvalidShare for a policy for nodes of a pod with slots, if it ranks none. `otherwise`: as of `check_pod`."""
-    if any(is_for_slots(pod, each, otherwise) for each in slots):
-        check_annotations({key: pod.annotations[key] for key in pod.annotations if key == names.NODE_POLICY}, "slots")
 
 
 def check_gpus_known(

@@ -17,15 +17,17 @@ import msgspec
 
 from topoalign.core.demand.card_annotations import Said, lists_said
 from topoalign.core.demand.card_rules import Selection
-from topoalign.core.demand.hami_names import NO_USE_TYPE, NO_USE_UUID, USE_TYPE, USE_UUID
+from topoalign.core.demand.hami_names import NO_USE_TYPE, NO_USE_UUID, USE_TYPE, USE_UUID, VGPU_MODE
 from topoalign.core.demand.pod_demand import ContainerDemand
 from topoalign.core.demand.slots import (
     SlotShare,
     SlotsOfGpus,
     are_on_one_node,
+    gpus_with_slots,
     has_slot_for,
     instance_memory,
     may_be_on,
+    numa_node_of,
     on_one_node,
     resources_in_slots,
     slots_asked,
@@ -37,6 +39,7 @@ from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.by_amounts import offers_in_slots
+from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES
@@ -70,6 +73,7 @@ def fields_of(topology: Topology, resource: ResourceName, said: Said) -> ShareFi
         cards=f"limits[{resource}]",
         types=lists_said(said, USE_TYPE, NO_USE_TYPE),
         uuids=lists_said(said, USE_UUID, NO_USE_UUID),
+        modes=lists_said(said, VGPU_MODE),
     )
 
 
@@ -173,7 +177,8 @@ class SlotChooser:
         """Why these GPUs together would not do; empty: they would."""
         hardware, share, left = self._state.hardware, self._share, self._left
         if len({*gpus}) < len(gpus):
-            return "some are of one GPU"
+            able = {*gpus_with_slots(left, share, hardware), *self._own}
+            return f"some are of one GPU: {several_of_one_gpu(hardware, gpus, able)[0]}"
         if unwanted := [gpu for gpu in gpus if gpu in left and not may_be_on(hardware, share, gpu)]:
             return f"{quoted(sorted(unwanted))} is not what the pod's annotations accept"
         if lacking := [
@@ -205,6 +210,28 @@ class SlotChooser:
                 self._own[gpu] if left.profiles and gpu in self._own else larger(asked, self._own.get(gpu, NONE_HELD))
             )
         return found
+
+
+def several_of_one_gpu(topology: Topology, gpus: Sequence[DeviceID], able: Collection[DeviceID]) -> tuple[str, str]:
+    """
+    Why a kubelet gives a container slots of these GPUs, of which some are the same, and what to do about it. `able`: the
+    GPUs with enough left.
+    """
+    asked, nodes = len(gpus), {numa_node_of(topology, gpu) for gpu in gpus}
+    near = [gpu for gpu in able if numa_node_of(topology, gpu) in nodes]
+    if len(able) < asked:
+        cause = f"{asked} GPUs are asked for, and {len(able)} of the node have enough left"
+        return cause, "ask for fewer GPUs, or wait until pods on this node end"
+    if len(near) < asked:
+        where = f"NUMA node{'' if len(nodes) == 1 else 's'} {format_cpuset(node for node in nodes if node is not None)}"
+        return (
+            f"the kubelet takes the slots of {where}, where {len(near)} GPUs have enough left, and {asked} are asked for",
+            f"ask for at most {len(near)} GPUs, or list slots without NUMA nodes (sharing.slots.numaTopology: false)",
+        )
+    return (
+        f"{len(able)} GPUs have enough left, and the kubelet has chosen slots without the plugin's preference",
+        "delete the pod, and let a controller create it again",
+    )
 
 
 def slot_of(available: DeviceSet, gpu: DeviceID) -> DeviceID:

@@ -13,10 +13,11 @@ import msgspec
 
 from topoalign.core.demand.field_paths import in_manifest
 from topoalign.core.demand.node_filters import Affinity, Constraints, Toleration
+from topoalign.core.demand.pod_level_resources import check_pod_level_names
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.ids import CPU, MEMORY, ContainerName, Namespace, PodName, ResourceName, is_hugepages
-from topoalign.core.model.requests import ContainerRequest, PodRequest
+from topoalign.core.model.requests import ContainerRequest, PodLevelResources, PodRequest
 from topoalign.kubelet.files import documents, quantities
 
 KIND, API_VERSION = "Pod", "v1"
@@ -40,12 +41,20 @@ class Container(msgspec.Struct, frozen=True, rename="camel"):
     restart_policy: str | None = None
 
 
+class ResourceClaim(msgspec.Struct, frozen=True, rename="camel"):
+    """An entry of a pod's `spec.resourceClaims`, or of its `status.resourceClaimStatuses`."""
+
+    name: str = ""
+    resource_claim_template_name: str | None = None
+
+
 class Spec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The fields of `spec` that affect a decision, and those that decide to which nodes the pod may go."""
 
     containers: list[Container] | None = None
     init_containers: list[Container] | None = None
     resources: Resources | None = None
+    resource_claims: list[ResourceClaim] | None = None
     node_selector: dict[str, str] | None = None
     affinity: Affinity | None = None
     tolerations: tuple[Toleration, ...] | None = None
@@ -89,7 +98,13 @@ def pod_of(document: documents.Document) -> PodRequest:
 def read_manifest(document: documents.Document) -> Pod:
     """The manifest of a pod. Raises InvalidField for another kind of object, and with the path of a value that is wrong."""
     expect_pod(document)
-    pod: Pod = documents.converted(document, Pod, REMEDY)
+    try:
+        pod: Pod = documents.converted(document, Pod, REMEDY)
+    except InvalidField as error:
+        if error.field.startswith("metadata.annotations["):
+            finding = error.finding.removeprefix(f"{error.field}: ")
+            raise InvalidField(error.field, finding, 'write the value in quotes: "50"') from error
+        raise
     return pod
 
 
@@ -100,14 +115,14 @@ def request_of(pod: Pod) -> PodRequest:
         raise InvalidField("spec", "there is none", REMEDY)
     if not spec.containers:
         raise InvalidField("spec.containers", "there is none", "a pod has at least one container")
-    if spec.resources is not None and (spec.resources.requests or spec.resources.limits):
-        raise InvalidField("spec.resources", "resources of a whole pod", "give them to its containers")
     request = PodRequest(
         namespace=Namespace(metadata.namespace or "default"),
         name=PodName(metadata.name or (metadata.generate_name or "").rstrip("-") or "pod"),
         annotations={key: value or "" for key, value in (metadata.annotations or {}).items()},
         init_containers=requests_of("initContainers", spec.init_containers or []),
         containers=requests_of("containers", spec.containers),
+        resources=pod_level_resources_of(spec.resources or Resources()),
+        claims=tuple(claim.name for claim in spec.resource_claims or ()),
     )
     try:
         return validate_pod(request)
@@ -123,27 +138,14 @@ def constraints_of(pod: Pod) -> Constraints:
     return Constraints(spec.node_selector or {}, required, spec.tolerations or ())
 
 
-def kubelet_request_of(pod: Pod) -> PodRequest:
-    """
-    What a pod asks of its kubelet: with resources of a whole pod, the CPU and memory managers leave it alone, and only its
-    devices are aligned and given (kubelets 1.34 to 1.36 without the alpha gate PodLevelResourceManagers).
-
-    Raises InvalidField with the path of a value that is wrong.
-    """
-    spec = pod.spec
-    if spec is None or spec.resources is None or not (spec.resources.requests or spec.resources.limits):
-        return request_of(pod)
-    init = [devices_alone(each) for each in spec.init_containers or []]
-    app = [devices_alone(each) for each in spec.containers or []]
-    left = msgspec.structs.replace(spec, resources=None, init_containers=init, containers=app)
-    return request_of(msgspec.structs.replace(pod, spec=left))
-
-
-def devices_alone(container: Container) -> Container:
-    """The container without what the CPU and memory managers look at."""
-    said = container.resources or Resources()
-    requests, limits = ({k: v for k, v in (some or {}).items() if "/" in k} for some in (said.requests, said.limits))
-    return msgspec.structs.replace(container, resources=Resources(requests, limits))
+def pod_level_resources_of(resources: Resources) -> PodLevelResources:
+    """The pod-level resources. Raises InvalidField with the path of a wrong amount or of another resource."""
+    found = {}
+    for kind, given in (("requests", resources.requests or {}), ("limits", resources.limits or {})):
+        path = f"spec.resources.{kind}"
+        check_pod_level_names(path, map(ResourceName, given))
+        found[kind] = amounts(path, given)
+    return PodLevelResources(**found)
 
 
 def expect_pod(document: documents.Document) -> None:

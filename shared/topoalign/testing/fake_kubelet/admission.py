@@ -12,6 +12,7 @@ Source: kubelet v1.36.3, cm/topologymanager (scopes) and the managers' `GetTopol
 
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 import msgspec
 
@@ -31,6 +32,9 @@ from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.testing.fake_kubelet.cpu_manager import CpuManager
 from topoalign.testing.fake_kubelet.device_manager import DeviceManager
 from topoalign.testing.fake_kubelet.memory_manager import MemoryManager
+
+MAP_SLOTS = 8
+"""Of a Go map with up to so many keys."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,19 @@ class HandOut(PreferenceQuestion, frozen=True, kw_only=True):
     """Not asked but told: these devices (`available`) go to the container now, and its plugin is to allocate them."""
 
 
+def in_map_order(container: ContainerDemand, slot: int) -> ContainerDemand:
+    """
+    The container with its devices in the order in which the kubelet asks for them: that of a Go map. A map of up to eight
+    keys has them in eight slots, here in the order of their names, and is read from a random `slot` on, round about. So of
+    two resources the second comes first in one of eight admissions.
+
+    Source: kubelet v1.36.3, devicemanager `allocateContainerResources`; Go 1.24, internal/runtime/maps.
+    """
+    names = [*container.devices]
+    ordered = {name: container.devices[name] for name in (*names[slot:], *names[:slot])}
+    return msgspec.structs.replace(container, devices=ordered)
+
+
 class Admitting(AdmissionRun):
     """A decision that the managers take part in as it is made."""
 
@@ -66,10 +83,12 @@ class Admitting(AdmissionRun):
         uid: str,
         managers: Managers,
         active: frozenset[str] | None,
+        chance: Random | None,
     ) -> None:
-        """`state`: what the managers hold without the pods that are not `active`."""
+        """`state`: what the managers hold without the pods that are not `active`. `chance`: as for the kubelet."""
         super().__init__(state, demand)
         self._uid, self._managers, self._active = uid, managers, active
+        self._chance = chance
 
     def align(self, demand: Demand) -> Steps[Aligned]:
         """As in the decision; before hints are asked, every manager drops pods that are gone."""
@@ -81,7 +100,8 @@ class Admitting(AdmissionRun):
         """As in the decision; the device manager drops pods that are gone first and writes its checkpoint after."""
         if self.state.hardware.devices.keys() & container.devices.keys():
             self._managers.devices.drop(self._active)
-        got = yield from super().devices(container, aligned)
+        slot = self._chance.randrange(MAP_SLOTS) if self._chance is not None else 0
+        got = yield from super().devices(in_map_order(container, slot), aligned)
         if got.devices:
             self._managers.devices.write()
         return got

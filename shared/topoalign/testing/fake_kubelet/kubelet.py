@@ -69,7 +69,8 @@ class FakeKubelet:
         `machine`: of it the CPUs, the memory and the NUMA distances count; devices come from the plugins that register.
         `rules`: of them all but the mode, which is the kubelet's. `clock` tells for how long a plugin has been away, and
         when the CPU manager looks for pods that are gone; None: the system's. `chance` picks where a kubelet picks at
-        random, which of an init container's devices a later container uses again above all; None: the first ones.
+        random: in which order it asks for the resources of a container, and which of an init container's devices a later
+        container uses again; None: in the order of the names, and the first ones.
         """
         self.root = plugins_dir.parent
         self.plugins_dir = plugins_dir
@@ -193,7 +194,7 @@ class FakeKubelet:
             try:
                 topology, active = self.shuffled(self.discovered()), self.active()
                 state = msgspec.structs.replace(self.state(), topology=topology)
-                decision = await decide(Admitting(state, demand, uid, managers, active), self.plugins)
+                decision = await decide(Admitting(state, demand, uid, managers, active, self._chance), self.plugins)
             finally:
                 self._admitting = ()
             if isinstance(decision, Admission):

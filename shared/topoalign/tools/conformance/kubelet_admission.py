@@ -39,6 +39,9 @@ from topoalign.tools.conformance.kubelet_node import NODE, Config, Machine, Plug
 from topoalign.tools.conformance.kubelet_pods import Pod, as_the_kubelet_reads
 from topoalign.tools.conformance.suite import CaseResult, Outcome
 
+DEFAULT_GATES = ("1.34", "1.35", "1.36")
+"""How the id of a case ends: versions of the kubelet with pod-level resources, and default feature gates."""
+
 
 class Given(msgspec.Struct, frozen=True):
     """What one container got."""
@@ -143,6 +146,11 @@ class AdmissionCase(msgspec.Struct, frozen=True):
 def admissions(path: Path) -> Iterator[CaseResult]:
     """The results of a file of `kubelet/admission`."""
     return results(path, AdmissionCase, outcome)
+
+
+def pod_level_resources(path: Path) -> Iterator[CaseResult]:
+    """The results of the cases of `kubelet_versions/pod_level_resources` with default feature gates."""
+    return (each for each in results(path, AdmissionCase, outcome) if each.id.rpartition("@")[2] in DEFAULT_GATES)
 
 
 def outcome(case: AdmissionCase) -> Outcome:

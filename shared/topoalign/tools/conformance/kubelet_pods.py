@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.core.demand.quantities import device_limits, pod_cpus, pod_memory, pod_wide
+from topoalign.core.demand.quantities import asked, device_limits, pod_cpus, pod_memory, pod_wide
 from topoalign.core.model.ids import CPU, MEMORY, PodName, ResourceName, is_hugepages
-from topoalign.core.model.requests import ContainerRequest, PodRequest, Qos
+from topoalign.core.model.requests import ContainerRequest, PodLevelResources, PodRequest, Qos
 from topoalign.core.profile import KUBELET
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome
@@ -20,22 +20,33 @@ class Pod(msgspec.Struct, frozen=True):
     qos: Qos
     containers: tuple[ContainerRequest, ...]
     init_containers: tuple[ContainerRequest, ...] = ()
+    resources: PodLevelResources = PodLevelResources()
 
     @property
     def read(self) -> PodRequest:
         """The pod in the types of the product."""
-        return PodRequest(name=self.name, init_containers=self.init_containers, containers=self.containers)
+        return PodRequest(
+            name=self.name,
+            init_containers=self.init_containers,
+            containers=self.containers,
+            resources=self.resources,
+        )
 
 
 def as_the_kubelet_reads(pod: PodRequest) -> PodRequest:
     """
-    The same to the kubelet, for cases with pods that no API server takes: devices without a limit, or with another one.
+    The same to the kubelet, for cases with pods that no API server takes: devices without a limit, or with another one;
+    containers that request more than their pod.
 
-    Of devices the kubelet's managers look at limits alone, of hugepages at requests alone.
+    Of devices the kubelet's managers look at limits alone, of hugepages at requests alone, and of pod-level resources at
+    whether there are any.
     """
     groups = (tuple(map(evened, group)) for group in (pod.init_containers, pod.containers))
     init_containers, containers = groups
-    return msgspec.structs.replace(pod, init_containers=init_containers, containers=containers)
+    together = pod_wide(pod, asked)
+    requests = {name: max(amount, together.get(name, 0)) for name, amount in pod.resources.requests.items()}
+    resources = PodLevelResources(requests=requests, limits=pod.resources.limits)
+    return msgspec.structs.replace(pod, init_containers=init_containers, containers=containers, resources=resources)
 
 
 def evened(container: ContainerRequest) -> ContainerRequest:

@@ -140,16 +140,17 @@ def read_use(root: Path, limited: Limited) -> LibraryUse | None:
     if owner is None or owner.allocation != limited.allocation:
         return None  # the slots were another container's, and Allocate is about to make the directory anew
     try:
-        with opened_file(root, limited.directory, os.O_RDONLY) as file:
-            if file is None:
+        with opened_file(root, limited.directory, os.O_RDONLY) as found:
+            if found is None:
                 return None
-            head = os.pread(file, region.HEAD_SIZE, 0)
+            file, layout = found
+            head = os.pread(file, layout.processes_at, 0)
             if not region.is_written(head):
                 return None
-            uuids = region.uuids_of(head)
-            tail = region.tail_of(os.pread(file, region.TAIL.size, region.TAIL_AT))
-            processes = os.pread(file, tail.processes * region.PROCESS_SIZE, region.PROCESSES_AT)
-            counts = tuple(region.counts_of(uuids, processes, tail, limited.gpus))
+            uuids = layout.uuids_of(head)
+            tail = region.tail_of(os.pread(file, region.TAIL.size, layout.tail_at))
+            processes = os.pread(file, tail.processes * region.PROCESS_SIZE, layout.processes_at)
+            counts = tuple(layout.counts_of(uuids, processes, tail, limited.gpus))
     except Unusable as error:
         return LibraryUse(allocation=limited.allocation, failure=str(error))
     except OSError as error:
@@ -158,10 +159,10 @@ def read_use(root: Path, limited: Limited) -> LibraryUse | None:
 
 
 @contextmanager
-def opened_file(root: Path, name: str, flags: int) -> Iterator[int | None]:
+def opened_file(root: Path, name: str, flags: int) -> Iterator[tuple[int, region.Layout] | None]:
     """
-    The descriptor of the file in a container's directory, which has the size of a shared region; None: there is none, or it
-    is empty still. Raises Unusable and OSError.
+    The descriptor of the file in a container's directory, and the layout that a region of its size has; None: there is none,
+    or it is empty still. Raises Unusable and OSError.
     """
     with opened(root) as at, opened(name, at) as directory, opened(CACHE, directory) as cache:
         found = entries(cache, MOST_ENTRIES + 1)
@@ -175,8 +176,7 @@ def opened_file(root: Path, name: str, flags: int) -> Iterator[int | None]:
         yield None
         return
     try:
-        if (size := os.fstat(file).st_size) not in (0, *region.SIZES):
-            raise Unusable(f"it has {size} bytes, and {region.SIZES[-1]} are written")
-        yield file if size else None
+        size = os.fstat(file).st_size
+        yield (file, region.layout_of(size)) if size else None
     finally:
         os.close(file)

@@ -12,10 +12,13 @@ import msgspec
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.kubelet_watch import KubeletWatch
-from topoalign.core.admission.admit import admit
+from topoalign.core.admission.admit import decide
 from topoalign.core.admission.prediction import doubted, predict
+from topoalign.core.admission.resolvability import explained
+from topoalign.core.demand.pod_demand import pod_demand
+from topoalign.core.demand.unserved import unserved
 from topoalign.core.demand.validate import validate_pod
-from topoalign.core.model.decisions import Decision, noted
+from topoalign.core.model.decisions import Decision, noted, with_unserved
 from topoalign.core.model.errors import HardwareUnknown, InvalidField, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, ConfirmRequest, Mode, PodRequest, overridden
@@ -74,7 +77,9 @@ class Predictions:
             now = self._ledger.clock.wall()
             return predict(self._ledger.state, pod, now, changes, explain=explain, reserved=reserved)
         state = with_reserved(self._ledger.state, self._ledger.state, reserved)
-        decision = admit(state, pod, overridden(self._rules, changes), explain=explain)
+        demand = pod_demand(pod, overridden(self._rules, changes))
+        decision = explained(state, demand) if explain else decide(state, demand)
+        decision = with_unserved(decision, unserved(demand, state.hardware))
         return noted(decision, () if self._ledger.unconfirmed is None else (doubted(self._ledger.unconfirmed),))
 
 

@@ -9,19 +9,18 @@ from collections.abc import Mapping
 
 import msgspec
 
-from topoalign.core.demand.card_annotations import CHOOSING
+from topoalign.core.demand.hami_names import OF_PODS
 from topoalign.core.deviceshare.demand import OWN_DOMAIN
 from topoalign.core.deviceshare.names import ANNOTATIONS, DEVICE_PREFIX
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.sharing.slot_checks import WITHOUT_EFFECT
 from topoalign.kubelet.files import manifest
 from topoalign.registry.scheduling.model import PodToSchedule
 
 MOST_CHARACTERS = 32 * 1024
 """Of the annotations that count, their keys included."""
-NAMED = frozenset((*ANNOTATIONS, *CHOOSING, *(key for keys in WITHOUT_EFFECT.values() for key in keys)))
+NAMED = frozenset((*ANNOTATIONS, *OF_PODS))
 BEGINNINGS = (OWN_DOMAIN, DEVICE_PREFIX)
 """Of keys that are ours, or are refused as misspelled."""
 
@@ -50,7 +49,7 @@ def with_counting(request: PodRequest) -> PodRequest:
 
 def read_pod(uid: str, pod: manifest.Pod) -> PodToSchedule:
     """A pod, of its annotations those that count. Raises InvalidField for one that cannot be meant."""
-    request = with_counting(manifest.kubelet_request_of(pod))
+    request = with_counting(manifest.request_of(pod))
     nominated = pod.status and pod.status.nominated_node_name
     return PodToSchedule(
         uid=uid,

@@ -24,7 +24,7 @@ from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import is_native
-from topoalign.core.model.requests import AdmissionRules, PodRequest, Qos
+from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import allocations_of, holding_reserved, reservation_of
@@ -285,7 +285,7 @@ def predicted(state: NodeState, pod: PodToSchedule, rules: AdmissionRules) -> Ho
 
 def holds_something(request: PodRequest) -> bool:
     """Whether a kubelet hands out something to the pod that no other pod has meanwhile."""
-    if request.qos is Qos.GUARANTEED:
+    if request.gets_exclusive_resources:
         return True
     return any(
         amount > 0 and not is_native(resource)

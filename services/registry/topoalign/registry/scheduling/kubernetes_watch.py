@@ -80,7 +80,7 @@ class KubernetesWatch:
         """Of the API server. None: not known yet."""
         self._api, self._clock, self._view, self._reservations = api, clock, view, reservations
         self._gangs, self._foreign = gangs, foreign or ForeignNodes(clock)
-        self._quotas = quotas or Quotas(view.offers, tuple)
+        self._quotas = quotas or Quotas(view.offers, dict)
         self.pods = ShownPods()
         self._ended: set[str] = set()
         """UIDs of finished pods that are still there."""

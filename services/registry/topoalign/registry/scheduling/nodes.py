@@ -27,6 +27,8 @@ class NodeView:
     kind: Kind | None = None
     """None where it is not offered, as `free`."""
     free: Free | None = None
+    idle: Free | None = None
+    """What would be free if nobody had anything, where some devices are unhealthy or cordoned; None: none are."""
     shape: Topology | None = None
     """Of its hardware as it was announced."""
     left: Any = None

@@ -16,6 +16,7 @@ from topoalign.core.model.ids import DeviceID, NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.sharing.pod_checks import offers_of
+from topoalign.core.sharing.quotas import UNKNOWN_SIZES, GpuSizes, gpu_sizes
 from topoalign.core.sharing.slot_defaults import FilledIn, slot_defaults
 
 
@@ -27,6 +28,7 @@ class Offered(NamedTuple):
     slots: frozenset[SlotResources]
     not_in_slots: frozenset[ResourceName]
     compats: frozenset[str]
+    sizes: GpuSizes
 
 
 class OfferedResources:
@@ -43,6 +45,8 @@ class OfferedResources:
         """Resources that some node offers in another way than in slots; another node may offer the same in slots."""
         self.compats: frozenset[str] = frozenset()
         """Whose answers pods get on some node that offers slots, as in `KubeletRules`; empty: topoalign's own."""
+        self.sizes_version = 0
+        """Grows when `sizes_on` of some node changes."""
         self._nodes: dict[NodeName, tuple[Topology, str, Offered]] = {}
         self._counts = Counter[Offered]()
         """How many nodes offer this."""
@@ -61,6 +65,7 @@ class OfferedResources:
             return
         now = offered_by(hardware, compat)
         self._nodes[node] = hardware, compat, now
+        self.sizes_version += before is None or before[2].sizes != now.sizes
         self._count(now, None if before is None else before[2])
         self._count_gpus(hardware.gpus, () if before is None else before[0].gpus)
 
@@ -69,10 +74,16 @@ class OfferedResources:
         known = self._nodes.get(node)
         return frozenset() if known is None else known[2].names
 
+    def sizes_on(self, node: NodeName | None) -> GpuSizes:
+        """How large the GPUs of one node are; unknown sizes: nothing is known of it, or no node is chosen."""
+        known = None if node is None else self._nodes.get(node)
+        return UNKNOWN_SIZES if known is None else known[2].sizes
+
     def drop(self, node: NodeName) -> None:
         """A node is gone."""
         before = self._nodes.pop(node, None)
         if before is not None:
+            self.sizes_version += 1
             self._count(None, before[2])
             self._count_gpus((), before[0].gpus)
 
@@ -118,4 +129,5 @@ def offered_by(hardware: Topology, compat: str = "") -> Offered:
         slots=frozenset(offers.slots),
         not_in_slots=offers.otherwise,
         compats=frozenset({compat} if offers.slots else ()),
+        sizes=gpu_sizes(hardware.without_tables()),
     )

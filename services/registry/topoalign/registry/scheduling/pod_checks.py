@@ -1,12 +1,15 @@
 """Whether a pod can be meant in this cluster: what the webhook denies, and the filter refuses on all nodes alike."""
 
 from collections import OrderedDict
+from collections.abc import Mapping
 
 from topoalign.core.demand.card_annotations import uuid_selection
 from topoalign.core.model.errors import InvalidField, NoFit
+from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import Compat, PodRequest
 from topoalign.core.sharing.pod_checks import check_pod
-from topoalign.core.sharing.slot_checks import check_gpus_known, check_no_node_policy
+from topoalign.core.sharing.pod_warnings import warnings_of
+from topoalign.core.sharing.slot_checks import check_gpus_known
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.offered import OfferedResources
 
@@ -18,7 +21,7 @@ class PodChecks:
     """Judges pods by what the nodes offer."""
 
     def __init__(self, offers: OfferedResources, *, ranks_as_hami: bool = False) -> None:
-        """`ranks_as_hami`: whether pods may say by which of HAMi's policies nodes are ranked for them."""
+        """`ranks_as_hami`: whether a pod's policy of HAMi ranks the nodes for it."""
         self._offers, self._ranks_as_hami = offers, ranks_as_hami
         self._known: OrderedDict[str, tuple[PodRequest, object, InvalidField | NoFit | None]] = OrderedDict()
         """UID -> the pod as it came, what was offered then, and why it cannot be meant."""
@@ -32,9 +35,11 @@ class PodChecks:
         """Raises what `check_pod` of the core does: a kubelet decides on every node of Kubernetes."""
         offers = self._offers
         check_pod(request, offers.units, offers.slots, self._compat, otherwise=offers.not_in_slots, by_kubelet=True)
-        if not self._ranks_as_hami:
-            check_no_node_policy(request, offers.slots, offers.not_in_slots)
         check_gpus_known(request, offers.gpus, offers.slots, offers.not_in_slots)
+
+    def warnings(self, annotations: Mapping[str, str], limits: Mapping[ResourceName, str]) -> tuple[str, ...]:
+        """What of a pod probably means something else than it says (`warnings_of`)."""
+        return warnings_of(annotations, limits, self._offers.names, ranks_as_hami=self._ranks_as_hami)
 
     def check_waiting(self, pod: PodToSchedule) -> None:
         """The same of a pod that may come again."""

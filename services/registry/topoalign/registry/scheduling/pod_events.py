@@ -28,14 +28,14 @@ class PodEvents:
         binder: Binder,
         reserved: Callable[[str], Mapping[NodeName, Reservation]],
         tell: Callable[[Report], None],
-        claim: Callable[[str], AbstractContextManager[object]] = nullcontext,
+        claim: Callable[[str, NodeName], AbstractContextManager[object]] = lambda uid, node: nullcontext(),
         *,
         nodes: Callable[[], int],
     ) -> None:
         """
         `reserved`: UID of a pod -> what is reserved for it, by node. `tell` has an Event written. `claim`: the pod of this
-        UID counts against the quota of its namespace while this is open; raises where there is no room for it. `nodes`: how
-        many the cluster has.
+        UID counts against the quota of its namespace, as a pod of this node, while this is open; raises where there is no
+        room for it. `nodes`: how many the cluster has.
         """
         self._binder, self._reserved, self._tell, self._claim = binder, reserved, tell, claim
         self._nodes = nodes
@@ -43,7 +43,7 @@ class PodEvents:
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
         """As `Scheduling.bind`."""
         try:
-            with self._claim(uid):
+            with self._claim(uid, node):
                 await self._binder.bind(namespace, name, uid, node)
         except TopoalignError as error:
             note = f"not bound to {clean(node)}: {error.code}: {error.finding}; {error.remedy}"
@@ -56,9 +56,9 @@ class PodEvents:
             self._tell(Report(namespace=namespace, name=name, uid=uid, reason="DevicesReserved", note=note))
 
     def refuse(self, pod: PodToSchedule, counts: Counter[str]) -> None:
-        """No node takes the pod; `counts`: code of a refusal -> how many nodes refuse for this."""
+        """No node takes the pod; `counts`: label of a refusal -> how many nodes refuse for this."""
         namespace, name = pod.request.namespace, pod.request.name
-        why = "; ".join(f"{code} on {count}" for code, count in counts.most_common(MOST_CODES))
+        why = "; ".join(f"{label} on {count}" for label, count in counts.most_common(MOST_CODES))
         asked = f"{counts.total()} node{'s' if counts.total() != 1 else ''} that the scheduler asked about"
         note = (
             f"none of the {asked} (the cluster has {self._nodes()}) admits the pod: {why}; "

@@ -5,23 +5,27 @@ ResourceQuotas and who holds what of them: whether a namespace may have another 
     waiting pods   count beside those that are bound, reserved or being bound: pods that were created in the same moment
                    would else keep one another waiting for ever
 
-Only pods that ask for what quotas count are looked at. While the quotas are not listed, such pods wait (`QuotasUnknown`).
+Only pods that ask for what quotas count are looked at. While the quotas are not listed, pods that name an amount wait
+(`QuotasUnknown`). What a pod does not name counts by the size of the GPUs of its node, so the answer may differ from node to
+node; a new pod has no node yet and counts with what it names.
 A quota with scopes is about some pods only and is not counted; the log says so.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import msgspec
 import structlog
 
 from topoalign.core.model.errors import InvalidField, Unavailable, clean
+from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.topology.offers import Slots
 from topoalign.core.sharing.quotas import (
     Amounts,
+    GpuSizes,
     OverQuota,
-    PerGpu,
     amounts_per_gpu,
     check_quota,
     lowest_limits,
@@ -51,8 +55,8 @@ class QuotasUnknown(Unavailable):
 class Quotas:
     """The quotas of all namespaces, and their pods that hold something that quotas count."""
 
-    def __init__(self, offers: OfferedResources, reserved: Callable[[], Collection[str]]) -> None:
-        """`reserved`: UIDs of the pods for which something is reserved."""
+    def __init__(self, offers: OfferedResources, reserved: Callable[[], Mapping[str, Collection[NodeName]]]) -> None:
+        """`reserved`: UID of each pod for which something is reserved -> where."""
         self.listed = False
         """Whether all quotas are known."""
         self._offers, self._reserved = offers, reserved
@@ -65,6 +69,8 @@ class Quotas:
         """UID of a pod -> its namespace, if it asks for devices."""
         self._claims = Counter[str]()
         """UIDs of pods that are being bound, and of those that wait with them."""
+        self._claimed_on: dict[str, NodeName] = {}
+        """The same -> the node."""
         self._read = set[str]()
         """UIDs of pods that are being bound and not shown yet."""
         self._refused_beside_claims = False
@@ -107,11 +113,11 @@ class Quotas:
                 return
             self._add(pod.uid, request)
         if pod.node is not None:
-            self._held[pod.namespace].bind(pod.uid)
+            self._held[pod.namespace].bind(pod.uid, pod.node)
 
     def _add(self, uid: str, request: PodRequest) -> None:
         self._namespaces[uid] = request.namespace
-        held = self._held.setdefault(request.namespace, NamespaceUse())
+        held = self._held.setdefault(request.namespace, NamespaceUse(self._offers))
         held.add(uid, msgspec.structs.replace(request, annotations={}))
 
     def end_pod(self, uid: str) -> None:
@@ -124,27 +130,40 @@ class Quotas:
 
     def check_new(self, pod: PodRequest) -> None:
         """Raises OverQuota and QuotasUnknown for a pod that is to be created."""
-        self._check(pod, lambda held, per_gpu: held.all(per_gpu))
+        self._check(pod, None, lambda held: held.all())
 
-    def check_waiting(self, pod: PodToSchedule, without: Collection[str] = ()) -> None:
+    def check_waiting(self, pod: PodToSchedule, node: NodeName | None = None, without: Collection[str] = ()) -> None:
         """
-        The same for a pod that is to be bound, with its gang. One that is placed counts already. `without`: UIDs of pods
-        that count as gone.
+        The same for a pod that is to be bound to this node, with its gang; None: to any node, so what it names counts. One
+        that is placed counts already. `without`: UIDs of pods that count as gone.
         """
-        self._check_one(pod.uid, pod.request, without)
+        self._check_one(pod.uid, pod.request, node, without)
+
+    def full_on(
+        self, pod: PodToSchedule, nodes: Sequence[NodeName], without: Collection[str] = ()
+    ) -> frozenset[NodeName]:
+        """Those of the nodes on which a waiting pod holds too much. `without`: as `check_waiting`. Raises QuotasUnknown."""
+        if not self._limits.get(pod.request.namespace):
+            return frozenset()
+        by_sizes: dict[GpuSizes, list[NodeName]] = {}
+        for node in nodes:
+            by_sizes.setdefault(self._offers.sizes_on(node), []).append(node)
+        full = (alike for alike in by_sizes.values() if not has_room(self, pod, alike[0], without))
+        return frozenset(node for alike in full for node in alike)
 
     @contextmanager
-    def claim(self, uid: str) -> Iterator[None]:
+    def claim(self, uid: str, node: NodeName) -> Iterator[None]:
         """
-        The pod and its gang count while it is being bound, for those that are asked about meanwhile; and the pod itself
-        afterwards, if that does not fail: its node may have what was reserved for it on record before Kubernetes shows that
-        it is bound. Raises as `check_waiting`.
+        The pod and its gang count on this node while it is being bound, for those that are asked about meanwhile; and the
+        pod itself afterwards, if that does not fail: its node may have what was reserved for it on record before Kubernetes
+        shows that it is bound. Raises as `check_waiting`.
         """
         namespace = self._namespaces.get(uid)
         if namespace is not None:
-            self._check_one(uid, self._held[namespace].pods[uid])
+            self._check_one(uid, self._held[namespace].pods[uid], node)
         claimed = {uid, *self.mates(uid)}
         self._claims.update(claimed)
+        self._claimed_on = {**dict.fromkeys(claimed, node), **self._claimed_on, uid: node}
         try:
             yield
         except BaseException:
@@ -154,30 +173,34 @@ class Quotas:
             raise
         else:
             if uid in self._namespaces and uid not in self._read:
-                self._held[self._namespaces[uid]].bind(uid)
+                self._held[self._namespaces[uid]].bind(uid, node)
         finally:
             self._claims.subtract(claimed)
             self._claims = +self._claims
+            self._claimed_on = {each: on for each, on in self._claimed_on.items() if each in self._claims}
             if uid in self._read and uid not in self._claims:
                 self._read.discard(uid)
                 self.end_pod(uid)
 
-    def check_read(self, pod: PodToSchedule) -> None:
+    def check_read(self, pod: PodToSchedule, node: NodeName) -> None:
         """
         Raises as `check_waiting` for a pod that is being bound and was read, as it is not shown yet. From then on it counts
         until it is bound or not, and then from when it is shown.
         """
         if pod.uid in self._namespaces or pod.uid not in self._claims:
             return
-        reserved = self._reserved()
-        if pod.uid not in reserved:
-            self._check(pod.request, lambda held, per_gpu: held.placed(per_gpu, (*self._claims, *reserved), (pod.uid,)))
+        if pod.uid not in self._reserved():
+            self._check(pod.request, node, lambda held: held.placed(self._places(), (pod.uid,)))
         self._read.add(pod.uid)
         self._add(pod.uid, pod.request)
 
-    def _check_one(self, uid: str, pod: PodRequest, without: Collection[str] = ()) -> None:
+    def _places(self) -> Mapping[str, NodeName]:
+        """The pods that are being bound or reserved -> the node, the first one where something is reserved on several."""
+        return {**{uid: min(nodes) for uid, nodes in self._reserved().items()}, **self._claimed_on}
+
+    def _check_one(self, uid: str, pod: PodRequest, node: NodeName | None, without: Collection[str] = ()) -> None:
         reserved, held = self._reserved(), self._held.get(pod.namespace)
-        bound = held.bound if held is not None else frozenset[str]()
+        bound: Collection[str] = held.bound if held is not None else ()
 
         def counts(each: str) -> bool:
             return each in self._claims or each in reserved or each in bound
@@ -186,36 +209,44 @@ class Quotas:
             return
         mates = [each for each in self.mates(uid) if each != uid and not counts(each)]
         gone = (uid, *without)
-        self._check(pod, lambda held, per_gpu: held.placed(per_gpu, (*self._claims, *reserved), gone), mates)
+        self._check(pod, node, lambda held: held.placed(self._places(), gone), mates)
 
     def _check(
-        self, pod: PodRequest, used: Callable[[NamespaceUse, PerGpu], Amounts], mates: Collection[str] = ()
+        self,
+        pod: PodRequest,
+        node: NodeName | None,
+        used: Callable[[NamespaceUse], Amounts],
+        mates: Collection[str] = (),
     ) -> None:
         """`used`: what those pods of the namespace hold beside which it counts; `mates`: UIDs of the others of its gang."""
         per_gpu = amounts_per_gpu(self._offers.slots)
         counted = {*per_gpu, *(name for each in self._offers.units for name, _ in each.units)}
-        amounts, held = quota_amounts(pod, per_gpu), self._held.get(pod.namespace, NamespaceUse())
+        amounts = quota_amounts(pod, per_gpu, self._offers.sizes_on(node))
+        held = self._held.get(pod.namespace) or NamespaceUse(self._offers)
         if mates:
-            amounts = total((amounts, held.of(mates, per_gpu)))
+            amounts = total((amounts, held.of(mates, node)))
         asked = {name: amount for name, amount in amounts.items() if amount and name in counted}
-        if not asked:
-            return
         if not self.listed:
-            raise QuotasUnknown
+            percentages = {Slots().percentage, *(each.slots.percentage for each in self._offers.slots)}
+            if any(
+                name in counted or name in percentages for name, amount in quota_amounts(pod, per_gpu).items() if amount
+            ):
+                raise QuotasUnknown
+            return
         limits = self._limits.get(pod.namespace)
         if limits is not None and not limits.keys().isdisjoint(asked):
             try:
-                check_quota(pod.namespace, asked, used(held, per_gpu), limits, "this gang" if mates else "this pod")
+                check_quota(pod.namespace, asked, used(held), limits, "this gang" if mates else "this pod")
             except OverQuota:
                 self._refused_beside_claims |= bool(self._claims)
                 raise
 
 
-def has_room(quotas: Quotas | None, pod: PodToSchedule, gone: Collection[str]) -> bool:
-    """Whether the quota of its namespace has room for a waiting pod if these were gone. Raises QuotasUnknown."""
+def has_room(quotas: Quotas | None, pod: PodToSchedule, node: NodeName, gone: Collection[str]) -> bool:
+    """Whether the quota of its namespace has room for a waiting pod on a node if these were gone. Raises QuotasUnknown."""
     try:
         if quotas is not None:
-            quotas.check_waiting(pod, gone)
+            quotas.check_waiting(pod, node, gone)
     except OverQuota:
         return False
     return True

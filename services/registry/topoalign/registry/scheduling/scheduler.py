@@ -18,6 +18,7 @@ from topoalign.core.model.errors import Unavailable, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG
 from topoalign.core.scoring.scorers import HamiScorer
+from topoalign.core.sharing.quotas import OverQuota
 from topoalign.core.state.terminated_pods import without_pods
 from topoalign.registry.scheduling.binding import PODS_PENDING
 from topoalign.registry.scheduling.holds import Requested
@@ -100,7 +101,10 @@ class Scheduler:
         self.passes: Callable[[PodToSchedule, NodeName], bool] = lambda pod, node: False
         """Whether the pod may go to the node because topoalign does not run it."""
         self.refused: Callable[[PodToSchedule, Counter[str]], None] = lambda pod, codes: None
-        """Told a pod that none of the nodes takes that were asked about, with how many refuse it for each reason."""
+        """
+        Told a pod that none of the nodes takes that were asked about, with how many refuse it for each reason
+        (`NodeRefusal.label`).
+        """
         self.checks = PodChecks(view.offers, ranks_as_hami=isinstance(view.scorer, HamiScorer))
         """Refuses pods that cannot be meant, whatever is free."""
         self.quotas: Quotas | None = None
@@ -169,6 +173,13 @@ class Scheduler:
         if planned is not None:
             other = self._verdicts.number(PLANNED_ELSEWHERE, helped=False)
             numbers = bytes(number if node == planned else other for node, number in zip(nodes, numbers, strict=True))
+        full = frozenset[NodeName]() if self.quotas is None else self.quotas.full_on(pod, nodes, self._leaving_for(pod))
+        if full:
+            over = self._verdicts.number(OverQuota.code, helped=False)
+            numbers = bytes(
+                number or (over if node in full else 0) for node, number in zip(nodes, numbers, strict=True)
+            )
+            repeated = False
         if pod.nominated is not None and pod.nominated in nodes:
             place = nodes.index(pod.nominated)
             number = self._number_of_nominated(pod, request, pod.nominated, numbers[place])
@@ -180,7 +191,7 @@ class Scheduler:
         if not filtered.passed:
             told = Counter[str]()
             for number, count in Counter(numbers).items():
-                told[refusals[number].code] += count
+                told[refusals[number].label] += count
             self.refused(pod, told)
             if repeated:
                 request.refused_by_all = RefusedByAll(self.view.version, frozenset(refused), filtered, told)
@@ -239,7 +250,7 @@ class Scheduler:
             await turns.give()
             self.view.renew()  # nodes may have changed, or gone, in the turn
             passes = self.passes(pod, node) or not self._refusal_without(pod, request, node, each.uids)
-            if passes and has_room(self.quotas, pod, each.uids):
+            if passes and has_room(self.quotas, pod, node, each.uids):
                 helped[node] = each
         planned = self.planned(pod.uid)  # filter will refuse all other nodes, whoever ends there
         return helped if planned is None else {node: each for node, each in helped.items() if node == planned}
@@ -328,8 +339,12 @@ class Scheduler:
         self.view.renew()
         self.checks.check_waiting(pod)
         if quota and self.quotas is not None:
-            self.quotas.check_waiting(pod, () if pod.nominated is None else self.view.terminating(pod.nominated))
+            self.quotas.check_waiting(pod, without=self._leaving_for(pod))
         return self._verdicts.request(pod)
+
+    def _leaving_for(self, pod: PodToSchedule) -> Collection[str]:
+        """UIDs of the pods that are being deleted on the node for which the pod is nominated."""
+        return () if pod.nominated is None else self.view.terminating(pod.nominated)
 
     def _judge_without(self, request: Request, node: NodeName, uids: frozenset[str]) -> str:
         """The code of a node's refusal if these pods were gone; empty where it would admit the pod then."""

@@ -9,13 +9,11 @@ from anyio.abc import TaskStatus
 from prometheus_client import Histogram
 
 from topoalign.core.model.errors import InvalidField, quoted
-from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.registry.scheduling.extender.certificates import Certificates
 from topoalign.registry.scheduling.extender.connection import IDLE_SECONDS, SchedulerConnection
 from topoalign.registry.scheduling.extender.pages import Extender, application
 from topoalign.registry.scheduling.model import Scheduling
 from topoalign.registry.scheduling.webhook.reviews import Webhook
-from topoalign.registry.scheduling.webhook.rules import Check, LeftOut, Offered, nothing_left_out
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.context import Context
 from topoalign.runtime.http_server import listen, serve_application
@@ -39,18 +37,15 @@ async def serve_scheduler(
     context: Context,
     settings: RegistrySettings,
     scheduling: Scheduling,
-    offered: Offered,
+    webhook: Webhook,
     kubernetes: Callable[[], tuple[int, int] | None] = lambda: None,
     *,
-    check: Check = check_pod,
-    check_updated: Check = check_pod,
-    left_out: LeftOut = nothing_left_out,
     task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """
     Serves until cancelled, after SIGTERM for `DRAIN_SECONDS`; has started, with its URL, once it listens. Expects that the
-    settings have a port. `offered`, `check`, `check_updated` and `left_out`: for the webhook, which is served at the same
-    address; `kubernetes`: the version of the API server, which counts as the scheduler's where the settings have none.
+    settings have a port. The webhook is served at the same address. `kubernetes`: the version of the API server, which
+    counts as the scheduler's where the settings have none.
 
     Raises InvalidField for a version or certificates that cannot be used, and AddressInUse.
     """
@@ -67,7 +62,6 @@ async def serve_scheduler(
         context.checks["scheduler certificate"] = certificates.trouble
         context.readiness.setdefault(READINESS, {})["certificate"] = certificates.trouble
     listener = listen(settings.scheduler_host, settings.scheduler_port, "TOPOALIGN_SCHEDULER")
-    webhook = Webhook(settings.scheduler_name, offered, check, left_out, check_updated=check_updated)
     async with anyio.create_task_group() as tasks:
         if certificates is not None:
             tasks.start_soon(certificates.keep_up)

@@ -38,6 +38,7 @@ from topoalign.registry.scheduling.server import READINESS, serve_scheduler
 from topoalign.registry.scheduling.topology_objects import TopologyObjects
 from topoalign.registry.scheduling.unmanaged_nodes import UnmanagedNodes
 from topoalign.registry.scheduling.view import ClusterView
+from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.context import Context
@@ -100,7 +101,7 @@ class Scheduling:
         self._cluster.listeners.append(foreign.observe)
         gangs = Gangs(self.reservations, clock, self.scheduler.best, self._hardware, self._candidate)
         delete = self._settings.delete_refused_pods
-        self.quotas = self.scheduler.quotas = quotas = Quotas(self.view.offers, self.view.reserved_on.keys)
+        self.quotas = self.scheduler.quotas = quotas = Quotas(self.view.offers, lambda: self.view.reserved_on)
         self.watch = KubernetesWatch(
             api, clock, self.view, self.reservations, gangs, foreign, quotas=quotas, delete_refused=delete
         )
@@ -160,17 +161,22 @@ class Scheduling:
     async def run(self, *, task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled; has started, with the URL of the extender, once that listens."""
         watch = self.watch
+        webhook = Webhook(
+            self._settings.scheduler_name,
+            self.offers,
+            self.check_new,
+            self.left_out,
+            check_updated=self.check_valid,
+            warn=self.scheduler.checks.warnings,
+        )
         async with anyio.create_task_group() as tasks:
             await tasks.start(self.follow)
             await serve_scheduler(
                 self._context,
                 self._settings,
                 self.scheduler,
-                self.offers,
+                webhook,
                 lambda: watch.version if watch is not None else None,
-                check=self.check_new,
-                check_updated=self.check_valid,
-                left_out=self.left_out,
                 task_status=task_status,
             )
 

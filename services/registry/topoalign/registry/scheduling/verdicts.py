@@ -17,21 +17,22 @@ import msgspec
 from topoalign.core.admission.admit import decide
 from topoalign.core.admission.feasibility import Need, alignment_need, need_of, verdict
 from topoalign.core.admission.kinds import Kind
+from topoalign.core.admission.resolvability import UNDECIDED, emptied
 from topoalign.core.admission.share_alignment import parts_of
 from topoalign.core.demand.card_annotations import CHOOSING
+from topoalign.core.demand.hami_names import NODE_POLICY
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.slots import USUAL_SLOTS, amount_resources
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.names import ANNOTATIONS
 from topoalign.core.hints.preconditions import UnknownResource
-from topoalign.core.model.decisions import Admission
+from topoalign.core.model.decisions import Admission, Resolvability
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.requests import CARDS, ContainerRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import without_uuids
 from topoalign.core.scoring.scorers import Key, Scorer
-from topoalign.core.sharing.slot_checks import WITHOUT_EFFECT
 from topoalign.core.state.fold import NodeState, announced
 from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSchedule
 from topoalign.registry.scheduling.node_keys import NodeKeys
@@ -44,7 +45,7 @@ PODS_KEPT = 4_096
 """Pods of which it is kept which request they are."""
 MOST_SHAPES = 64
 """For which it is kept what of a request its score depends on."""
-COUNTING = frozenset((*ANNOTATIONS, *CHOOSING, CARDS, *WITHOUT_EFFECT["slots"]))
+COUNTING = frozenset((*ANNOTATIONS, *CHOOSING, CARDS, NODE_POLICY))
 """Annotations by which a pod's devices are decided, by which the nodes are ranked, and which some nodes refuse."""
 NAMESPACE, POD = Namespace("pod to schedule"), PodName("pod to schedule")
 """Names that no pod can have: what is decided for a request depends on none."""
@@ -73,6 +74,11 @@ class Asked:
             return self.need
         bare = msgspec.structs.replace(self.demand.request, annotations={})
         return alignment_need(self._kind.topology, pod_demand(bare, self._kind.rules))
+
+    @cached_property
+    def on_empty(self) -> str:
+        """The code of the refusal by a node of this kind on which nothing is allocated, all of it healthy; empty: none."""
+        return decided(empty(self._kind), self.demand)
 
     @cached_property
     def may_be_parted(self) -> bool:
@@ -207,7 +213,11 @@ class Verdicts:
                 each.reset()
 
     def _note(self, request: Request, node: NodeView) -> None:
-        request.codes[node.place] = self.number(self.judge(request, node), helped=self._is_helped(request, node))
+        code = self.judge(request, node)
+        resolvability = self.resolvability(request, node) if code else None
+        request.codes[node.place] = self.number(
+            code, helped=self._is_helped(request, node), resolvability=resolvability
+        )
         asked = None if node.kind is None else request.of(node.kind, self._view)
         request.keys.note(node.place, None if asked is None else asked.key(node, self._view.scorer))
 
@@ -225,13 +235,34 @@ class Verdicts:
     def judge_empty(self, request: Request, kind: Kind) -> str:
         """The same of a node of this kind that has no pods and whose devices are all healthy."""
         asked = request.of(kind, self._view)
-        return asked.unlisted or decided(empty(kind), asked.demand)
+        return asked.unlisted or asked.on_empty
 
-    def number(self, code: str, *, helped: bool) -> int:
-        """The number that stands for a refusal; 0 for none. `helped`: as `NodeRefusal.helped_by_victims`."""
+    def resolvability(self, request: Request, node: NodeView) -> Resolvability | None:
+        """
+        Why the end of pods would not help on a node that refuses a pod: `never`, found once for all nodes of a kind, or
+        `unhealthy`. None: it would help, or the refusal is not about what is free.
+        """
+        if node.refusal or node.kind is None:
+            return None
+        asked = request.of(node.kind, self._view)
+        if asked.unlisted or asked.on_empty in UNDECIDED:
+            return None
+        if asked.on_empty:
+            return Resolvability.NEVER
+        if node.idle is None:
+            return None
+        code = verdict(asked.need, node.idle) if asked.need is not None else None
+        code = decided(emptied(self._view.basis(node).state), asked.demand) if code is None else code
+        return Resolvability.UNHEALTHY if code and code not in UNDECIDED else None
+
+    def number(self, code: str, *, helped: bool, resolvability: Resolvability | None = None) -> int:
+        """
+        The number that stands for a refusal; 0 for none. `helped`: as `NodeRefusal.helped_by_victims`; `resolvability`: as
+        there.
+        """
         if not code:
             return 0
-        refusal = NodeRefusal(code=code, helped_by_victims=helped)
+        refusal = NodeRefusal(code=code, helped_by_victims=helped, resolvability=resolvability)
         number = self._numbers.get(refusal)
         if number is None:
             number = self._numbers[refusal] = len(self.refusals)
@@ -288,6 +319,7 @@ def nameless(pod: PodRequest) -> PodRequest:
         annotations={key: value for key, value in pod.annotations.items() if key in COUNTING},
         init_containers=numbered("init", pod.init_containers),
         containers=numbered("app", pod.containers),
+        claims=(),
     )
 
 

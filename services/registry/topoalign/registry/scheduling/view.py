@@ -22,6 +22,7 @@ from topoalign.client.verifying import Unsettled
 from topoalign.core.admission.free_amounts import free_of, has_more
 from topoalign.core.admission.kinds import Kind, kind_key
 from topoalign.core.admission.prediction import PredictionBasis, prediction_basis
+from topoalign.core.admission.resolvability import emptied, restored
 from topoalign.core.demand.rules import check_rules
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable
 from topoalign.core.model.ids import NodeName
@@ -389,7 +390,7 @@ class ClusterView:
         member = self._cluster.member(view.name)
         self.offers.note(view.name, member.state.hardware, member.state.usage)
         self.nodes_with_pending.discard(view.name)
-        view.kind = view.free = view.shape = view.left = None
+        view.kind = view.free = view.idle = view.shape = view.left = None
         view.refusal = self.foreign(view.name) or obstacle(member, self._unsettled)
         if view.refusal:
             return
@@ -407,6 +408,8 @@ class ClusterView:
         hardware = basis.state.hardware
         view.kind = self._kinds.setdefault(kind_key(basis), Kind(hardware, basis.rules, basis.registered))
         view.free = free_of(basis.state, basis.rules)
+        if restored(basis.state) is not basis.state:
+            view.idle = free_of(emptied(basis.state), basis.rules)
         with suppress(NoFit):
             view.left = self.scorer.left(basis.state, basis.rules)
             view.shape = member.state.hardware.shape

@@ -3,12 +3,15 @@ The text of each refusal, as it stands in a pod's events and in its condition Po
 
 kube-scheduler groups nodes by the text, joins the groups by commas, and writes the result to the pod. The write wakes the
 pod again, so a text that differs from one call to the next makes a loop of calls: 2,143 in 25 s for one pod. Hence each
-code has one text, `Code: finding; remedy`, without numbers, names, times and commas. `topoalign why` tells the details. A
-pod that cannot be meant on any node has one of its own, which names the field (`text_of_pod`).
+code has one text, `Code: finding; remedy`, without numbers, names, times and commas, and one more for each reason why the
+end of pods would not help (`NodeRefusal.resolvability`). `topoalign why` has the details. An invalid pod has a text of its
+own, which names the field (`text_of_pod`).
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 
+from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.errors import TopoalignError, clean
 
 OTHER = "would refuse the pod; ask topoalign why"
@@ -27,7 +30,7 @@ FINDINGS: Mapping[str, str] = {
     "NoHealthyDevice": "no healthy device; look at topoalign doctor on the node",
     "TooLarge": "more devices than a node of this type has; ask for fewer",
     "DevicesDoNotFit": "no free devices as the annotations ask; ease the annotations or wait until pods end",
-    "ShareSplit": "too few GPUs would do where the kubelet takes them; wait until pods end or ease amounts and annotations",
+    "ShareSplit": "too few GPUs have what is asked for at once; wait until pods end or ease amounts and annotations",
     "WholeGpuInUse": "a whole GPU of which others have parts; wait until pods end",
     "MemoryAboveCard": "more memory than a card has; ask for less",
     "NoCardAccepted": "no card that may be chosen; ease the lists in metadata.annotations or look at topoalign gpu list",
@@ -103,8 +106,20 @@ FINDINGS: Mapping[str, str] = {
 BY_CODE: Mapping[str, str] = {code: f"{code}: {finding}" for code, finding in FINDINGS.items()}
 
 
-def text_of(code: str) -> str:
-    """The text of a refusal with this code: always the same."""
+CAUSES: Mapping[Resolvability, str] = {
+    Resolvability.NEVER: "even on an empty node; the pod never fits so ask topoalign why",
+    Resolvability.UNHEALTHY: "as devices are unhealthy or cordoned; look at topoalign topo",
+}
+"""What stands in the place of a remedy to wait."""
+
+
+@lru_cache(maxsize=512)
+def text_of(code: str, resolvability: Resolvability | None = None) -> str:
+    """The text of a refusal with this code and `NodeRefusal.resolvability`: always the same."""
+    finding, _, remedy = FINDINGS.get(code, OTHER).partition("; ")
+    cause = CAUSES.get(resolvability) if resolvability is not None else None
+    if cause is not None and "wait" in remedy:
+        return f"{code}: {finding} {cause}"
     return BY_CODE.get(code) or f"{code}: {OTHER}"
 
 

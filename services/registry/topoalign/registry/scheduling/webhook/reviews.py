@@ -23,9 +23,14 @@ from topoalign.registry.scheduling.webhook.rules import (
     LeftOut,
     Offered,
     Pod,
+    Warn,
+    annotations_of,
     changes_to,
     check_binding,
     check_update,
+    limits_of,
+    names_another,
+    no_warnings,
     nothing_left_out,
 )
 
@@ -89,6 +94,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
     status: Status | None = None
     patch: str | None = None
     patch_type: str | None = None
+    warnings: tuple[str, ...] | None = None
+    """What the client shows to whoever created the pod."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -102,7 +109,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class Webhook:
     """
     Judges pods; `scheduler`: the name of ours, empty where none is demanded; `check`, `left_out`: as of `changes_to`;
-    `check_updated`: as `check`, of a pod that is there already.
+    `check_updated`: as `check`, of a pod that is there already; `warn`: what of a new pod probably means something else.
     """
 
     def __init__(
@@ -113,11 +120,12 @@ class Webhook:
         left_out: LeftOut = nothing_left_out,
         *,
         check_updated: Check = check_pod,
+        warn: Warn = no_warnings,
         seconds: float = BODY_SECONDS,
     ) -> None:
         self._scheduler, self._offered, self._seconds = scheduler, offered, seconds
         self._check, self._left_out = check, left_out
-        self._check_updated = check_updated
+        self._check_updated, self._warn = check_updated, warn
 
     def routes(self) -> list[BaseRoute]:
         """`/webhook` for the mutating configuration, `/webhook/validate` for the validating one, which takes no changes."""
@@ -145,7 +153,7 @@ class Webhook:
         except (BadRequest, NoFit, Unavailable) as error:
             log.info("pod denied", namespace=asked.namespace, code=error.code, finding=error.finding)
             return denied(asked.uid, error)
-        return allowed(asked.uid, changes)
+        return allowed(asked.uid, changes, self._warnings(asked))
 
     def _judge(self, asked: Request, left_out: LeftOut) -> list[Change]:
         resource = asked.resource.resource
@@ -164,6 +172,15 @@ class Webhook:
         groups = frozenset(asked.user_info.groups or ())
         return changes_to(asked.object, asked.namespace, groups, self._scheduler, self._offered, self._check, left_out)
 
+    def _warnings(self, asked: Request) -> tuple[str, ...]:
+        """Those about a pod that is created. The API server shows each text once, whichever webhook returns it."""
+        pod = asked.object
+        if (asked.resource.group, asked.resource.resource, asked.sub_resource) != ("", "pods", "") or pod is None:
+            return ()
+        if asked.operation != "CREATE" or pod.spec is None or names_another(pod.spec, self._scheduler):
+            return ()
+        return self._warn(annotations_of(pod), limits_of(pod.spec))
+
 
 def read_review(body: bytes) -> Request:
     """The question. Raises Undecodable."""
@@ -176,12 +193,13 @@ def read_review(body: bytes) -> Request:
     return review.request
 
 
-def allowed(uid: str, changes: list[Change]) -> bytes:
-    """The answer that the pod may be, with these changes."""
-    if not changes:
-        return encoded(Response(uid=uid, allowed=True))
-    patch = base64.b64encode(msgspec.json.encode(changes)).decode()
-    return encoded(Response(uid=uid, allowed=True, patch=patch, patch_type="JSONPatch"))
+def allowed(uid: str, changes: list[Change], warnings: tuple[str, ...] = ()) -> bytes:
+    """The answer that the pod may be, with these changes and warnings."""
+    response = Response(uid=uid, allowed=True, warnings=warnings or None)
+    if changes:
+        patch = base64.b64encode(msgspec.json.encode(changes)).decode()
+        response = msgspec.structs.replace(response, patch=patch, patch_type="JSONPatch")
+    return encoded(response)
 
 
 def denied(uid: str, error: TopoalignError) -> bytes:

@@ -47,6 +47,8 @@ LeftOut = Callable[[PodRequest], Sequence[FilledIn]]
 """What a pod that asks for slots of GPUs leaves out."""
 Check = Callable[[PodRequest], None]
 """Raises an error for a pod that the cluster does not take."""
+Warn = Callable[[Mapping[str, str], Mapping[ResourceName, str]], tuple[str, ...]]
+"""What of a pod probably means something else, by its annotations and limits (`core.sharing.pod_warnings`)."""
 
 
 class Forbidden(BadRequest):
@@ -109,6 +111,11 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 def nothing_left_out(pod: PodRequest) -> Sequence[FilledIn]:
     """No node offers slots."""
+    return ()
+
+
+def no_warnings(annotations: Mapping[str, str], limits: Mapping[ResourceName, str]) -> tuple[str, ...]:
+    """Nothing is wrong with any pod."""
     return ()
 
 
@@ -191,7 +198,7 @@ def check_placement(spec: Spec) -> None:
 
 def request_of(pod: Pod, namespace: str) -> PodRequest:
     """What the pod asks for. Raises InvalidField for amounts that cannot be read."""
-    request = with_counting(manifest.kubelet_request_of(pod))
+    request = with_counting(manifest.request_of(pod))
     return msgspec.structs.replace(request, namespace=Namespace(namespace) if namespace else request.namespace)
 
 
@@ -243,6 +250,22 @@ def resources_of(spec: Spec) -> Iterator[ResourceName]:
         if container.resources is not None:
             for amounts in (container.resources.limits, container.resources.requests):
                 yield from map(ResourceName, amounts or ())
+
+
+def limits_of(spec: Spec) -> dict[ResourceName, str]:
+    """The resources that containers name in their limits, each with the path of one of them."""
+    return {
+        ResourceName(name): f"spec.{group}[{position}]"
+        for group, containers in (("initContainers", spec.init_containers), ("containers", spec.containers))
+        for position, container in enumerate(containers or ())
+        if container.resources is not None
+        for name in container.resources.limits or ()
+    }
+
+
+def names_another(spec: Spec, scheduler: str) -> bool:
+    """Whether a pod names another scheduler than the one that topoalign answers. `scheduler`: as of `changes_to`."""
+    return bool(scheduler) and spec.scheduler_name not in (None, "", DEFAULT_SCHEDULER, scheduler)
 
 
 def annotations_of_ours(annotations: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,146 @@
+"""
+Whether waiting can help a pod that a node refuses, and what helps it instead.
+
+The rule: the decision is made again as if nobody had anything of the node, with the health of its devices as it is.
+
+- It admits the pod (`in-use`): the pod fits once enough pods have ended. The finding stays.
+- It refuses the pod, and would admit it if all devices were healthy and none was cordoned (`unhealthy`). The finding counts
+  the devices that are not.
+- It refuses the pod even then (`never`). The finding is that of the empty machine.
+
+The remedy names each single change of the pod or of the kubelet's rules with which the decision admits the pod: now, or
+where waiting does not help, on the empty machine. A refusal whose remedy names no waiting, such as to correct a name, keeps
+its text.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from topoalign.core.admission.admit import decide
+from topoalign.core.admission.remedies import format_rule, smaller_requests, sufficient_rules
+from topoalign.core.demand.pod_demand import PodDemand, read_pod
+from topoalign.core.hints.memory_rules import HugepagesUnevenlyKnown
+from topoalign.core.hints.preconditions import DistancesUnknown, MemoryUnknown, PodHasAllocations, TopologyUnknown
+from topoalign.core.model.decisions import Admission, Decision, PreferenceFailed, Refusal, Resolvability
+from topoalign.core.model.errors import InvalidField, TooMuchWork, clean
+from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.requests import AdmissionRules, PodRequest, overridden
+from topoalign.core.state.fold import NodeState
+
+UNDECIDED = frozenset(
+    each.code
+    for each in (
+        TopologyUnknown,
+        MemoryUnknown,
+        DistancesUnknown,
+        HugepagesUnevenlyKnown,
+        PodHasAllocations,
+        PreferenceFailed,
+        TooMuchWork,
+    )
+)
+"""Codes of refusals that are not about what the machine has."""
+WAIT = "wait until pods on this node end"
+NEVER = "the pod never fits on this node"
+HEAL = "the end of other pods does not help: repair, heal or uncordon the devices (`topoalign topo --wide` has the reasons)"
+ELSEWHERE = (
+    "no single change was found; choose another node, or ask for less of several resources or with fewer annotations"
+)
+HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
+
+
+def explained(state: NodeState, demand: PodDemand) -> Decision:
+    """The decision with `explain`; a refusal with its resolvability, the amounts that decide and changes that help."""
+    decision = decide(state, demand, explain=True)
+    return decision if isinstance(decision, Admission) else with_resolvability(state, demand, decision)
+
+
+def with_resolvability(state: NodeState, demand: PodDemand, refusal: Refusal) -> Refusal:
+    """The refusal, which the node gave in this state, with its resolvability, and the finding and remedy for that."""
+    if refusal.code in UNDECIDED:
+        return msgspec.structs.replace(refusal, resolvability=Resolvability.NOT_KNOWN)
+    empty = emptied(state)
+    resolvability, remaining = resolvability_on(empty, demand)
+    finding = refusal.finding
+    remedy = refusal.remedy
+    if remaining is None:
+        remedy = "; or ".join((WAIT, *sufficient_changes(state, demand, refusal)))
+    elif resolvability is Resolvability.UNHEALTHY:
+        finding = f"{finding}; {describe_impaired(state, demand)}"
+        remedy = "; or ".join((HEAL, *sufficient_changes(empty, demand, remaining)))
+    elif resolvability is Resolvability.NEVER and not names_waiting(remaining):
+        finding = remaining.finding
+        remedy = remaining.remedy
+    elif resolvability is Resolvability.NEVER:
+        finding = f"even with nothing allocated: {remaining.finding}"
+        remedy = f"{NEVER}: {'; or '.join(sufficient_changes(empty, demand, remaining)) or ELSEWHERE}"
+    return msgspec.structs.replace(refusal, resolvability=resolvability, finding=finding, remedy=remedy)
+
+
+def resolvability_on(empty: NodeState, demand: PodDemand) -> tuple[Resolvability, Refusal | None]:
+    """
+    The resolvability of a refusal by a node of which this is the `emptied` state, and the refusal that remains: by the empty
+    node, for `never` with all devices healthy; None: it admits the pod.
+    """
+    decision = decide(empty, demand, explain=True)
+    if isinstance(decision, Admission):
+        return Resolvability.IN_USE, None
+    healthy = restored(empty)
+    if decision.code in UNDECIDED or healthy is empty:
+        return Resolvability.NOT_KNOWN if decision.code in UNDECIDED else Resolvability.NEVER, decision
+    on_healthy = decide(healthy, demand, explain=True)
+    if isinstance(on_healthy, Admission):
+        return Resolvability.UNHEALTHY, decision
+    return Resolvability.NOT_KNOWN if on_healthy.code in UNDECIDED else Resolvability.NEVER, on_healthy
+
+
+def names_waiting(refusal: Refusal) -> bool:
+    """Whether its remedy is to wait, or something else: it is then about amounts that are free."""
+    return "wait" in refusal.remedy
+
+
+def emptied(state: NodeState) -> NodeState:
+    """The node as if nobody had anything."""
+    return msgspec.structs.replace(state, allocations={}, memory={})
+
+
+def restored(state: NodeState) -> NodeState:
+    """The node with all devices healthy and not cordoned; the same state where they are."""
+    if state.health is None:
+        return state
+    hardware = state.hardware
+    known = {
+        *state.told,
+        *(hardware.card_of(device) for listed in hardware.devices.values() for device in listed.by_base),
+    }
+    if all(device in state.told and state.told[device].usable for device in known):
+        return state
+    health = msgspec.structs.replace(state.health, devices=dict.fromkeys(sorted(known), HEALTHY))
+    return msgspec.structs.replace(state, health=health)
+
+
+def describe_impaired(state: NodeState, demand: PodDemand) -> str:
+    """How many devices of the resources that are asked for cannot be handed out, for people."""
+    listed = state.hardware.devices
+    counts = {
+        name: (sum(not state.health_of(base).usable for base in listed[name].by_base), len(listed[name].by_base))
+        for name in (sorted(demand.device_names & listed.keys()) or sorted(listed))
+    }
+    texts = [f"{bad} of {every} devices of {clean(name)}" for name, (bad, every) in counts.items() if bad]
+    return f"{' and '.join(texts) or 'devices'} are unhealthy or cordoned"
+
+
+def sufficient_changes(state: NodeState, demand: PodDemand, refusal: Refusal) -> Iterator[str]:
+    """Each single change with which the pod that was refused so is admitted in this state, for people."""
+    rules = demand.rules
+
+    def admits(pod: PodRequest, rules: AdmissionRules = rules) -> bool:
+        try:
+            return isinstance(decide(state, read_pod(pod, rules)), Admission)
+        except InvalidField:
+            return False
+
+    yield from (each.text for each in smaller_requests(demand.request, admits, refusal.container))
+    for changed in sufficient_rules(rules, lambda changes: admits(demand.request, overridden(rules, changes))):
+        yield format_rule(changed, rules.mode)

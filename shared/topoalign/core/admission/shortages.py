@@ -1,0 +1,224 @@
+"""
+Which resource keeps a container, or a pod, off the NUMA nodes that its policy accepts, with the amounts that decide.
+
+Policy single-numa-node accepts one NUMA node, policy restricted the sets of as few as each resource needs. Of each such set
+the first resource is named that does not fit there: devices by name, then CPUs, then memory.
+
+    single-numa-node, 26 CPUs; 14 are free on NUMA node 0, of which the init container had CPU 2, and 60 on node 1
+    -> NUMA node 0 has 14 CPUs free, 26 are needed; CPU 2 of the init container keeps the container off NUMA node 1
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from math import comb
+from typing import NamedTuple
+
+from topoalign.core.admission.preferred_sets import near
+from topoalign.core.admission.remedies import format_amount
+from topoalign.core.hints.cpu import available_cpus
+from topoalign.core.hints.devices import free_of, real_nodes
+from topoalign.core.hints.memory import memory_nodes
+from topoalign.core.hints.provider import HintRequest
+from topoalign.core.hints.reuse import held_by_pod, reusable_cpus, reusable_devices, reusable_memory
+from topoalign.core.hints.rules import Supply
+from topoalign.core.model.errors import TooMuchWork, clean
+from topoalign.core.model.hints import HintRule, Hints, Need
+from topoalign.core.model.ids import CPU, ResourceName
+from topoalign.core.model.topology.bitmask import Mask, mask_of, nodes_of, union
+from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.numa_sets.search import meets
+from topoalign.core.policy import POLICIES
+from topoalign.core.state.fold import NodeState
+
+MOST_SETS = 256
+"""Sets of NUMA nodes that are looked at."""
+MOST_NAMED = 3
+"""Reasons that a text names."""
+
+
+class Shortage(NamedTuple):
+    """Why a set of NUMA nodes does not do."""
+
+    text: str
+    """With `{}` in the place of the NUMA nodes."""
+    part: float
+    """How much of what is needed is there: the text that comes closest is named first."""
+
+
+def describe_shortage(asked: HintRequest, hints: Mapping[str, Mapping[ResourceName, Hints]]) -> str:
+    """
+    Why no set of NUMA nodes that the policy accepts suits the demand, for people. `hints`: those of each provider. Empty:
+    amounts do not decide, or the search takes too much work.
+    """
+    try:
+        return shortage_on_accepted_sets(asked, hints)
+    except TooMuchWork:
+        return ""
+
+
+def shortage_on_accepted_sets(asked: HintRequest, hints: Mapping[str, Mapping[ResourceName, Hints]]) -> str:
+    """`describe_shortage`. Raises TooMuchWork."""
+    offers = {name: each for some in hints.values() for name, each in some.items() if each is not None}
+    machine = asked.state.hardware.node_ids
+    sizes = {name: least_size(asked, name, each) for name, each in offers.items()}
+    if POLICIES[asked.rules.policy].single_node:
+        size = 1
+    elif len({*sizes.values()}) > 1:
+        return describe_sizes(asked, sizes)
+    else:
+        size = next(iter(sizes.values()), None) or 0
+    if not size or comb(len(machine), size) > MOST_SETS:
+        return ""
+    found: dict[Shortage, list[Mask]] = {}
+    for nodes in combinations(machine, size):
+        mask = mask_of(nodes)
+        unmet = next((name for name, each in offers.items() if not suits(each, mask)), None)
+        if unmet is None:  # each resource fits here, and the merge has found no combination
+            return ""
+        found.setdefault(shortage_of(asked, unmet, mask), []).append(mask)
+    first = sorted(found, key=lambda each: (-each.part, min(found[each])))[:MOST_NAMED]
+    texts = [each.text.format(format_sets(found[each], machine)) for each in first]
+    return "; ".join((*texts, *(("others have less",) if len(found) > len(first) else ())))
+
+
+def least_size(asked: HintRequest, resource: ResourceName, hints: Hints) -> int | None:
+    """How few NUMA nodes a resource prefers. None: not even the empty machine has enough. Raises TooMuchWork."""
+    if isinstance(hints, HintRule):
+        return hints.least or None
+    preferred = [hint.affinity.bit_count() for hint in hints or () if hint.preferred and hint.affinity is not None]
+    if preferred:
+        return min(preferred)
+    memory = asked.demand.memory
+    needs = [
+        Need(amount_of(asked, name), {**capacity_of(asked, name)})
+        for name in (memory if resource in memory else [resource])
+    ]
+    return Supply(mask_of(asked.state.hardware.node_ids), tuple(needs)).least_size()
+
+
+def describe_sizes(asked: HintRequest, sizes: Mapping[ResourceName, int | None]) -> str:
+    """That resources need different numbers of NUMA nodes, which no set of them suits."""
+    by_size: dict[int, list[str]] = {}
+    for name, size in sizes.items():
+        if size is None:
+            total = " ".join(format_units(name, sum(capacity_of(asked, name).values())))
+            return f"all NUMA nodes together have {total}, {format_units(name, amount_of(asked, name))[0]} are needed"
+        by_size.setdefault(size, []).append(" ".join(format_units(name, amount_of(asked, name))))
+    texts = [f"{size} for {' and '.join(amounts)}" for size, amounts in sorted(by_size.items(), reverse=True)]
+    return f"the numbers of NUMA nodes that are needed at least differ: {', '.join(texts)}"
+
+
+def suits(hints: Hints, mask: Mask) -> bool:
+    """Whether a resource prefers this set of NUMA nodes."""
+    if isinstance(hints, HintRule):
+        among = mask in hints.besides or (not mask & ~hints.nodes and meets(hints.needs, mask))
+        return among and mask.bit_count() == hints.least
+    return any(hint.preferred and hint.affinity in (None, mask) for hint in hints or ())
+
+
+def shortage_of(asked: HintRequest, resource: ResourceName, mask: Mask) -> Shortage:
+    """Why a resource does not fit on a set of NUMA nodes."""
+    has = available_on(asked, resource, mask)
+    amount = amount_of(asked, resource)
+    several = "together have" if mask.bit_count() > 1 else ""
+    if has < amount:
+        number, unit = format_units(resource, has)
+        wanted = format_units(resource, amount)[0]
+        be = "is" if wanted == "1" else "are"
+        return Shortage(f"{{}} {several or 'has'} {number} {unit} free, {wanted} {be} needed", has / amount)
+    if not amount:
+        return Shortage(f"{{}} has none of {clean(resource)}, and a limit of 0 is aligned to its NUMA nodes, too", 0.0)
+    if kept := taken_over_elsewhere(asked, resource, mask):
+        return Shortage(f"{kept} of the init container keeps the container off {{}}", 0.0)
+    if resource in asked.demand.memory:
+        return Shortage("the memory of {} is in use by containers on other sets of NUMA nodes", 0.0)
+    return Shortage(f"{{}} does not suit {clean(resource)}", 0.0)
+
+
+def available_on(asked: HintRequest, resource: ResourceName, mask: Mask) -> int:
+    """How much of a resource the demand can have on these NUMA nodes."""
+    return sum(amount for nodes, amount in supply_of(asked, resource).items() if nodes & mask)
+
+
+def supply_of(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, int]:
+    """What the demand can have of a resource by NUMA nodes, with what init containers of its pod leave to it."""
+    state, demand, rules = asked
+    held = held_by_pod(state, demand)
+    if resource == CPU:
+        return cpus_by_node(state, available_cpus(state, rules) | reusable_cpus(held))
+    if resource in demand.memory:
+        return memory_by_node(asked, resource)
+    if resource not in state.hardware.devices:
+        return {}
+    devices = state.hardware.devices[resource]
+    return near(free_of(asked, resource) | devices.some(reusable_devices(held, resource)), state.hardware.node_ids)
+
+
+def capacity_of(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, int]:
+    """The same on the empty machine, all devices healthy."""
+    state, demand, rules = asked
+    if resource == CPU:
+        return {1 << node: len(inside) for node, inside in state.hardware.cpu_topology.in_node.items()}
+    if resource in demand.memory:
+        nodes = memory_nodes(state, rules).items()
+        return {1 << node: each.allocatable.get(resource, 0) for node, each in nodes}
+    if resource not in state.hardware.devices:
+        return {}
+    return near(state.hardware.devices[resource].everything, state.hardware.node_ids)
+
+
+def cpus_by_node(state: NodeState, cpus: frozenset[int]) -> Mapping[Mask, int]:
+    """NUMA node, as a mask -> how many of these CPUs it has."""
+    return {1 << node: len(inside & cpus) for node, inside in state.hardware.cpu_topology.in_node.items()}
+
+
+def memory_by_node(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, int]:
+    """NUMA nodes, as a mask -> bytes that are free, or left by init containers."""
+    found = {1 << node: each.free.get(resource, 0) for node, each in memory_nodes(asked.state, asked.rules).items()}
+    for (nodes, name), size in reusable_memory(held_by_pod(asked.state, asked.demand)).items():
+        if name == resource:
+            found[nodes] = found.get(nodes, 0) + size
+    return found
+
+
+def taken_over_elsewhere(asked: HintRequest, resource: ResourceName, mask: Mask) -> str:
+    """What the demand has to take over from init containers, and is not on these NUMA nodes, for people. Empty: nothing."""
+    hardware = asked.state.hardware
+    held = held_by_pod(asked.state, asked.demand)
+    if resource == CPU:
+        cpus = [cpu for cpu in reusable_cpus(held) if not mask >> hardware.cpu_topology.node_of[cpu] & 1]
+        return f"CPU {format_cpuset(cpus)}" if cpus else ""
+    if resource not in hardware.devices:
+        return ""
+    devices = hardware.devices[resource]
+    nodes = mask_of(hardware.node_ids)
+    left = devices.some(reusable_devices(held, resource))
+    elsewhere = [
+        device
+        for listed, there in devices.by_nodes.items()
+        if (close := real_nodes(listed or ()) & nodes) and not close & mask
+        for device in there & left
+    ]
+    return ", ".join(clean(device) for device in elsewhere[:MOST_NAMED])
+
+
+def amount_of(asked: HintRequest, resource: ResourceName) -> int:
+    """How much is needed of a resource: CPUs, bytes, devices."""
+    demand = asked.demand
+    return demand.cpus if resource == CPU else demand.memory.get(resource) or demand.devices.get(resource, 0)
+
+
+def format_units(resource: ResourceName, amount: int) -> tuple[str, str]:
+    """An amount, of CPUs in whole ones, and its unit, for people."""
+    return format_amount(resource, amount * 1000 if resource == CPU else amount)
+
+
+def format_sets(masks: Sequence[Mask], machine: Sequence[int]) -> str:
+    """`NUMA node 0`, `each of NUMA nodes 0-3`, `NUMA nodes 0-1`, `any 2 of NUMA nodes 0-7`."""
+    nodes, size = nodes_of(union(masks)), masks[0].bit_count()
+    if len(nodes) == 1:
+        return f"NUMA node {nodes[0]}"
+    text = f"NUMA nodes {format_cpuset(nodes)}"
+    if len(masks) == 1:
+        return text
+    return f"each of {text}" if size == 1 else f"any {size} of {text}"

@@ -1,0 +1,101 @@
+"""
+What of a pod probably means something else than it says, and does not keep it from running.
+
+The webhook returns these texts as warnings of an AdmissionReview, and `what-if` prints them as notes:
+
+    nvidia.com/gpumem: "4000" as an annotation      an amount is a limit of a container
+    nvidia.com/use-gpu-uuid                         a key that nobody reads, near nvidia.com/use-gpuuuid
+    hami.io/node-scheduler-policy: spread           a wish that has no effect where nodes are ranked otherwise
+    nvidia.com/gpus: 2 as a limit                   a name that no node serves, near nvidia.com/gpu
+
+What cannot be meant, or would get other devices than it names, is refused (`pod_checks`).
+
+Kubernetes asks for at most 120 characters in a warning, and may cut what is longer than 256 (admission.k8s.io/v1,
+AdmissionResponse.warnings).
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+
+from topoalign.core.demand import hami_names
+from topoalign.core.demand.field_paths import containers_of
+from topoalign.core.demand.gangs import path
+from topoalign.core.demand.other_names import SETTINGS, nearest
+from topoalign.core.demand.slots import USUAL_SLOTS
+from topoalign.core.deviceshare.demand import OWN_DOMAIN
+from topoalign.core.deviceshare.names import ALLOCATED_ANNOTATION, ANNOTATIONS, PARTITION_TABLE
+from topoalign.core.model.errors import clean
+from topoalign.core.model.ids import GPU, NIC, ResourceName, is_native
+from topoalign.core.model.requests import PodRequest
+
+MOST, LONGEST = 8, 256
+"""Warnings of a pod, and characters of one."""
+MOST_KEYS = 256
+"""Annotations that are looked at: a pod may have thousands, and each is compared with all that are known."""
+CORE_LIMIT = "tencent.com/vcuda-core-limit"
+"""Gaia's: up to how much computing time the containers of a pod may use while nobody else does."""
+READ = (*hami_names.OF_PODS, CORE_LIMIT, *ANNOTATIONS)
+"""Annotations that users write for HAMi, gpu-manager and Koordinator."""
+AMOUNTS = frozenset(USUAL_SLOTS.slots.resources)
+WRITTEN = frozenset((ALLOCATED_ANNOTATION, PARTITION_TABLE))
+"""Annotations that a scheduler or a node writes, of which the keys are near those."""
+DOMAINS = frozenset(key.partition("/")[0] for key in READ) | {"koordinator.sh", "volcano.sh"}
+"""Where a key is looked for under another domain."""
+
+
+def warnings_of(
+    annotations: Mapping[str, str],
+    limits: Mapping[ResourceName, str],
+    served: Collection[ResourceName],
+    *,
+    ranks_as_hami: bool = False,
+) -> tuple[str, ...]:
+    """
+    The texts, at most `MOST`. `limits`: resource -> path of the container that names it in its limits; `served`: what some
+    node serves, amounts included; `ranks_as_hami`: whether HAMi's policies rank the nodes.
+    """
+    resources = {*served, GPU, NIC, *SETTINGS}
+    found = [
+        *of_annotations(annotations, limits, resources, ranks_as_hami=ranks_as_hami),
+        *of_limits(limits, served),
+    ]
+    return tuple(clean(text, LONGEST) for text in found[:MOST])
+
+
+def limits_of(pod: PodRequest) -> dict[ResourceName, str]:
+    """The resources that containers name in their limits, each with the path of one of them."""
+    return {name: where for where, container in containers_of(pod) for name in container.limits}
+
+
+def of_annotations(
+    annotations: Mapping[str, str],
+    limits: Collection[ResourceName],
+    resources: Collection[str],
+    *,
+    ranks_as_hami: bool,
+) -> Iterator[str]:
+    """Of annotations that have no effect. `resources`: by which devices can be asked for."""
+    for key in sorted(annotations)[:MOST_KEYS]:
+        if key in resources:
+            if key not in limits:
+                yield f"{path(key)}: has no effect; write it in resources.limits of a container"
+        elif key == hami_names.NODE_POLICY and not ranks_as_hami:
+            yield f"{path(key)}: has no effect unless nodes are ranked by TOPOALIGN_SCORING=hami"
+        elif key == CORE_LIMIT:
+            yield f"{path(key)}: has no effect; a container gets its tencent.com/vcuda-core"
+        elif (meant := meant_key(key)) is not None:
+            where = " in resources.limits of a container" if meant in AMOUNTS else ""
+            yield f"{path(key)}: nobody reads this key; did you mean {meant}{where}?"
+
+
+def meant_key(key: str) -> str | None:
+    """The annotation, or HAMi's amount, that a key was probably meant for. None: it is known, or no concern of ours."""
+    if key in READ or key in WRITTEN or key.startswith(OWN_DOMAIN):
+        return None
+    return nearest(key, {*READ, *AMOUNTS}, any_domain=key.partition("/")[0] in DOMAINS)
+
+
+def of_limits(limits: Mapping[ResourceName, str], served: Collection[ResourceName]) -> Iterator[str]:
+    """Of names that no node serves, and that are near one that some node serves. `limits`: name -> path of a container."""
+    for name in sorted(name for name in limits if name not in served and name not in SETTINGS and not is_native(name)):
+        if (meant := nearest(name, served)) is not None:
+            yield f"{limits[name]}.resources.limits[{clean(name, 80)}]: topoalign serves no such name; did you mean {meant}?"
