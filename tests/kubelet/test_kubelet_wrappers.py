@@ -39,6 +39,10 @@ COMPLETE = {
     "a List": (json.dumps({"kind": "List", "items": [{"kind": "Node"}, PRINTED]}), "items[1].data.kubelet"),
     "a key with dots": (CONFIG_MAP.replace("kubelet: |", "config.yaml: |"), "data[config.yaml]"),
     "several documents": (f"kind: ClusterConfiguration\n---\n{OBJECT}---\n", "documents[1]"),
+    "base64 in lines": (
+        f"kind: Secret\ndata:\n  kubelet: |\n    {ENCODED[:60]}\n    {ENCODED[60:120]}\n    {ENCODED[120:]}\n",
+        "data.kubelet",
+    ),
     "binaryData": (f"kind: ConfigMap\nbinaryData: {{kubelet: {ENCODED}}}", "binaryData.kubelet"),
     "a MachineConfig, base64": (
         IGNITION.replace("URL", f"data:text/plain;charset=utf-8;base64,{ENCODED}"),
@@ -109,6 +113,9 @@ def test_a_file_without_a_wrapper_has_no_note(text: str, tmp_path: Path) -> None
         ),
         ("spec: {kubelet: {cpuManagerPolicy: static}}", "spec.kubelet", ["cpuManagerPolicy", "kind: KubeletConf"]),
         ("cpuManagerPolicy: static", "document", ["cpuManagerPolicy", "kind: KubeletConf"]),
+        ("kubelet-arg: [max-pods=9, --cpu-manager-policy=static]", "document", ["cpu-manager-policy, a flag"]),
+        ("a: {kubeletExtraArgs: {topology-manager-policy: restricted}}", "a.kubeletExtraArgs", ["policy, a flag"]),
+        ("b: [{name: memory-manager-policy, value: Static}]", "b[0]", ["memory-manager-policy, a flag", "/configz"]),
         ("{kind: ConfigMap, apiVersion: v1, data: {}}", "kind", ["'ConfigMap' of 'v1' is no Kubelet", "/configz"]),
         ("a: {b: c}", "kind", ["without kind"]),
     ],

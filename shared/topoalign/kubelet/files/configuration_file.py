@@ -47,6 +47,10 @@ KNOWN_FIELDS = (
 """Fields that nothing but a configuration of a kubelet has."""
 
 
+KNOWN_FLAGS = ("topology-manager-policy", "cpu-manager-policy", "memory-manager-policy")
+"""The same as flags of the kubelet's command line: k3s `kubelet-arg`, kubeadm `kubeletExtraArgs`."""
+
+
 class FoundConfiguration(NamedTuple):
     """A KubeletConfiguration, and where it stands."""
 
@@ -99,6 +103,11 @@ def _found(part: FieldMapping) -> FoundConfiguration | None:
 def _nothing(parts: Sequence[FieldMapping]) -> InvalidField:
     """The error for a file without a configuration, with the field that looks like one if there is one."""
     for part in parts:
+        if flag := _flag(part):
+            finding = f"has {flag}, a flag of the kubelet, and no object of the kind {KIND}"
+            return InvalidField(
+                part.field or "document", finding, f"give a file with the whole configuration: {MERGED}"
+            )
         known = [field for field in KNOWN_FIELDS if field in part.content]
         if known:
             finding = f"has {known[0]} and is no object of the kind {KIND}"
@@ -108,3 +117,11 @@ def _nothing(parts: Sequence[FieldMapping]) -> InvalidField:
             return InvalidField(part.field or "document", finding, remedy)
     remedy = f"give the file that the kubelet is given with --config; {MERGED}"
     return documents.other_kind(parts[0].content if parts else {}, KIND, API_VERSION, remedy)
+
+
+def _flag(part: FieldMapping) -> str | None:
+    """A flag of the kubelet that a key of this mapping, or a text in it or in its lists, begins with."""
+    texts = [*part.content, *part.content.values()]
+    texts += [item for value in part.content.values() if isinstance(value, list) for item in value]
+    words = [text.lstrip("-") for text in texts if isinstance(text, str)]
+    return next((flag for flag in KNOWN_FLAGS for word in words if word.startswith(flag)), None)

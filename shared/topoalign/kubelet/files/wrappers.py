@@ -99,8 +99,8 @@ def open_text(text: str) -> bytes | None:
     if url is not None:
         content = unquote_to_bytes(text[url.end() :])
         return _decoded(content) if url[1] else content
-    if _BASE64.fullmatch(text):
-        return _decoded(text.encode())
+    if _BASE64.fullmatch(joined := "".join(text.split())):
+        return _decoded(joined.encode())
     return text.encode() if "\n" in text or text.lstrip().startswith("{") else None
 
 
