@@ -28,7 +28,7 @@ def test_every_setting_is_documented_with_its_default(kind: type[msgspec.Struct]
     assert {} == {name: default for name, default in defaults.items() if documented.get(name) != default}
 
 
-@pytest.mark.parametrize(("name", "number"), [("predictions.md", 3), ("joint-allocation.md", 3)])
+@pytest.mark.parametrize(("name", "number"), [("predictions.md", 4), ("joint-allocation.md", 3)])
 def test_the_examples_of_a_page_print_what_it_shows(
     name: str, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -78,7 +78,7 @@ def test_a_pod_that_never_fits_on_a_numa_node_is_not_advised_to_wait(
         assert f"the pod never fits on this node: {remedy}" == found.remedy
 
 
-def test_a_pod_that_fits_once_others_end_is_advised_to_wait_or_ask_for_less() -> None:
+def test_a_pod_that_fits_once_others_end_may_wait_or_ask_for_less() -> None:
     state = held(node(machine()), *(pod(container(gpus=1, cpus=4, gib=4), name=f"held-{i}") for i in range(3)))
 
     found = refusal(state, pod(container(gpus=2, cpus=2, gib=4)), SINGLE)
@@ -88,7 +88,7 @@ def test_a_pod_that_fits_once_others_end_is_advised_to_wait_or_ask_for_less() ->
     assert "wait until pods on this node end; or ask for 1 instead of 2 nvidia.com/gpu" == found.remedy
 
 
-def test_cpus_that_an_init_container_leaves_are_named_with_the_scope_that_admits() -> None:
+def test_cpus_of_an_init_container_are_named_with_the_scope_that_admits() -> None:
     """The init container gets CPU 9 of NUMA node 0; the container has to take it over, and 6 of the node are free."""
     state = held(node(machine()), pod(container(cpus=3, gib=4), name="held"))
     asked = pod(container("main", cpus=7, gib=4), init=[container("init", cpus=1, gib=1)])

@@ -18,7 +18,7 @@ from scheduling_support import (
 )
 
 from topoalign.core.model.errors import Unavailable
-from topoalign.core.model.ids import GPU, NodeName
+from topoalign.core.model.ids import CPU, GPU, MEMORY, NodeName
 from topoalign.core.model.requests import GANG
 from topoalign.registry.scheduling.extender import arguments
 from topoalign.registry.scheduling.model import Victims
@@ -123,17 +123,18 @@ async def test_keys_may_be_spelled_in_any_case(http: httpx.AsyncClient, scheduli
     assert ["u-1", "u-1"] == [pod.uid for pod in scheduling.pods]
 
 
-async def test_resources_of_a_whole_pod_leave_it_its_devices(
+async def test_pod_level_resources_are_read_beside_those_of_containers(
     http: httpx.AsyncClient, scheduling: RecordedScheduling
 ) -> None:
-    """A kubelet's CPU and memory managers leave such a pod alone, so no CPU of it can be refused."""
     container = {"name": "c", "resources": {"limits": {"cpu": "4", "memory": "1Gi", "nvidia.com/gpu": "1"}}}
     pod = {**POD, "spec": {"containers": [container], "resources": {"limits": {"cpu": "8"}}}}
 
     await post(http, "filter", {**asking("a"), "Pod": pod})
 
     (seen,) = scheduling.pods
-    assert [{GPU: 1}] == [dict(each.requests) for each in seen.request.containers]
+    assert seen.request.resources is not None
+    assert {CPU: 8000} == dict(seen.request.resources.requests)
+    assert [{CPU: 4000, MEMORY: 1 << 30, GPU: 1}] == [dict(each.requests) for each in seen.request.containers]
 
 
 @pytest.mark.parametrize("verb", ["filter", "prioritize"])

@@ -16,6 +16,7 @@ import msgspec
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import CPU, MEMORY, ContainerName, ResourceName, is_native
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy, Scope
+from topoalign.core.profile import profile_of
 
 UNITS = {CPU: 1000, MEMORY: 1 << 30}
 """In what steps less is asked for; devices one by one, hugepages not at all."""
@@ -117,7 +118,7 @@ def sufficient_rules(rules: AdmissionRules, admits: Callable[[dict[str, str]], b
 def format_rule(rule: dict[str, str], mode: Mode) -> str:
     """For people: `set topologyManagerScope: pod`; outside a kubelet `use scope pod`."""
     ((key, value),) = rule.items()
-    return f"set {SETTINGS[key]}: {value}" if mode is Mode.KUBELET else f"use {key} {value}"
+    return f"set {SETTINGS[key]}: {value}" if profile_of(mode).starts_kubelet else f"use {key} {value}"
 
 
 def format_amount(resource: ResourceName, amount: int) -> tuple[str, str]:
