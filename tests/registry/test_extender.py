@@ -132,8 +132,7 @@ async def test_pod_level_resources_are_read_beside_those_of_containers(
     await post(http, "filter", {**asking("a"), "Pod": pod})
 
     (seen,) = scheduling.pods
-    assert seen.request.resources is not None
-    assert {CPU: 8000} == dict(seen.request.resources.requests)
+    assert {CPU: 8000} == dict(seen.request.resources.limits)
     assert [{CPU: 4000, MEMORY: 1 << 30, GPU: 1}] == [dict(each.requests) for each in seen.request.containers]
 
 
