@@ -13,6 +13,8 @@ FAULTS = [
     *(f"C{n:02}" for n in (*range(1, 24), *range(25, 61))),
     *(f"F{n:02}" for n in (*range(1, 11), *range(12, 37))),
     "G16",
+    "G18",
+    "G19",
     "S04",
     "G03",
     "G04",

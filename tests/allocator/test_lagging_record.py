@@ -22,6 +22,7 @@ from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.allocator.requests.kubelet_watch import KubeletWatch
 from topoalign.core.model.decisions import Admission, Decision
+from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import Allocation, Owner
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, Mode, PodRequest
@@ -56,6 +57,8 @@ class Node:
 
     def __init__(self, root: Path, listed: Sequence[Allocation], recorded: Sequence[Allocation]) -> None:
         self.root, self.ended, self.clock = root, list[Allocation](), ManualClock()
+        self.is_away = False
+        """Whether the kubelet does not say which containers have ended."""
         (root / "config.yaml").write_text(CONFIG)
         state: NodeState = STATE
         for each in listed:
@@ -68,11 +71,18 @@ class Node:
         if recorded:
             self.ledger.grant(recorded)
         files = KubeletFiles(root / "config.yaml", root, RULES, 30)
-        watch = KubeletWatch(self.ledger, files, self.clock, ended=self.over)
-        self.admissions = Admissions(self.ledger, MemoryBus(), RULES, kubelet_owns_devices=True, kubelet=watch)
+        self.watch = KubeletWatch(self.ledger, files, self.clock, ended=self.over)
+        self.admissions = Admissions(self.ledger, MemoryBus(), RULES, kubelet_owns_devices=True, kubelet=self.watch)
 
     async def over(self) -> Sequence[Allocation]:
+        if self.is_away:
+            raise Unavailable("PodResources did not answer in time", "see whether the kubelet runs")
         return self.ended
+
+    async def lags(self) -> bool:
+        """Whether a prediction says that the record lags, or may."""
+        _, notes = await self.asked(1)
+        return any("the record lags" in note or "the record may lag" in note for note in notes)
 
     def gone(self, uid: str) -> None:
         shutil.rmtree(self.root / "pods" / uid)
@@ -176,7 +186,38 @@ async def test_what_the_checkpoint_does_not_list_is_held_until_it_has_ended(
 
     assert (set(), ()) == (held, notes)
     assert ALL == free
-    assert told == ("the record still has devices of 'default/job/main', whose pods have ended: they count as free",)
+    (note,) = told
+    assert note.startswith(
+        "the record still has devices of 'default/job/main', whose pods have ended: they count as free"
+    )
+
+
+async def test_the_record_lags_until_it_has_released_what_ended(tmp_path: Path) -> None:
+    """Until then the kubelet may take other devices than are predicted. Before and afterwards there is no such note."""
+    it = Node(tmp_path, [], [RECORDED])
+    noted = [await it.lags()]
+    it.ended = [RECORDED]
+    noted.append(await it.lags())
+    it.ledger.release([RECORDED.id], "gone")
+    it.ended = []
+    noted.append(await it.lags())
+
+    assert [False, True, False] == noted
+
+
+async def test_the_record_may_lag_while_the_kubelet_does_not_answer(tmp_path: Path) -> None:
+    """Which containers have ended is not known then."""
+    it = Node(tmp_path, [], [RECORDED])
+    it.is_away = True
+    away = await it.lags(), await it.asked(4)
+    it.is_away = False
+
+    assert (True, set()) == (away[0], away[1][0])
+    await it.watch.poll()
+    usage = it.ledger.state.usage
+    assert usage is not None and usage.kubelet is not None
+    assert () == usage.kubelet.notes, "the next poll knows it"
+    assert not await it.lags()
 
 
 async def test_what_an_ended_container_had_is_free_while_volumes_are_mounted(tmp_path: Path) -> None:

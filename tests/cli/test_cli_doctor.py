@@ -162,6 +162,13 @@ STATIC = 'cpuManagerPolicy: static\nreservedSystemCPUs: "0"\n'
             "failure",
             "does not start with both full-pcpus-only and distribute-cpus-across-cores",
         ),
+        (
+            'topologyManagerPolicyOptions: {prefer-closest-numa-nodes: "true"}',
+            "0,2",
+            "failure",
+            "panics with prefer-closest-numa-nodes on NUMA nodes 0,2, whose ids have gaps",
+        ),
+        ('topologyManagerPolicyOptions: {prefer-closest-numa-nodes: "true"}', "0-1", "ok", "policy restricted"),
         ("topologyManagerScope: [", "0", "failure", "config.yaml: line"),
     ],
 )

@@ -15,13 +15,18 @@ from discovery_support import NODE, QUIET_SECONDS, discovery_with
 from topoalign.cli import root
 from topoalign.cli.link import Standing
 from topoalign.core import wire
+from topoalign.core.admission.prediction import kubelet_rules
 from topoalign.core.model.events import (
     Allocation,
     AllocationGranted,
     AllocationsSnapshot,
+    KubeletObserved,
     Owner,
+    UsageObserved,
 )
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.model.kubelet import CheckpointEntry
+from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import HardwareEvent, Occurrence, Stream
@@ -35,7 +40,21 @@ from topoalign.runtime.nats_server import local_nats
 from topoalign.runtime.tasks import background
 
 OWNER = Owner(namespace=Namespace("ml"), pod=PodName("train\x1b[2J"), container=ContainerName("main"))
-HELD = Allocation(id=AllocationID("a-1"), owner=OWNER, devices={GPU: (DeviceID("GPU-6"), DeviceID("GPU-7"))})
+HELD = Allocation(
+    id=AllocationID("a-1"), owner=OWNER, pod_uid="u-1", devices={GPU: (DeviceID("GPU-6"), DeviceID("GPU-7"))}
+)
+LEFT = Allocation(id=AllocationID("a-2"), devices={GPU: (DeviceID("GPU-2"),)})
+"""What an init container of the same pod left."""
+USAGE = UsageObserved(
+    node=NODE,
+    epoch=9,
+    revision=1,
+    containers=(),
+    kubelet=KubeletObserved(
+        rules=kubelet_rules(AdmissionRules()),
+        entries=(CheckpointEntry(pod_uid="u-1", container=ContainerName("fetch"), devices=LEFT.devices),),
+    ),
+)
 
 
 @asynccontextmanager
@@ -45,16 +64,18 @@ async def serving(folder: Path) -> AsyncIterator[str]:
         for fact in (
             AllocationsSnapshot(node=NODE, epoch=9, seq=1, allocations=(), digest=""),
             AllocationGranted(node=NODE, epoch=9, seq=2, allocation=HELD),
+            AllocationGranted(node=NODE, epoch=9, seq=3, allocation=LEFT),
+            USAGE,
         ):
             await bus.publish(wire.encode(fact, 1.0))
         clock = SystemClock()
         caretaker = HealthKeeper(RecordFile(folder / "state", "boot"), XidRules(), QUIET_SECONDS, clock)
         discovery = discovery_with(DescribedDriver("dgx-a100"), bus, clock, caretaker=caretaker)
         await tasks.start(lambda *, task_status: discovery.run(task_status=task_status))
-        while await bus.last_position(Stream.NODES) < 2:
+        while await bus.last_position(Stream.NODES) < 3:
             await anyio.lowlevel.checkpoint()
         discovery.hear(HardwareEvent(kind=Occurrence.XID, gpu=DeviceID("GPU-7"), xid=79))
-        while await bus.last_position(Stream.NODES) < 3:
+        while await bus.last_position(Stream.NODES) < 4:
             await anyio.lowlevel.checkpoint()
         yield url
 
@@ -121,6 +142,13 @@ def test_the_list_shows_every_device_how_it_is_and_who_holds_it(run: Any) -> Non
     document = json.loads(run("list", "--json")[1])
     (ill,) = [device for device in document["devices"] if device["state"] != "healthy"]
     assert ("GPU-7", 7, "0000:38:00.0", ["ml/train\x1b[2J"]) == (ill["id"], ill["index"], ill["pci"], ill["held_by"])
+
+
+def test_what_an_init_container_left_is_listed_with_its_pod(run: Any) -> None:
+    """PodResources does not show it; the checkpoint has it, and another container of its pod has the pod's name."""
+    document = json.loads(run("list", "--json")[1])
+
+    assert ["ml/train\x1b[2J"] == next(each["held_by"] for each in document["devices"] if each["id"] == "GPU-2")
 
 
 def test_holders_of_a_part_are_listed_for_the_part_and_for_its_gpu() -> None:

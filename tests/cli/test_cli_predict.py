@@ -85,7 +85,7 @@ def test_a_pod_of_a_manifest_is_predicted_by_the_kubelets_rules(capsys: pytest.C
     assert alignment["container"] is None
 
 
-def test_a_pod_with_resources_as_a_whole_gets_its_devices_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pod_with_pod_level_resources_gets_its_devices_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """Its kubelet has all that it gave to others, and gives this pod no CPUs or memory."""
     hold(gpus=2, cpus=4)
     Path("pod.yaml").write_text(POD.replace("spec:", "spec:\n  resources: {limits: {cpu: 16, memory: 64Gi}}"))
@@ -95,6 +95,40 @@ def test_a_pod_with_resources_as_a_whole_gets_its_devices_alone(capsys: pytest.C
     _, main = answer["decision"]["allocations"]
     assert (0, 2, None) == (status, len(main["devices"][GPU]), main.get("cpus"))
     assert "memory" not in main
+
+
+@pytest.mark.parametrize(
+    ("spec", "first"),
+    [
+        (
+            "resourceClaims: [{name: gpus, resourceClaimName: mine}]",
+            "not covered: the devices of resource claims 'gpus'",
+        ),
+        (
+            "resources: {limits: {cpu: 16, memory: 64Gi}}",
+            "not covered: exclusive CPUs for 'fetch', 'main': with spec.resources",
+        ),
+    ],
+)
+def test_what_the_answer_does_not_cover_comes_first(spec: str, first: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("pod.yaml").write_text(POD.replace("spec:", f"spec:\n  {spec}"))
+    (said,) = asked(capsys, "--pod-file", "pod.yaml")[1]["decision"]["explanation"]["not_covered"]
+
+    assert 0 == root.run(["what-if", "--machine", MACHINE, "--pod-file", "pod.yaml"])
+    lines = capsys.readouterr().out.splitlines()
+
+    assert f"not covered: {said}" == lines[0]
+    assert lines[0].startswith(first)
+    assert "ml/train/fetch  (would get)" == lines[1]
+
+
+def test_cpus_without_memory_are_not_covered(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--cpus 8` alone makes no Guaranteed pod."""
+    assert 0 == root.run(["what-if", "--machine", MACHINE, "--cpus", "8", "--pod", "train"])
+
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("not covered: exclusive CPUs for 'main': the pod is Burstable")
+    assert "default/train/main  (would get)" == second
 
 
 def test_what_the_kubelet_holds_is_not_given_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +161,7 @@ def test_a_refusal_says_whether_waiting_helps_and_what_would_fit(capsys: pytest.
     hold(gpus=2, cpus=4)
     full = asked(capsys, *FROM_FILES, "--gpus", "7", "--policy", "none")[1]["decision"]
 
-    assert ("never", "in-use") == (never["outlook"], full["outlook"])
+    assert ("never", "in-use") == (never["resolvability"], full["resolvability"])
     assert never["finding"].endswith("each of NUMA nodes 0-3 has 1 nvidia.com/gpu free, 2 are needed")
     assert never["remedy"].startswith("the pod never fits on this node: ask for 1 instead of 2 nvidia.com/gpu")
     assert "wait until pods on this node end; or ask for 6 instead of 7 nvidia.com/gpu" == full["remedy"]

@@ -82,6 +82,22 @@ def test_why_says_where_a_pod_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert out.startswith("1 of 3 nodes would admit the pod; the best is half\n")
 
 
+@pytest.mark.parametrize("command", ["why", "what-if --cluster"])
+def test_what_the_answer_of_a_cluster_does_not_cover_comes_first(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = {**MANIFEST, "spec": {**pod_with(2)["spec"], "resourceClaims": [{"name": "nics"}]}}
+    Path("pod.json").write_text(json.dumps(shown))
+
+    _, out, _ = run(f"{command} --pod-file pod.json --from cluster.ndjson", capsys)
+    _, whole, _ = run(f"{command} --pod-file pod.json --from cluster.ndjson --json", capsys)
+
+    first, second, *_ = out.splitlines()
+    assert first.startswith("not covered: the devices of resource claims 'nics': their DRA driver gives them")
+    assert second.startswith("1 of 3 nodes would admit the pod")
+    assert [first.removeprefix("not covered: ")] == json.loads(whole)["not_covered"]
+
+
 def test_what_if_of_a_cluster_ranks_the_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run("what-if --cluster --gpus 1 --pods 2 --from cluster.ndjson", capsys)
 
@@ -159,7 +175,8 @@ def test_a_snapshot_gives_the_same_answer_to_the_letter(command: str, capsys: py
 
     assert first[:2] == second[:2]
     answer: dict[str, Any] = json.loads(first[1])
-    assert ["time", "pods", "fit", "nodes", "admitting", "reason", "reasons", "changes", "placed"] == [*answer]
+    fields = ["time", "not_covered", "pods", "fit", "nodes", "admitting", "reason", "reasons", "changes", "placed"]
+    assert fields == [*answer]
     assert Path("cluster.ndjson").read_bytes() == Path("again.ndjson").read_bytes()
     assert some_cluster() == decode_lines(Path("again.ndjson").read_bytes().splitlines())
 

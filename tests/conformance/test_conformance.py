@@ -9,7 +9,7 @@ from topoalign.tools.conformance import suites
 FILES = {
     "gpuallocator": "gpuallocator/cases.jsonl",
     "kubelet/files": "kubelet_files/gone.jsonl",
-    "kubelet/pod_resources": "kubelet_versions/pod_level_resources.jsonl",
+    "kubelet/pod_level_resources": "kubelet_versions/pod_level_resources.jsonl",
     "nccl": "nccl/dgx1-volta.jsonl",
     "nccl/streams": "nccl/dgx1-volta.jsonl",
     "nccl/streams-best-effort": "nccl/dgx1-volta.jsonl",
@@ -31,7 +31,7 @@ LEAST = {
     "kubelet/memory_hints": 280,
     "kubelet/memory_allocate": 320,
     "kubelet/pod_requests": 160,
-    "kubelet/pod_resources": 150,
+    "kubelet/pod_level_resources": 150,
     "kubelet/files": 242,
     "gaia/admission": 100,
     "gaia/evaluators": 300,

@@ -15,7 +15,7 @@ from topoalign.core.diagnosis.answers import Answer
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import NO_CHANGES, Changes, Nodes
 from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord, state_of
-from topoalign.core.model.decisions import Admission, Outlook
+from topoalign.core.model.decisions import Admission, Resolvability
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import CPU, GPU, MEMORY, ContainerName, DeviceID, Namespace, NodeName, PodName
 from topoalign.core.model.requests import ContainerRequest, PodRequest, Policy, Scope
@@ -77,7 +77,9 @@ def test_the_reason_of_nodes_that_are_full_comes_before_that_of_others() -> None
     found = answer(record, container(gpus=1))
 
     assert ["NotEnoughDevices", "NodeNotWhole", "UnknownResource"] == [each.code for each in found.reasons]
-    assert [Outlook.IN_USE, Outlook.NOT_KNOWN, Outlook.MISSING] == [each.outlook for each in found.reasons]
+    assert [Resolvability.IN_USE, Resolvability.NOT_KNOWN, Resolvability.MISSING] == [
+        each.resolvability for each in found.reasons
+    ]
     assert ([1, 1, 3], 5, 0) == ([each.nodes for each in found.reasons], found.nodes, found.fit)
     assert found.reason == found.reasons[0] and ("full",) == found.reason.examples
     assert "hardware, health, allocations" in found.reasons[1].finding
@@ -236,7 +238,7 @@ def test_what_is_planned_for_a_gang_comes_first() -> None:
 
     assert [1, 0] == [each.fit for each in both]
     assert reason is not None
-    assert ("GangFirst", Outlook.IN_USE, 1) == (reason.code, reason.outlook, reason.nodes)
+    assert ("GangFirst", Resolvability.IN_USE, 1) == (reason.code, reason.resolvability, reason.nodes)
     assert "wait until they run" in reason.remedy
 
 

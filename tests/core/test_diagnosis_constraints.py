@@ -14,7 +14,7 @@ from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import Nodes
 from topoalign.core.diagnosis.records import NodeRecord
 from topoalign.core.hints.preconditions import UnknownResource
-from topoalign.core.model.decisions import Outlook
+from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import ContainerRequest, Policy
 from topoalign.core.scoring.quality import Packing
@@ -48,7 +48,9 @@ def test_the_only_node_with_room_does_not_admit_a_pod_that_is_kept_off() -> None
     found = why(container(gpus=1), POOL_A, *nodes)
 
     assert (0, 4, ()) == (found.fit, found.nodes, found.admitting)
-    assert [(Outlook.IN_USE, 3), (Outlook.EXCLUDED, 1)] == [(each.outlook, each.nodes) for each in found.reasons]
+    assert [(Resolvability.IN_USE, 3), (Resolvability.EXCLUDED, 1)] == [
+        (each.resolvability, each.nodes) for each in found.reasons
+    ]
     assert ("NodeNotAllowed", "excluded by nodeSelector pool=a") == (found.reasons[1].code, found.reasons[1].finding)
     assert "change the pod's nodeSelector, affinity or tolerations, or uncordon the node" == found.reasons[1].remedy
 
@@ -73,7 +75,7 @@ def test_the_reason_names_all_that_excludes_a_node(node: NodeRecord, finding: st
     found = why(container(gpus=1), POOL_A, node, other)
 
     assert found.reason is not None
-    assert (0, Outlook.EXCLUDED, finding) == (found.fit, found.reason.outlook, found.reason.finding)
+    assert (0, Resolvability.EXCLUDED, finding) == (found.fit, found.reason.resolvability, found.reason.finding)
 
 
 def test_a_pod_that_tolerates_everything_is_not_kept_off() -> None:
@@ -102,7 +104,9 @@ def test_a_kept_off_node_that_never_fits_is_not_the_main_reason() -> None:
 
     found = why(container(gpus=8), POOL_A, shown(node_with("a")), shown(node_with("b"), "b"), shown(bare, "b"))
 
-    assert [Outlook.NEVER, Outlook.NEVER, Outlook.MISSING] == [each.outlook for each in found.reasons]
+    assert [Resolvability.NEVER, Resolvability.NEVER, Resolvability.MISSING] == [
+        each.resolvability for each in found.reasons
+    ]
     assert [1, 1, 1] == [each.nodes for each in found.reasons]
     assert {"NodeNotAllowed"} == {each.code for each in found.reasons if each.examples != ("a",)}
 
@@ -130,7 +134,7 @@ def test_nobody_is_advised_to_wait_for_a_node_that_never_fits() -> None:
 
         if found.reason is not None and found.reason.code != UnknownResource.code:
             never += 1
-            assert found.reason.outlook in (Outlook.NEVER, Outlook.NOT_KNOWN)
+            assert found.reason.resolvability in (Resolvability.NEVER, Resolvability.NOT_KNOWN)
             assert "wait" not in found.reason.remedy
     assert never > 20
 
@@ -142,7 +146,7 @@ def test_a_node_that_never_fits_is_described_as_if_it_were_empty() -> None:
 
     found = why(container(gpus=3), None, used)
 
-    assert found.reason is not None and Outlook.NEVER == found.reason.outlook
+    assert found.reason is not None and Resolvability.NEVER == found.reason.resolvability
     assert "policy single-numa-node refuses container 'main'" in found.reason.finding
     assert found.reason.finding.endswith("each of NUMA nodes 0-1 has 2 nvidia.com/gpu free, 3 are needed")
     assert "the pod never fits on this node: ask for 2 instead of 3 nvidia.com/gpu" in found.reason.remedy

@@ -8,9 +8,10 @@ from decision_support import GIB, admitted, container, machine, node, pod, refus
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.demand.rules import check_rules
+from topoalign.core.model.decisions import Refusal
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import MEMORY, ResourceName
-from topoalign.core.model.requests import AdmissionRules, Mode
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Policy
 from topoalign.core.model.topology.model import Topology
 
 PAGES = ResourceName("hugepages-1Gi")
@@ -91,3 +92,40 @@ def test_the_kubelet_does_not_panic_where_its_memory_manager_does_not_look() -> 
     assert admitted(admit(state, pod(burstable), AdmissionRules(mode=Mode.KUBELET)))
     guaranteed = pod(container(cpus=1, gib=1, others={PAGES: GIB}))
     assert admitted(admit(state, guaranteed, AdmissionRules(mode=Mode.KUBELET, memory_manager="None")))
+
+
+def with_ids(*ids: int) -> Topology:
+    """A machine whose NUMA nodes have these ids in place of 0, 1, …"""
+    topology = machine()
+    return msgspec.structs.replace(
+        topology,
+        nodes=tuple(msgspec.structs.replace(each, id=number) for each, number in zip(topology.nodes, ids, strict=True)),
+        cpus=tuple(msgspec.structs.replace(cpu, node=ids[cpu.node]) for cpu in topology.cpus),
+        gpus=tuple(msgspec.structs.replace(gpu, numa_affinity=(ids[gpu.numa_affinity[0]],)) for gpu in topology.gpus),
+        nics=(),
+        links=(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("ids", "rules", "asked", "code"),
+    [
+        ((2, 3), {}, container(cpus=2, gib=1), "NumaIdsSparse"),
+        ((0, 2), {}, container(cpus=2, gib=1), "NumaIdsSparse"),
+        ((2, 3), {"policy": Policy.RESTRICTED}, container(gpus=1), "NumaIdsSparse"),
+        ((0, 1), {}, container(cpus=2, gib=1), None),
+        ((2, 3), {"policy": Policy.SINGLE_NUMA_NODE}, container(cpus=2, gib=1), None),
+        ((2, 3), {"policy": Policy.NONE}, container(cpus=2, gib=1), None),
+        ((2, 3), {"prefer_closest_numa_nodes": False}, container(cpus=2, gib=1), None),
+        ((2, 3), {"mode": Mode.BEST}, container(cpus=2, gib=1), None),
+        ((2, 3), {"cpu_manager": "none", "memory_manager": "None"}, container(cpus=2, gib=1), None),
+    ],
+)
+def test_a_kubelet_that_looks_up_distances_that_are_not_there_panics(
+    ids: tuple[int, ...], rules: dict[str, object], asked: ContainerRequest, code: str | None
+) -> None:
+    """Under prefer-closest-numa-nodes the kubelet panics where the ids of the NUMA nodes have gaps: the pod is refused."""
+    usual = AdmissionRules(mode=Mode.KUBELET, policy=Policy.BEST_EFFORT, prefer_closest_numa_nodes=True)
+    decision = admit(node(with_ids(*ids)), pod(asked), msgspec.structs.replace(usual, **rules))
+
+    assert code == (decision.code if isinstance(decision, Refusal) else None)

@@ -26,7 +26,7 @@ def numbers(text: str) -> list[int]:
 RESTART_APP = numbers("8 11 13 25 31 32 39-41 60 68-72 75-77 80 82-86 88 89 94 96-105 126-135 139")
 IGNORE = numbers("14 37 38 43 44 63 66 67 92 93 106-108 121 137 141 152 153 157 160 161")
 RESET = numbers("46 48 62 64 74 95 109 110 119 120 136 140 143 155 156 158")
-DRIVER_SAYS = numbers("144-150 154 159")
+DRIVER_REPORTS = numbers("144-150 154 159")
 """XIDs by the immediate action of NVIDIA's catalogue; the last ones are linked to XID 154."""
 NVIDIAS_PLUGIN = [13, 31, 43, 45, 68, 109]
 """What NVIDIA's device plugin v0.20.0 ignores."""
@@ -40,12 +40,12 @@ def test_each_xid_has_the_effect_that_nvidias_catalogue_asks_for() -> None:
     """An application that is restarted leaves its GPU healthy; what needs a reset, a reboot or the vendor lasts."""
     assert {Severity.IGNORED} == severities([*RESTART_APP, *IGNORE, 45, 162, 163, 164, 165])
     assert {Severity.LASTING} == severities([*RESET, 79, 151, 54, 78, 142])
-    assert {Severity.READ} == severities([*DRIVER_SAYS, 171, 172])
+    assert {Severity.READ} == severities([*DRIVER_REPORTS, 171, 172])
 
 
 def test_no_xid_of_the_catalogue_is_without_a_class() -> None:
     """The others have no action there: `unused`, or nothing is said. They pass, as those that are not known."""
-    known = {*RESTART_APP, *IGNORE, *RESET, *DRIVER_SAYS, 45, 54, 78, 79, 142, 151, *range(162, 166), 171, 172}
+    known = {*RESTART_APP, *IGNORE, *RESET, *DRIVER_REPORTS, 45, 54, 78, 79, 142, 151, *range(162, 166), 171, 172}
 
     assert known == XID_CATALOG.keys()
     assert {Severity.PASSING} == severities({*range(1, 173)} - known)

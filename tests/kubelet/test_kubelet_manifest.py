@@ -72,11 +72,11 @@ def test_a_manifest_is_read_in_the_units_of_a_request() -> None:
         ("example.com/why", "why not", r"metadata.annotations\[why not\]: not a key"),
         ("nodeSelector: {x: y}", "resources: {limits: {cpu: 4x}}", r"spec.resources.limits\[cpu\]: '4x'"),
         ("nodeSelector: {x: y}", "resources: {limits: {cpu: 2}}", r"spec.resources.limits\[cpu\]: 2000 is less than"),
-        ("nodeSelector: {x: y}", "resources: {limits: {cpu: 4, a/b: 1}}", r"spec.resources.limits\[a/b\]: a pod as a"),
+        ("nodeSelector: {x: y}", "resources: {limits: {cpu: 4, a/b: 1}}", r"spec.resources.limits\[a/b\]: only cpu"),
         (
             "nodeSelector: {x: y}",
             "resources: {requests: {ephemeral-storage: 1}}",
-            r"requests\[ephemeral-storage\]: a pod",
+            r"requests\[ephemeral-storage\]: only cpu",
         ),
         ("nodeSelector: {x: y}", "resources: {requests: [cpu]}", "spec.resources.requests: Expected `object"),
         ("nodeSelector: {x: y}", "resources: {limits: {memory: 63Gi}, requests: {memory: 0}}", "spec.resources.limits"),
@@ -90,16 +90,24 @@ def test_what_is_wrong_in_a_manifest_is_named_by_its_path(old: str, new: str, pa
     assert caught.value.remedy
 
 
-def test_resources_of_the_pod_as_a_whole_are_read() -> None:
+def test_pod_level_resources_are_read() -> None:
     """They decide the QoS class; empty or null ones are none."""
     resources = "resources: {requests: {cpu: 3500m, hugepages-2Mi: 4Mi}, limits: {cpu: 4, hugepages-2Mi: 4Mi}}"
     pod = read(POD.replace("nodeSelector: {x: y}", resources))
 
     assert {CPU: 4_000, ResourceName("hugepages-2Mi"): 4 << 20} == pod.resources.limits
     assert 3_500 == pod.resources.requests[CPU]
-    assert pod.has_pod_resources and Qos.BURSTABLE is pod.qos
+    assert pod.has_pod_level_resources and Qos.BURSTABLE is pod.qos
     for none in ("resources: {}", "resources: null", "resources: {requests: {}, limits: null}"):
         assert read(POD) == read(POD.replace("nodeSelector: {x: y}", none))
+
+
+def test_resource_claims_are_read_by_name() -> None:
+    claims = "resourceClaims: [{name: gpus, resourceClaimTemplateName: t}, {name: nics, resourceClaimName: mine}]"
+
+    assert ("gpus", "nics") == read(POD.replace("nodeSelector: {x: y}", claims)).claims
+    with pytest.raises(InvalidField, match=r"spec.resourceClaims\[0\].name: '' is not a name"):
+        read(POD.replace("nodeSelector: {x: y}", "resourceClaims: [{}]"))
 
 
 amounts = st.dictionaries(
@@ -246,6 +254,6 @@ def test_every_pod_that_a_kube_scheduler_sent_is_read(vectors: Path) -> None:
         body = json.loads(line)["request"]["body"]
         pod = manifest.pod_of(body["Pod"])
 
-        assert ("resources" in body["Pod"]["spec"]) == pod.has_pod_resources
+        assert ("resources" in body["Pod"]["spec"]) == pod.has_pod_level_resources
         assert body["Pod"]["metadata"]["name"] == pod.name
         assert [each["name"] for each in body["Pod"]["spec"]["containers"]] == [each.name for each in pod.containers]

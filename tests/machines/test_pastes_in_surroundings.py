@@ -47,6 +47,10 @@ PREFIXES: dict[str, Callable[[int], str]] = {
     "Markdown: an indented block": lambda n: "    ",
     "a comment": lambda n: "# ",
     "a comment of a language": lambda n: "// ",
+    "times without a fraction on some lines": lambda n: f"2026-09-01T10:00:{n:02}{'.5' if n % 3 else ''}Z ",
+    "hexadecimal numbers": lambda n: f"[0x{n * 4096:x}] ",
+    "a border": lambda n: "| ",
+    "mpirun": lambda n: "[1,0]<stdout>:",
     "blanks that do not end a line": lambda n: f"node7 {n:>3} | ",
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import topoalign.core
 import topoalign.registry
-from topoalign.core.model.decisions import Outlook
+from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.remote_errors import RemoteNoFit
 from topoalign.registry.scheduling import standing
@@ -36,14 +36,18 @@ def test_a_text_is_a_code_with_a_finding_and_a_remedy() -> None:
     """No figure, name or comma: kube-scheduler counts nodes by text and joins texts by commas; a new text wakes the pod."""
     form = re.compile(r"([A-Za-z]+): [A-Za-z .()-]+; [A-Za-z ./-]+")
 
-    texts = [(code, text_of(code, outlook)) for code in BY_CODE for outlook in (None, *Outlook)]
+    texts = [(code, text_of(code, resolvability)) for code in BY_CODE for resolvability in (None, *Resolvability)]
 
     assert [] == [text for code, text in texts if (found := form.fullmatch(text)) is None or found[1] != code]
     assert [] == [text for _, text in texts if len(text) > 145]
 
 
-def test_nobody_is_told_to_wait_where_the_end_of_pods_does_not_help() -> None:
-    texts = [text_of(code, outlook) for code in BY_CODE for outlook in (Outlook.NEVER, Outlook.UNHEALTHY)]
+def test_nobody_is_advised_to_wait_where_the_end_of_pods_does_not_help() -> None:
+    texts = [
+        text_of(code, resolvability)
+        for code in BY_CODE
+        for resolvability in (Resolvability.NEVER, Resolvability.UNHEALTHY)
+    ]
     waits = [text for text in texts if "wait until pods end" in text]
 
     assert [] == waits

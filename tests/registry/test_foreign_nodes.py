@@ -18,7 +18,7 @@ from topoalign.client.records import read_cluster
 from topoalign.core.demand.hami_names import DEVICES_ALLOCATED, HANDSHAKE, REGISTER
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import Nodes
-from topoalign.core.model.decisions import Outlook
+from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.ids import NodeName
 from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scoring, scorer_of
@@ -290,8 +290,8 @@ async def test_why_counts_nodes_of_hami_with_a_reason_of_their_own(world: World)
         answer = diagnose(Nodes(record), TWO.request, scorer_of(Scoring.QUALITY, Packing.BINPACK))
         one = await read_cluster(world.bus, SystemClock(), OTHER)
 
-    assert [("ContestedNode", Outlook.FOREIGN, (NODE,)), ("ForeignNode", Outlook.FOREIGN, (OTHER,))] == [
-        (each.code, each.outlook, each.examples) for each in answer.reasons
+    assert [("ContestedNode", Resolvability.FOREIGN, (NODE,)), ("ForeignNode", Resolvability.FOREIGN, (OTHER,))] == [
+        (each.code, each.resolvability, each.examples) for each in answer.reasons
     ]
     assert [(OTHER, "ForeignNode")] == [(each.node, each.foreign) for each in one.nodes]
 

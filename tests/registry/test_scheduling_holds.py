@@ -11,7 +11,7 @@ from reservation_support import reservation
 from view_support import NODE, RULES, OneNode, Says, asked, scheduler_of, some_request, some_says, tell_all
 
 from topoalign.core.model.ids import CPU, MEMORY, NodeName
-from topoalign.core.model.requests import AdmissionRules, PodRequest, PodResources
+from topoalign.core.model.requests import AdmissionRules, PodLevelResources, PodRequest
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.scheduling.holds import Hold, holds_something
@@ -76,9 +76,9 @@ def test_cpus_are_held_until_a_checkpoint_shows_them() -> None:
     assert ("NotEnoughCpus", "") == (listed, world.code(gpus=0, cpus=9))
 
 
-def test_cpus_of_a_pod_with_resources_as_a_whole_are_nobodys() -> None:
+def test_cpus_of_a_pod_with_pod_level_resources_stay_free() -> None:
     """Its kubelet gives its containers no exclusive CPUs: they stay free for the next pod, and its devices do not."""
-    world, cpus = node(STATIC), PodResources(limits={CPU: 12_000, MEMORY: 64 << 30})
+    world, cpus = node(STATIC), PodLevelResources(limits={CPU: 12_000, MEMORY: 64 << 30})
     bound = msgspec.structs.replace(gpus(4, cpus=12), resources=cpus)
     world.view.expect(NODE, asked(bound, "a"))
     expected = world.code(gpus=0, cpus=12), world.code(gpus=1)

@@ -8,7 +8,7 @@ from faults_support import THOROUGH
 from view_support import NODE, RULES, OneNode, Says, asked, scheduler_of, some_request, some_says, tell_all
 
 from topoalign.core.admission.kinds import Kind
-from topoalign.core.model.decisions import Outlook
+from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.state.fold import NodeState
@@ -112,8 +112,8 @@ def test_a_refusal_says_where_the_end_of_pods_would_not_help(world: OneNode) -> 
     world.tell([world.says.health()])
     after = [world.scheduler.filter(each, (NODE,)).refused[NODE] for each in (three, FIVE)]
 
-    assert [None, Outlook.NEVER] == [each.outlook for each in before]
-    assert [Outlook.UNHEALTHY, Outlook.NEVER] == [each.outlook for each in after]
+    assert [None, Resolvability.NEVER] == [each.resolvability for each in before]
+    assert [Resolvability.UNHEALTHY, Resolvability.NEVER] == [each.resolvability for each in after]
     assert ["NotEnoughDevices (unhealthy devices)", "NotEnoughDevices (never fits)"] == [each.label for each in after]
 
 
@@ -133,8 +133,8 @@ def test_that_a_pod_never_fits_is_found_once_for_all_nodes_of_a_kind(
         world.tell(says.all())
     filtered = world.scheduler.filter(FIVE, [says.node for says in nodes])
 
-    assert ({Outlook.NEVER}, 20, 1) == (
-        {each.outlook for each in filtered.refused.values()},
+    assert ({Resolvability.NEVER}, 20, 1) == (
+        {each.resolvability for each in filtered.refused.values()},
         len(filtered.refused),
         len(judged),
     )

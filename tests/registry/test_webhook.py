@@ -216,9 +216,9 @@ async def test_requests_that_cannot_be_meant_are_denied(http: httpx.AsyncClient,
     assert said.startswith(finding.partition("'")[0])
 
 
-async def test_resources_of_a_pod_as_a_whole_that_no_api_server_takes_are_denied(http: httpx.AsyncClient) -> None:
+async def test_pod_level_resources_that_no_api_server_takes_are_denied(http: httpx.AsyncClient) -> None:
     devices = pod(resources={"limits": {"nvidia.com/gpu": "1"}})
-    finding = "spec.resources.limits[nvidia.com/gpu]: a pod as a whole has only cpu, memory and hugepages-<size>"
+    finding = "spec.resources.limits[nvidia.com/gpu]: only cpu, memory and hugepages-<size> are pod-level resources"
 
     assert (422, finding) == await denied(http, devices)
     assert {"allowed": True} == await answer(http, pod(resources={"limits": {"cpu": "4"}}, schedulerName=OURS))

@@ -19,7 +19,7 @@ from topoalign.core import wire
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.events import Event
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, PodName, ResourceName
-from topoalign.core.model.requests import ContainerRequest, PodRequest, PodResources
+from topoalign.core.model.requests import ContainerRequest, PodLevelResources, PodRequest
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1beta1
@@ -76,7 +76,7 @@ WHOLE = {CPU: 64_000, MEMORY: 512 * GIB}
 
 
 def some_pod(chance: Random, name: str, fpgas: float = 0.0, whole: bool = False) -> PodRequest:
-    """`fpgas` as in `some_container`; `whole`: with resources of the pod as a whole, by which it is Guaranteed."""
+    """`fpgas` as in `some_container`; `whole`: with pod-level resources, by which it is Guaranteed."""
     return PodRequest(
         name=PodName(name),
         init_containers=tuple(
@@ -84,7 +84,7 @@ def some_pod(chance: Random, name: str, fpgas: float = 0.0, whole: bool = False)
             for i in range(chance.choice((0, 0, 0, 1, 2)))
         ),
         containers=tuple(some_container(chance, f"main-{i}", fpgas=fpgas) for i in range(chance.choice((1, 1, 2)))),
-        resources=PodResources(requests=WHOLE, limits=WHOLE) if whole else PodResources(),
+        resources=PodLevelResources(requests=WHOLE, limits=WHOLE) if whole else PodLevelResources(),
     )
 
 

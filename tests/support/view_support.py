@@ -31,7 +31,7 @@ from topoalign.core.model.events import (
 )
 from topoalign.core.model.ids import CPU, MEMORY, AllocationID, ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved
-from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, PodResources, Policy
+from topoalign.core.model.requests import AdmissionRules, Mode, PodLevelResources, PodRequest, Policy
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.state.fold import NodeState
@@ -193,11 +193,11 @@ def asked(pod: PodRequest, uid: str = "") -> PodToSchedule:
 
 PLENTY = {CPU: 1_000_000, MEMORY: 1 << 50}
 """More than the containers of any such pod request together."""
-WHOLE_POD = PodResources(requests=PLENTY, limits=PLENTY)
+WHOLE_POD = PodLevelResources(requests=PLENTY, limits=PLENTY)
 
 
 def some_request(chance: Random, hardware: Topology, name: str) -> PodRequest:
-    """A pod that can be meant under any rules; some have resources of the pod as a whole."""
+    """A pod that can be meant under any rules; some have pod-level resources."""
     while True:
         pod = some_pod(chance, hardware, name)
         if chance.random() < 0.15:

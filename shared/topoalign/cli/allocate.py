@@ -22,7 +22,6 @@ from topoalign.core.model.requests import (
     ContainerRequest,
     Mode,
     PodRequest,
-    Qos,
     ReleaseRequest,
 )
 from topoalign.core.model.topology.model import Topology
@@ -93,8 +92,6 @@ def allocate(link: Link, **asked: Any) -> int | None:
 
 def decide(link: Link, verb: str, pod: PodRequest, rules: Changes) -> int | None:
     """Asks the node's allocator for a decision and prints it. Returns the exit code of a refusal."""
-    if pod.qos is Qos.BURSTABLE and rules.get("mode") == Mode.KUBELET:
-        output.note("note: without both --cpus and --memory the pod is Burstable: a kubelet gives it no exclusive CPUs")
     name = clean(f"{pod.namespace}/{pod.name}", 520)
     request = AllocateRequest(node=link.node, pod=pod, rules=rules)
     if verb != "allocate":

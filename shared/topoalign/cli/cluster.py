@@ -15,7 +15,7 @@ import anyio
 import click
 import msgspec
 
-from topoalign.cli import kubectl, link, output
+from topoalign.cli import formatting, kubectl, link, output
 from topoalign.cli.allocate import Changes
 from topoalign.cli.errors import REFUSED
 from topoalign.cli.quantities import Count
@@ -30,7 +30,7 @@ from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import Nodes
 from topoalign.core.diagnosis.record_file import LONGEST_LINE, decode_lines, encode_lines
 from topoalign.core.diagnosis.records import ClusterRecord
-from topoalign.core.model.decisions import Outlook
+from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.errors import NotFound, clean
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
@@ -49,13 +49,13 @@ FILE = click.Path(path_type=Path)
 SCORINGS = [each.value for each in Scoring]
 
 WORDS = {
-    Outlook.IN_USE: "in use",
-    Outlook.UNHEALTHY: "unhealthy",
-    Outlook.NOT_KNOWN: "not known",
-    Outlook.EXCLUDED: "kept off",
-    Outlook.NEVER: "never fits",
-    Outlook.FOREIGN: "foreign",
-    Outlook.MISSING: "has none",
+    Resolvability.IN_USE: "in use",
+    Resolvability.UNHEALTHY: "unhealthy",
+    Resolvability.NOT_KNOWN: "not known",
+    Resolvability.EXCLUDED: "kept off",
+    Resolvability.NEVER: "never fits",
+    Resolvability.FOREIGN: "foreign",
+    Resolvability.MISSING: "has none",
 }
 """What is told of nodes that refuse."""
 
@@ -218,6 +218,7 @@ def show_why(record: ClusterRecord, answer: Answer, as_json: bool) -> int | None
     """Prints why the pod fits or not, the main reason first. Returns the exit code of a refusal."""
     if as_json:
         return document(record, answer)
+    formatting.show_not_covered(answer.not_covered)
     output.say(output.heading(headline(answer)))
     if answer.reason is not None:
         output.say(f"finding  {clean(answer.reason.finding, 1000)} ({clean(answer.reason.examples[0])})")
@@ -233,7 +234,7 @@ def show_why(record: ClusterRecord, answer: Answer, as_json: bool) -> int | None
         output.columns(
             ("REASON", "STATE", "NODES", "FOR EXAMPLE"),
             [
-                (describe_reason(each), WORDS[each.outlook], each.nodes, " ".join(each.examples))
+                (describe_reason(each), WORDS[each.resolvability], each.nodes, " ".join(each.examples))
                 for each in answer.reasons
             ],
         )
@@ -249,6 +250,7 @@ def show_where(record: ClusterRecord, answer: Answer, as_json: bool) -> int | No
     """Prints the nodes that would admit the pod, the best first. Returns the exit code of a refusal."""
     if as_json:
         return document(record, answer)
+    formatting.show_not_covered(answer.not_covered)
     output.say(output.heading(headline(answer)))
     if answer.admitting:
         output.columns(*table(answer))

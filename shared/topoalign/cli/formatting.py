@@ -136,7 +136,8 @@ def show_refusal(refusal: Refusal) -> None:
 
 
 def show_decision(decision: Decision, topology: Topology) -> None:
-    """What was decided, without how."""
+    """What was decided, without how; first what it does not cover."""
+    show_not_covered(decision.explanation.not_covered)
     if isinstance(decision, Refusal):
         show_refusal(decision)
         return
@@ -145,6 +146,12 @@ def show_decision(decision: Decision, topology: Topology) -> None:
     for one in decision.explanation.considered:
         if one.alignment_cost:
             output.say(f"{shorts(one.resource, one.devices, topology)}: {one.seam}; {one.alignment_cost}")
+
+
+def show_not_covered(things: Iterable[str]) -> None:
+    """What the pod asks for and the answer does not cover."""
+    for each in things:
+        output.say(f"not covered: {clean(each, 1000)}")
 
 
 def show_explanation(explanation: Explanation, topology: Topology) -> None:

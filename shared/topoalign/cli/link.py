@@ -22,6 +22,7 @@ import msgspec
 from topoalign.cli import options, output, running, this_machine
 from topoalign.cli.effects import Effect, Question, put, undone_unless
 from topoalign.client import Client
+from topoalign.client.records import newest_reservations
 from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, NotFound, TopoalignError, Unavailable, clean, quoted
 from topoalign.core.model.events import (
@@ -31,6 +32,7 @@ from topoalign.core.model.events import (
     DeviceHealthChanged,
     Reading,
     TopologyDiscovered,
+    UsageObserved,
 )
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID, NodeName
@@ -39,6 +41,7 @@ from topoalign.core.model.processes import Measurement
 from topoalign.core.model.requests import UseRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Stream
+from topoalign.core.state.checkpoint_owners import with_checkpoint_owners
 from topoalign.core.state.fold import NodeState, announced, newer
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_bus import Access, connect_bus
@@ -207,6 +210,20 @@ async def live_allocations(bus: Bus, node: NodeName) -> tuple[Allocation, ...]:
     return ()
 
 
+async def named_allocations(bus: Bus, node: NodeName) -> tuple[Allocation, ...]:
+    """What is held on the node; what init containers left, which PodResources does not show, with them as owners."""
+    allocations = await live_allocations(bus, node)
+    if all(each.owner is not None for each in allocations):
+        return allocations
+    usage = await newest_reading(bus, node, UsageObserved)
+    reserved = await newest_reservations(bus, node)
+    return with_checkpoint_owners(
+        allocations,
+        usage.kubelet.entries if usage is not None and usage.kubelet is not None else (),
+        reserved.reservations if reserved is not None else (),
+    )
+
+
 @dataclass(frozen=True)
 class Standing:
     """A running node as its services have announced it."""
@@ -252,7 +269,7 @@ def discovered(node: str | None, nats: str | None, environment: Mapping[str, str
             if topology is None:
                 raise NotFound("node", meant, "give its name with --node, and check that `topoalign node` runs there")
             health = await newest_reading(bus, meant, DeviceHealthChanged)
-            allocations = await live_allocations(bus, meant)
+            allocations = await named_allocations(bus, meant)
             return Standing(meant, topology, allocations, health.devices if health is not None else {})
 
     return anyio.run(ask)

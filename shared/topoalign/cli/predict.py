@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from topoalign.core.admission.kubelet_devices import check_resources
-from topoalign.core.admission.outlook import explained
+from topoalign.core.admission.resolvability import explained
 from topoalign.core.demand.device_lists import list_notes
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.demand.units import names_of_units

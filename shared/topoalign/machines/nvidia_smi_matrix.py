@@ -30,7 +30,7 @@ from topoalign.machines.nvidia_smi_lines import COPY_AGAIN, Word, lines_from, pl
 from topoalign.machines.nvidia_smi_rows import LEGEND, Row, read_rows
 from topoalign.machines.nvidia_smi_surroundings import other_forms
 
-_NIC_LEGEND = re.compile(r"^[ \t\xa0#>]{0,256}NIC Legend:", re.MULTILINE)
+_NIC_LEGEND = re.compile(r"^[ \t\xa0#>|]{0,256}NIC Legend:", re.MULTILINE)
 _NIC_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -84,7 +84,7 @@ def _number(label: str) -> int:
 def read_matrix(text: str) -> Matrix:
     """The matrix in the text. Raises InvalidMachine with line and column of what is wrong."""
     try:
-        return _matrix(*_with_header(prepared(text)))
+        return _checked_matrix(*_with_header(prepared(text)))
     except InvalidMachine as error:
         raise other_matrix(text) or error from error
 
@@ -100,7 +100,7 @@ def _with_header(text: str) -> tuple[str, Header]:
         raise
 
 
-def _matrix(text: str, header: Header) -> Matrix:
+def _checked_matrix(text: str, header: Header) -> Matrix:
     _check_alone(text, header)
     rows, end = read_rows(text, header)
     _check_complete(header.labels, rows, cut=LEGEND.search(text, end) is None)
@@ -188,10 +188,10 @@ def _nic_names(text: str, labels: tuple[str, ...]) -> dict[str, str]:
     entries = lines_from(text, start, number)
     next(entries)
     for line in entries:
-        label, colon, name = line.text.partition(":")
-        label, name = label.strip(), name.strip()
-        if not line.words:
+        entry = line.text.strip(" \t|")
+        if not entry:
             continue
+        label, colon, name = (part.strip() for part in entry.partition(":"))
         if not colon or not label.startswith("NIC"):
             break
         if label not in labels:

@@ -27,7 +27,7 @@ MOST_OTHER_LINES = 100
 
 _WORD = re.compile(r"\S")
 
-LEGEND = re.compile(r"^[ \t\xa0#>]{0,256}(?:NIC )?Legend:", re.MULTILINE)
+LEGEND = re.compile(r"^[ \t\xa0#>|]{0,256}(?:NIC )?Legend:", re.MULTILINE)
 
 
 @dataclass(frozen=True)

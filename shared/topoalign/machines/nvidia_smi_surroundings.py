@@ -7,7 +7,7 @@ header, and a row has the same, apart from its numbers and blanks. Where a line 
 length take its place, so that an error still names the right line and column.
 
     2026-09-01T10:00:00.1Z     GPU0   GPU1          prefix of the header: `2026-09-01T10:00:00.1Z`
-    2026-09-01T10:00:00.2Z GPU0  X    NV18          the same shape: `\\d+-\\d+-\\d+T\\d+:\\d+:\\d+.\\d+Z`
+    2026-09-01T10:00:00.2Z GPU0  X    NV18          the same, apart from a number
 """
 
 import html
@@ -29,6 +29,8 @@ MOST_SHAPES = 8
 
 _LABEL = re.compile(r"(?<!\w)GPU[0-9]{1,4}(?!\w)")
 _ROW_START = rf"[ \t]*GPU[0-9]{{1,4}}[ \t]+{CELL}(?!\w)"
+_NUMBER = r"(?:0x[0-9a-fA-F]{1,64}|[0-9]{1,64}(?:\.[0-9]{1,64})?)"
+"""A number in a prefix: `07`, `02.123Z`, `0x1f`. Its fraction may be missing on some lines."""
 _ESCAPED = re.compile(r"\\t *GPU[0-9]")
 _QUOTE_ENDS = re.compile(r"""["'],?[ \t]*$""", re.MULTILINE)
 _QUOTES = ('"', "'")
@@ -89,9 +91,9 @@ def without_prefix(text: str, is_header: Callable[[str], bool]) -> str | None:
 
 def shape_of(prefix: str) -> str:
     """A regular expression for this prefix with any numbers, and with any blanks in the place of its blanks."""
-    words = re.split(r"([0-9]+|[ \t\xa0]+)", prefix.strip())
+    words = re.split(rf"({_NUMBER}|[ \t\xa0]+)", prefix.strip())
     any_of = "".join(
-        r"[0-9]{1,20}" if word[:1].isdigit() else r"[ \t\xa0]{1,64}" if word[:1].isspace() else re.escape(word)
+        _NUMBER if word[:1].isdigit() else r"[ \t\xa0]{1,64}" if word[:1].isspace() else re.escape(word)
         for word in words
         if word
     )

@@ -63,7 +63,7 @@ def loaded_from(found: wrapped.Wrapped, environment: Mapping[str, str]) -> Loade
     try:
         return loaded(found.content, environment)
     except InvalidField as error:
-        raise error if error.field in environment else wrappers.below(found.field, error) from error
+        raise error if error.field in environment else wrappers.nested_error(found.field, error) from error
 
 
 def loaded(document: documents.Document, environment: Mapping[str, str]) -> Loaded:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from topoalign.core.model.errors import BadRequest, InvalidField, clean, quoted
 from topoalign.kubelet.files import documents, wrappers
 from topoalign.kubelet.files.documents import Document, InvalidDocument
-from topoalign.kubelet.files.wrappers import Part
+from topoalign.kubelet.files.wrappers import FieldMapping
 
 VALUES = (("config", "map"), ("devicePlugin", "config", "data"))
 """The last fields of a path whose values are files."""
@@ -39,7 +39,7 @@ def configurations(raw: bytes, path: Path) -> list[Wrapped]:
     The configurations in a file, in its order, at least one. Raises InvalidDocument for a file that cannot be read, and
     InvalidField for an object of Kubernetes that holds none.
     """
-    parts = wrappers.parts(raw, str(path))
+    parts = wrappers.mappings_in(raw, str(path))
     found = files(parts, str(path))
     if found:
         return found
@@ -56,7 +56,7 @@ def only(raw: bytes, path: Path) -> Wrapped:
     return found[0]
 
 
-def files(parts: Sequence[Part], source: str) -> list[Wrapped]:
+def files(parts: Sequence[FieldMapping], source: str) -> list[Wrapped]:
     """The files that wrappers among these mappings hold."""
     return [
         Wrapped(field := wrappers.field_of((*path, str(key))), _content(value, f"{source}, {field}"))
@@ -65,7 +65,7 @@ def files(parts: Sequence[Part], source: str) -> list[Wrapped]:
     ]
 
 
-def check_no_object(parts: Sequence[Part]) -> None:
+def check_no_object(parts: Sequence[FieldMapping]) -> None:
     """Raises InvalidField for an object of Kubernetes, or for the values of a chart, that have no configuration."""
     for part in parts:
         name = part.content.get("name")
@@ -78,7 +78,7 @@ def check_no_object(parts: Sequence[Part]) -> None:
         raise InvalidField("kind", f"{quoted([str(kind)])} is no configuration of a device plugin", remedy)
 
 
-def _values(part: Part) -> tuple[wrappers.Path, Mapping[object, object]]:
+def _values(part: FieldMapping) -> tuple[wrappers.Path, Mapping[object, object]]:
     """The path of a mapping whose values are files, and the mapping; empty where there is none."""
     if part.content.get("kind") == "ConfigMap":
         data = part.content.get("data")

@@ -179,8 +179,15 @@ class DeviceAllocations:
         return chosen
 
     async def ended(self) -> list[Allocation]:
-        """Live allocations that have ended (`Liveness.has_ended`); none while the kubelet is away."""
-        return self._ended_by(await self._poll_quickly(self._poll))
+        """Live allocations that have ended (`Liveness.has_ended`). Raises Unavailable while the kubelet is away."""
+        if not self.state.allocations:
+            return []
+        poll = await self._poll_quickly(self._poll)
+        if poll is None:
+            raise Unavailable(
+                "PodResources did not answer in time", "see whether the kubelet runs, and is not too busy"
+            )
+        return self._ended_by(poll)
 
     def _ended_by(self, poll: Poll | None) -> list[Allocation]:
         if poll is None:

@@ -11,6 +11,9 @@ left, so that there is room for more than the equal part; where no GPU in use ha
 
     left of GPU-0: 60 and 30 blocks, of GPU-1: 100 and 60, unused, of GPU-2: 80 and 50
     asked for 50 of computing time: GPU-2, where up to 50 blocks fit then; for 50 blocks: GPU-1, as GPU-2 has less than 84
+
+A pod that was refused because its memory was more than that is made anew, and would be refused again and again. So a share
+of as much computing time as the last one that was refused so goes to any GPU of which most memory is left.
 """
 
 from collections import Counter
@@ -81,29 +84,33 @@ def gpus_for(
     must_include: Sequence[DeviceID],
     fitting: Mapping[DeviceID, int],
     compat: str,
+    *,
+    was_split: bool,
 ) -> tuple[DeviceID, ...]:
     """
     The GPUs of the units of this kind that a container should get: those of what it takes over from an init container, if
     they have enough, and of whole GPUs others beside them; () where none have enough. `compat`: as in the rules of the node.
+    `was_split`: whether an equal part of the other half was too little for such a share before.
     """
     left = {gpu: counted(units, kind, fitting.get(gpu, 0)) for gpu, units in state.ownership.units_left.items()}
     taken = Counter(map(state.hardware.card_of, must_include))
     if not taken:
         is_known = share != share_asked(kind, size_of(share, kind))
-        among = fitting if is_known or share.whole else with_other_half(left, share, kind)
+        among = fitting if is_known or share.whole else with_other_half(left, share, kind, was_split=was_split)
         return choose_gpus(state.hardware, left, share, among, compat)
     gpus = with_missing(state.hardware, left, share, tuple(taken), fitting, compat)
     return gpus if sum(taken[gpu] + fitting.get(gpu, 0) for gpu in gpus) >= size_of(share, kind) else ()
 
 
-def with_other_half(left: Left, share: Share, kind: UnitKind) -> list[DeviceID]:
+def with_other_half(left: Left, share: Share, kind: UnitKind, *, was_split: bool) -> list[DeviceID]:
     """
     The GPUs with room for these units that have most left of the other kind: of those in use with an equal part of both
-    left, else of all.
+    left, else of all. `was_split` as for `gpus_for`.
     """
     room = gpus_with_room(left, share)
     in_use = [gpu for gpu in room if not left[gpu].unused and has_room(left[gpu], with_equal_part(share, left[gpu]))]
-    others = {gpu: left[gpu].blocks if kind == "cores" else left[gpu].cores for gpu in in_use or room}
+    among = room if was_split else in_use or room
+    others = {gpu: left[gpu].blocks if kind == "cores" else left[gpu].cores for gpu in among}
     return [gpu for gpu, other in others.items() if other == max(others.values())]
 
 

@@ -6,9 +6,9 @@ which container. Both have to be of one GPU, and of a GPU of which one container
 anything.
 
 - GetPreferredAllocation: what is reserved for such a question, if the other half is on its GPU; else units of the GPU of the
-  newest grant, if that may lack its other half; else of the GPU that `core.sharing.units` chooses, for the share of a
-  container that waits for as many, or for these units alone. A whole GPU is followed by nothing, and follows nothing, but by
-  a reservation.
+  newest grant, if that may lack its other half; else of the GPU that `preferred_units` chooses, for the share of a
+  container that waits for as many, or for these units and an equal part of the other kind. A whole GPU is followed by
+  nothing, and follows nothing, but by a reservation.
 - Allocate: units of several GPUs are refused, but for whole GPUs and memory that is reserved with them, and equal parts of
   several as they are reserved. So is the memory of a share whose computing time was given just before, of another GPU, and
   what a container that waits for as many of several GPUs would have instead.
@@ -97,6 +97,8 @@ class Shares:
         self._compat = compat
         self._newest: Newest | None = None
         """The newest grant of units."""
+        self._split = 0
+        """Units of computing time of the last share of which the memory was refused."""
 
     def granted(self, resource: ResourceName, answers: Sequence[Allocation], poll: Poll | None) -> None:
         """Notes what a call for this resource was given. `poll`: what the kubelet answered before, if it was asked."""
@@ -213,7 +215,8 @@ class Shares:
             fitting = {gpu: count for gpu, units in devices.by_base.items() if (count := len(units & spare))}
             gpus = followed(half, share, kind, must_include, fitting, is_reserved=own is not None)
             if not gpus and own is None:
-                gpus = gpus_for(state, share, kind, must_include, fitting, self._compat)
+                was_split = kind == "cores" and size == self._split
+                gpus = gpus_for(state, share, kind, must_include, fitting, self._compat, was_split=was_split)
             if gpus:
                 beside = units_on(spare - kept, must_include, size, gpus)
                 return beside if len(beside) == size or not kept else units_on(spare, must_include, size, gpus)
@@ -246,6 +249,7 @@ class Shares:
         if any(reservations_of(self._reserved(), self._clock.monotonic(), resource, units)):
             return
         self._newest = None
+        self._split = sum(each.cores for each in half.allocation.amounts.values())
         gpus = " and ".join(sorted(half.allocation.amounts))
         raise ShareSplit(
             FIELD, f"the container has computing time of {gpus}, and not enough memory is left there for it"

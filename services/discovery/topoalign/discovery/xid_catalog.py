@@ -1,9 +1,9 @@
 """
-What each XID means and what NVIDIA's catalogue says is to be done at once.
+What each XID means, and the immediate action that NVIDIA's catalogue asks for.
 
-An XID is the number that NVIDIA's driver gives to an error of a GPU. The catalogue has an immediate action for each. Of some
-the driver itself says what the GPU needs, as its recovery action. Numbers that the catalogue calls unused, or gives no
-action, are not here: GPUs before Ampere report some of them.
+An XID is the number that NVIDIA's driver gives to an error of a GPU. The catalogue has an immediate action for each. Of
+some the driver itself reports what the GPU needs, as its recovery action. Numbers that the catalogue calls unused, or gives
+no action, are not here: GPUs before Ampere report some of them.
 
 Source: NVIDIA, "Analyzing Xid Errors with the Xid Catalog" (A100 to GB200), read in November 2026. XID 45 is ignored, as by
 NVIDIA's device plugin: the error that it follows has an XID of its own. 162 to 165 concern power smoothing alone.
@@ -20,7 +20,7 @@ class Action(Enum):
 
     NONE = "nothing is to be done"
     RESTART_APPLICATION = "restart the application"
-    READ_RECOVERY_ACTION = "the driver says what the GPU needs"
+    READ_RECOVERY_ACTION = "the driver reports what the GPU needs"
     RESET_GPU = "reset the GPU"
     RESTART_NODE = "reboot the node"
     CONTACT_SUPPORT = "contact the vendor"
@@ -33,7 +33,7 @@ class CatalogEntry(msgspec.Struct, frozen=True):
     action: Action
 
 
-def entries(action: Action, meanings: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[int, CatalogEntry]]:
+def catalog_entries(action: Action, meanings: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[int, CatalogEntry]]:
     """Each XID with its entry. `meanings`: in a few words -> the XIDs that mean it."""
     for meaning, xids in meanings.items():
         for xid in xids:
@@ -120,12 +120,12 @@ SUPPORT = {
 XID_CATALOG: Mapping[int, CatalogEntry] = dict(
     sorted(
         (
-            *entries(Action.RESTART_APPLICATION, APPLICATION),
-            *entries(Action.NONE, INFORMATION),
-            *entries(Action.READ_RECOVERY_ACTION, BY_RECOVERY_ACTION),
-            *entries(Action.RESET_GPU, RESET),
-            *entries(Action.RESTART_NODE, REBOOT),
-            *entries(Action.CONTACT_SUPPORT, SUPPORT),
+            *catalog_entries(Action.RESTART_APPLICATION, APPLICATION),
+            *catalog_entries(Action.NONE, INFORMATION),
+            *catalog_entries(Action.READ_RECOVERY_ACTION, BY_RECOVERY_ACTION),
+            *catalog_entries(Action.RESET_GPU, RESET),
+            *catalog_entries(Action.RESTART_NODE, REBOOT),
+            *catalog_entries(Action.CONTACT_SUPPORT, SUPPORT),
         )
     )
 )

@@ -1,10 +1,10 @@
 """
 The effect of an XID on the health of its GPU.
 
-NVIDIA's catalogue says what is to be done after an XID (`xid_catalog`). After most the application is restarted, or nothing
-is done: the GPU is as good as before, and stays healthy. After others it may give wrong results until it was reset or
-replaced. Of some the driver says what the GPU needs, so a reading decides. After an XID without an action the GPU is out of
-use for a while; NVIDIA's device plugin makes it unhealthy, too.
+NVIDIA's catalogue has an action for each XID (`xid_catalog`). After most the application is restarted, or nothing is done:
+the GPU is as good as before, and stays healthy. After others it may give wrong results until it was reset or replaced. Of
+some the driver reports what the GPU needs, so a reading decides. After an XID without an action the GPU is out of use for a
+while; NVIDIA's device plugin makes it unhealthy, too.
 
 Sources: NVIDIA's catalogue; the variables of NVIDIA's device plugin v0.20.0 that name XIDs.
 """

@@ -16,7 +16,8 @@ from topoalign.core.model.errors import NotFound, StateFault, TopoalignError, cl
 from topoalign.core.model.holdings import unit_kind
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.requests import AdmissionRules, Policy
-from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
+from topoalign.core.policy import POLICIES
 from topoalign.kubelet.grpc.sockets import BUSY, server_of
 
 LONGEST_DIRECTORY = 79
@@ -27,12 +28,18 @@ SOCKETS = "topoalign-*.sock"
 PROC_LOCKS = Path("/proc/locks")
 
 
-def numa_node_count(subject: Subject) -> int | None:
-    """None where it cannot be read; `numa_nodes` has said so."""
+def online_numa_nodes(subject: Subject) -> frozenset[int] | None:
+    """The ids of the NUMA nodes. None where they cannot be read; the check `NUMA nodes` reports that."""
     try:
-        return len(parse_cpuset((subject.sysfs_root / "devices/system/node/online").read_text()))
+        return parse_cpuset((subject.sysfs_root / "devices/system/node/online").read_text())
     except (OSError, ValueError):
         return None
+
+
+def numa_node_count(subject: Subject) -> int | None:
+    """How many NUMA nodes there are. None where that cannot be read."""
+    nodes = online_numa_nodes(subject)
+    return None if nodes is None else len(nodes)
 
 
 def kubelet(subject: Subject) -> Finding | None:
@@ -100,6 +107,13 @@ def kubelet_configuration(subject: Subject) -> Finding | None:
             f"{nodes} NUMA nodes, and policy {rules.policy} does not start on more than {rules.max_allowable_numa_nodes}",
             f"set topologyManagerPolicyOptions max-allowable-numa-nodes to {nodes} or more",
         )
+    ids = online_numa_nodes(subject)
+    compares = rules.prefer_closest_numa_nodes and not POLICIES[rules.policy].single_node
+    if compares and ids and max(ids) >= len(ids):
+        finding = (
+            f"the kubelet panics with prefer-closest-numa-nodes on NUMA nodes {format_cpuset(ids)}, whose ids have gaps"
+        )
+        return failure(finding, "remove prefer-closest-numa-nodes from topologyManagerPolicyOptions")
     options = "".join(f" {option}" for option in sorted(rules.cpu_options))
     managers = f"CPU manager {rules.cpu_manager}{options}, memory manager {rules.memory_manager}"
     return ok(f"policy {rules.policy}, scope {rules.scope}, {managers}")

@@ -58,7 +58,7 @@ def device_manager_state(subject: Subject) -> Finding | None:
     from topoalign.kubelet.files import device_checkpoint as file  # the other checks work without
 
     path = subject.kubelet_dir / file.NAME
-    if not is_there(path):
+    if not file_exists(path):
         return None
     try:
         data = file.load_devices(subject.kubelet_dir)
@@ -81,7 +81,7 @@ def _manager_state(
     from topoalign.kubelet.files import checkpoint  # the other checks work without
 
     path = subject.kubelet_dir.parent / name
-    if not is_there(path):
+    if not file_exists(path):
         return None
     rules = kubelet_rules(subject)
     topology = described_or_real(subject)
@@ -109,7 +109,7 @@ def _manager_state(
     return ok(f"policy {clean(state.policy_name)}{compared}")
 
 
-def is_there(path: Path) -> bool:
+def file_exists(path: Path) -> bool:
     """Whether there is such a file, as far as this user may look: the check of the kubelet's directory says if not."""
     try:
         return path.exists()

@@ -104,7 +104,8 @@ def likely(first: Run, again: Callable[[tuple[int, ...]], Run]) -> Decision:
 def _more_likely(found: dict[bool, Decision], chances: dict[bool, float], *, all_tried: bool) -> Decision:
     """The decision with the note on the other one, if there is another. Keys: whether the pod is admitted."""
     answer = chances[True] >= chances[False]
-    decision, other = found[answer], found.get(not answer)
+    decision = found[answer]
+    other = found.get(not answer)
     if other is None:
         return decision
     percent = max(1, round(100 * chances[not answer] / sum(chances.values())))

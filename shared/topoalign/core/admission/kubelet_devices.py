@@ -86,7 +86,10 @@ def without_ended(state: NodeState, ended: Collection[AllocationID]) -> tuple[No
         return state, ()
     left = {name: held for name, held in state.allocations.items() if name not in names}
     whose = [name_of(held) for name, held in state.allocations.items() if name in names]
-    note = f"the record still has devices of {quoted(whose)}, whose pods have ended: they count as free"
+    note = (
+        f"the record still has devices of {quoted(whose)}, whose pods have ended: they count as free. Until it has released "
+        "them the record lags behind the kubelet, which may take other, equally good devices"
+    )
     return msgspec.structs.replace(state, allocations=left), (note,)
 
 

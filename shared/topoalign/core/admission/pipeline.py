@@ -20,6 +20,7 @@ from topoalign.core.admission.shortages import describe_shortage
 from topoalign.core.admission.total_amounts import check_totals
 from topoalign.core.admission.within_alignment import place_within
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.demand.coverage import not_covered
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.demand.slots import slots_asked
 from topoalign.core.demand.units import asks_for_both_halves, share_of
@@ -241,9 +242,9 @@ class AdmissionRun:
 
     def picks_matter(self, container: ContainerDemand) -> bool:
         """Whether a later container is aligned by what this one leaves. An init container leaves all that it took over."""
-        rules, last = self.rules, self.demand.containers[-1].container
-        aligns_each = POLICIES[rules.policy].asks and rules.scope is Scope.CONTAINER
-        return aligns_each and container.role != "init" and container.container != last
+        aligns_each = POLICIES[self.rules.policy].asks and self.rules.scope is Scope.CONTAINER
+        is_last = container.container == self.demand.containers[-1].container
+        return aligns_each and container.role != "init" and not is_last
 
     def pick(self, devices: Devices, reusable: frozenset[DeviceID], amount: int) -> frozenset[DeviceID]:
         """The devices that the kubelet picks of these: those of `taken`, and after its end the first ones."""
@@ -307,7 +308,10 @@ class AdmissionRun:
     def explanation(self) -> Explanation:
         """How it came about so far."""
         return Explanation(
-            alignments=tuple(self.alignments), considered=tuple(self.considered), notes=tuple(self.notes())
+            not_covered=tuple(not_covered(self.demand)),
+            alignments=tuple(self.alignments),
+            considered=tuple(self.considered),
+            notes=tuple(self.notes()),
         )
 
     @property

@@ -26,7 +26,7 @@ from topoalign.core.admission.kubelet_devices import (
     without_dropped,
     without_ended,
 )
-from topoalign.core.admission.outlook import explained
+from topoalign.core.admission.resolvability import explained
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.demand.unserved import unserved
 from topoalign.core.demand.validate import validate_pod

@@ -57,7 +57,9 @@ def smaller_requests(
                 asking.setdefault(name, []).append(each)
     for name, containers in asking.items():
         if len(containers) == 1:
-            unit, asked, where = UNITS.get(name, 1), containers[0].requests[name], containers[0].name
+            unit = UNITS.get(name, 1)
+            asked = containers[0].requests[name]
+            where = containers[0].name
 
             def reduced(
                 units: int, name: ResourceName = name, unit: int = unit, where: ContainerName = where

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from topoalign.core.admission.preferred_sets import near
 from topoalign.core.admission.remedies import format_amount
 from topoalign.core.hints.cpu import available_cpus
-from topoalign.core.hints.devices import bearing_nodes, free_of, real_nodes
+from topoalign.core.hints.devices import free_of, real_nodes
 from topoalign.core.hints.memory import memory_nodes
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.reuse import held_by_pod, reusable_cpus, reusable_devices, reusable_memory
@@ -48,7 +48,7 @@ class Shortage(NamedTuple):
 def describe_shortage(asked: HintRequest, hints: Mapping[str, Mapping[ResourceName, Hints]]) -> str:
     """
     Why no set of NUMA nodes that the policy accepts suits the demand, for people. `hints`: those of each provider. Empty:
-    amounts do not tell, or telling takes too much work.
+    amounts do not decide, or the search takes too much work.
     """
     try:
         return shortage_on_accepted_sets(asked, hints)
@@ -118,13 +118,16 @@ def suits(hints: Hints, mask: Mask) -> bool:
 
 def shortage_of(asked: HintRequest, resource: ResourceName, mask: Mask) -> Shortage:
     """Why a resource does not fit on a set of NUMA nodes."""
-    has, amount = available_on(asked, resource, mask), amount_of(asked, resource)
+    has = available_on(asked, resource, mask)
+    amount = amount_of(asked, resource)
     several = "together have" if mask.bit_count() > 1 else ""
     if has < amount:
         number, unit = format_units(resource, has)
         wanted = format_units(resource, amount)[0]
         be = "is" if wanted == "1" else "are"
         return Shortage(f"{{}} {several or 'has'} {number} {unit} free, {wanted} {be} needed", has / amount)
+    if not amount:
+        return Shortage(f"{{}} has none of {clean(resource)}, and a limit of 0 is aligned to its NUMA nodes, too", 0.0)
     if kept := taken_over_elsewhere(asked, resource, mask):
         return Shortage(f"{kept} of the init container keeps the container off {{}}", 0.0)
     if resource in asked.demand.memory:
@@ -180,13 +183,15 @@ def memory_by_node(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, 
 
 def taken_over_elsewhere(asked: HintRequest, resource: ResourceName, mask: Mask) -> str:
     """What the demand has to take over from init containers, and is not on these NUMA nodes, for people. Empty: nothing."""
-    hardware, held = asked.state.hardware, held_by_pod(asked.state, asked.demand)
+    hardware = asked.state.hardware
+    held = held_by_pod(asked.state, asked.demand)
     if resource == CPU:
         cpus = [cpu for cpu in reusable_cpus(held) if not mask >> hardware.cpu_topology.node_of[cpu] & 1]
         return f"CPU {format_cpuset(cpus)}" if cpus else ""
     if resource not in hardware.devices:
         return ""
-    devices, nodes = hardware.devices[resource], mask_of(bearing_nodes(hardware.devices[resource], hardware.node_ids))
+    devices = hardware.devices[resource]
+    nodes = mask_of(hardware.node_ids)
     left = devices.some(reusable_devices(held, resource))
     elsewhere = [
         device

@@ -12,6 +12,7 @@ PARTS = {
     "pod.initContainers": "spec.initContainers",
     "pod.containers": "spec.containers",
     "pod.resources": "spec.resources",
+    "pod.resourceClaims": "spec.resourceClaims",
     "pod.annotations": "metadata.annotations",
     "pod.namespace": "metadata.namespace",
     "pod.name": "metadata.name",

@@ -65,10 +65,10 @@ def device_limits(container: ContainerRequest) -> dict[ResourceName, int]:
 
 def may_be_exclusive(pod: PodRequest, profile: Profile) -> bool:
     """
-    Whether containers of the pod may have CPUs and memory of their own: not with resources of the pod as a whole, and to a
+    Whether containers of the pod may have CPUs and memory of their own: not with pod-level resources, and of a
     kubelet only in a Guaranteed pod.
     """
-    return pod.gets_exclusive_resources if profile.exclusive_by_qos else not pod.has_pod_resources
+    return pod.gets_exclusive_resources if profile.exclusive_by_qos else not pod.has_pod_level_resources
 
 
 def exclusive_cpus(pod: PodRequest, container: ContainerRequest, profile: Profile) -> int:

@@ -9,7 +9,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from topoalign.core.demand.pod_resources import check_pod_resource_names, check_pod_resources, with_pod_requests
+from topoalign.core.demand.pod_level_resources import (
+    check_pod_level_names,
+    check_pod_level_resources,
+    with_pod_level_requests,
+)
 from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.ids import CPU, MEMORY, ResourceName, is_hugepages
 from topoalign.core.model.requests import LARGEST_QUANTITY, MOST_CONTAINERS, ContainerRequest, PodRequest
@@ -41,6 +45,8 @@ def validate_pod(pod: PodRequest) -> PodRequest:
         raise InvalidField(
             "pod.containers", f"more than {MOST_CONTAINERS} containers, init containers included", "split the pod"
         )
+    for position, claim in enumerate(pod.claims):
+        check_name(f"pod.resourceClaims[{position}].name", claim)
     seen: set[str] = set()
     for path, containers in groups:
         for position, container in enumerate(containers):
@@ -61,16 +67,16 @@ def validate_pod(pod: PodRequest) -> PodRequest:
         init_containers=tuple(map(with_requests, pod.init_containers)),
         containers=tuple(map(with_requests, pod.containers)),
     )
-    return with_valid_pod_resources(filled) if pod.has_pod_resources else filled
+    return with_valid_pod_level_resources(filled) if pod.has_pod_level_resources else filled
 
 
-def with_valid_pod_resources(pod: PodRequest) -> PodRequest:
-    """The same with the requests of the pod as a whole filled in. Raises InvalidField as `validate_pod` does."""
+def with_valid_pod_level_resources(pod: PodRequest) -> PodRequest:
+    """The same pod with its pod-level requests filled in. Raises InvalidField as `validate_pod` does."""
     for kind, amounts in (("requests", pod.resources.requests), ("limits", pod.resources.limits)):
         check_quantities(f"pod.resources.{kind}", amounts)
-        check_pod_resource_names(f"pod.resources.{kind}", amounts)
-    filled = msgspec.structs.replace(pod, resources=with_pod_requests(pod))
-    check_pod_resources(filled)
+        check_pod_level_names(f"pod.resources.{kind}", amounts)
+    filled = msgspec.structs.replace(pod, resources=with_pod_level_requests(pod))
+    check_pod_level_resources(filled)
     return filled
 
 

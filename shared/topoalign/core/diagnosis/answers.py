@@ -2,7 +2,7 @@
 
 import msgspec
 
-from topoalign.core.model.decisions import Outlook
+from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.ids import NodeName, ResourceName
 
 
@@ -24,7 +24,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
     code: str
     """Stable code: `NotAligned`, `NotEnoughDevices`."""
-    outlook: Outlook
+    resolvability: Resolvability
     nodes: int
     """How many nodes say so."""
     examples: tuple[NodeName, ...]
@@ -66,6 +66,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What a cluster says to a pod, or to several like it."""
 
+    not_covered: tuple[str, ...]
+    """What the pod asks for and the answer does not cover, for people (`Explanation.not_covered`)."""
     pods: int
     """How many are asked for, all alike."""
     fit: int

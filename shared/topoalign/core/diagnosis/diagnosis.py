@@ -8,13 +8,15 @@ Kubernetes' constraints, then of nodes that never would, then of nodes whose GPU
 have what is asked for; among these the one that most nodes give. So a thousand nodes without GPUs are not the reason why a
 GPU pod waits, if ten with GPUs are full.
 
-The first node of each reason is explained in full (`admission.outlook`): nobody is advised to wait where that does not help.
+The first node of each reason is explained in full (`admission.resolvability`): nobody is advised to wait where that does
+not help.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from topoalign.core.admission.outlook import UNDECIDED
+from topoalign.core.admission.resolvability import UNDECIDED
+from topoalign.core.demand.coverage import not_covered
 from topoalign.core.demand.node_filters import NodeNotAllowed
 from topoalign.core.diagnosis.answers import Answer, Ranked, Reason
 from topoalign.core.diagnosis.changes import cheapest_changes
@@ -23,7 +25,7 @@ from topoalign.core.diagnosis.gangs import placed
 from topoalign.core.diagnosis.nodes import NO_CHANGES, Changes, ExcludedNode, Node, Nodes, Question
 from topoalign.core.diagnosis.planned import GangFirst
 from topoalign.core.diagnosis.seams import seam_on
-from topoalign.core.model.decisions import Admission, Outlook
+from topoalign.core.model.decisions import Admission, Resolvability
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.scoring.scorers import Scorer
@@ -62,13 +64,14 @@ def diagnose(
         ),
         key=lambda reason: (
             reason.code != FULL,  # first what takes some of the pods,
-            ORDER.index(reason.outlook),  # then what can still change,
+            ORDER.index(reason.resolvability),  # then what can still change,
             -reason.nodes,  # then the most frequent,
             reason.code,
             reason.finding,  # of nodes that Kubernetes keeps the pod off
         ),
     )
     return Answer(
+        not_covered=tuple(dict.fromkeys(each for demand in question.demands for each in not_covered(demand))),
         pods=pods,
         fit=fit,
         nodes=len(nodes),
@@ -83,7 +86,7 @@ def diagnose(
     )
 
 
-ORDER = tuple(Outlook)
+ORDER = tuple(Resolvability)
 
 
 def ranked(question: Question, admitting: list[Node], scorer: Scorer[Any, Any]) -> list[tuple[Node, int]]:
@@ -109,10 +112,10 @@ def ranked(question: Question, admitting: list[Node], scorer: Scorer[Any, Any]) 
 
 
 def reasons_of_refusals(question: Question, refusing: list[Node], codes: Mapping[NodeName, str]) -> Iterator[Reason]:
-    """One for each code and outlook; its first node is decided in full, for the words."""
-    groups: dict[tuple[Outlook, str], list[Node]] = {}
+    """One for each code and resolvability; its first node is decided in full, for the words."""
+    groups: dict[tuple[Resolvability, str], list[Node]] = {}
     for node in refusing:
-        groups.setdefault((outlook(question, node), codes[node.name]), []).append(node)
+        groups.setdefault((resolvability(question, node), codes[node.name]), []).append(node)
     for (prospect, code), nodes in groups.items():
         missing = question.of(nodes[0].kind).missing
         refusal = missing if missing is not None else question.explain(nodes[0])
@@ -120,7 +123,7 @@ def reasons_of_refusals(question: Question, refusing: list[Node], codes: Mapping
             refusal = GangFirst()
         yield Reason(
             code=code,
-            outlook=prospect,
+            resolvability=prospect,
             nodes=len(nodes),
             examples=tuple(node.name for node in nodes[:MOST_EXAMPLES]),
             finding=refusal.finding,
@@ -129,17 +132,17 @@ def reasons_of_refusals(question: Question, refusing: list[Node], codes: Mapping
 
 
 def reasons_excluded(question: Question, excluded: Iterable[ExcludedNode]) -> Iterator[Reason]:
-    """One for each outlook and each finding: what excludes the nodes."""
-    groups: dict[tuple[Outlook, str], list[ExcludedNode]] = {}
+    """One for each resolvability and each finding: what excludes the nodes."""
+    groups: dict[tuple[Resolvability, str], list[ExcludedNode]] = {}
     for each in excluded:
-        prospect = Outlook.EXCLUDED if each.node is None else outlook(question, each.node)
-        if prospect is Outlook.IN_USE:
-            prospect = Outlook.EXCLUDED
+        prospect = Resolvability.EXCLUDED if each.node is None else resolvability(question, each.node)
+        if prospect is Resolvability.IN_USE:
+            prospect = Resolvability.EXCLUDED
         groups.setdefault((prospect, each.reason.finding), []).append(each)
     for (prospect, finding), nodes in groups.items():
         yield Reason(
             code=NodeNotAllowed.code,
-            outlook=prospect,
+            resolvability=prospect,
             nodes=len(nodes),
             examples=tuple(each.name for each in nodes[:MOST_EXAMPLES]),
             finding=finding,
@@ -147,16 +150,16 @@ def reasons_excluded(question: Question, excluded: Iterable[ExcludedNode]) -> It
         )
 
 
-def outlook(question: Question, node: Node) -> Outlook:
+def resolvability(question: Question, node: Node) -> Resolvability:
     """What can become of a node that refuses the pod."""
     if question.of(node.kind).missing is not None:
-        return Outlook.MISSING
+        return Resolvability.MISSING
     empty = node.emptied()
     code = question.code(empty)
     if not code or code in UNDECIDED:
-        return Outlook.NOT_KNOWN if code else Outlook.IN_USE
+        return Resolvability.NOT_KNOWN if code else Resolvability.IN_USE
     restored = empty.restored()
-    return Outlook.NEVER if restored is None or question.code(restored) else Outlook.UNHEALTHY
+    return Resolvability.NEVER if restored is None or question.code(restored) else Resolvability.UNHEALTHY
 
 
 def reasons_unasked(nodes: Nodes) -> Iterator[Reason]:
@@ -168,7 +171,7 @@ def reasons_unasked(nodes: Nodes) -> Iterator[Reason]:
         first = nodes.unasked[names[0]]
         yield Reason(
             code=code,
-            outlook=Outlook.FOREIGN if code in REASONS else Outlook.NOT_KNOWN,
+            resolvability=Resolvability.FOREIGN if code in REASONS else Resolvability.NOT_KNOWN,
             nodes=len(names),
             examples=tuple(names[:MOST_EXAMPLES]),
             finding=first.finding,
@@ -182,7 +185,7 @@ def reason_full(taken: Mapping[NodeName, int], is_full: bool) -> Iterator[Reason
         return
     yield Reason(
         code=FULL,
-        outlook=Outlook.IN_USE,
+        resolvability=Resolvability.IN_USE,
         nodes=len(taken),
         examples=tuple(taken)[:MOST_EXAMPLES],
         finding=f"these nodes take {sum(taken.values())} of the pods and have no room for another one",

@@ -10,7 +10,7 @@ answer, or whose GPUs others give out. A resource that this node does not list a
 node lists is passed over, as the kubelet does.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -22,8 +22,8 @@ from topoalign.core.admission.feasibility import Need, need_of, verdict
 from topoalign.core.admission.free_amounts import Free, free_of
 from topoalign.core.admission.kinds import Kind, kind_key
 from topoalign.core.admission.kubelet_devices import as_others
-from topoalign.core.admission.outlook import emptied, explained, restored
 from topoalign.core.admission.prediction import KubeletUnknown, prediction_basis
+from topoalign.core.admission.resolvability import emptied, explained, restored
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, exclusions
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.rules import check_rules
@@ -269,6 +269,11 @@ class Question:
             asked = self._asked[kind] = Asked(self.pod, kind, self.changes, self._nodes.resources)
         return asked
 
+    @property
+    def demands(self) -> Iterator[PodDemand]:
+        """What the pod is by the rules of each kind of node that was asked."""
+        return (asked.demand for asked in self._asked.values())
+
     def code(self, node: Node) -> str:
         """The code of the node's refusal; empty where it would admit the pod."""
         asked = self.of(node.kind)
@@ -293,7 +298,7 @@ class Question:
         return decide(as_others(node.state, demand), demand)
 
     def explain(self, node: Node) -> Decision:
-        """The same, with the outlook of a refusal, the amounts that decide and what would help."""
+        """The same, with the resolvability of a refusal, the amounts that decide and what would help."""
         demand = self.of(node.kind).demand
         return explained(as_others(node.state, demand), demand)
 

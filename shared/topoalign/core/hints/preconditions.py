@@ -13,6 +13,7 @@ from topoalign.core.demand.slots import amount_resources
 from topoalign.core.deviceshare.demand import RESOURCES
 from topoalign.core.deviceshare.node_devices import check_shares_offered
 from topoalign.core.hints.cpu_rules import check_cpu_manager_starts
+from topoalign.core.hints.devices import real_nodes
 from topoalign.core.hints.memory_rules import check_hugepages_known, check_memory_manager_starts
 from topoalign.core.hints.reuse import held_by_pod
 from topoalign.core.model.errors import NoFit, clean, quoted
@@ -91,6 +92,20 @@ class DistancesUnknown(NoFit):
         super().__init__(finding, remedy)
 
 
+class NumaIdsSparse(NoFit):
+    """The closest NUMA nodes are to be preferred, and the kubelet's topology manager panics over the ids of the nodes."""
+
+    code = "NumaIdsSparse"
+
+    def __init__(self, highest: int, nodes: int) -> None:
+        super().__init__(
+            "prefer-closest-numa-nodes is on, and the kubelet "
+            f"looks for NUMA node {highest} in lists of {nodes} distances: "
+            "it would neither admit nor refuse the pod, but end in a panic",
+            "switch prefer-closest-numa-nodes off on machines whose NUMA node ids have gaps",
+        )
+
+
 def check_decidable(state: NodeState, demand: PodDemand) -> None:
     """Raises what stands in the way of deciding about this pod on this node, a subclass of NoFit."""
     if state.topology is None:
@@ -115,6 +130,7 @@ def check_decidable(state: NodeState, demand: PodDemand) -> None:
         if demand.manages_memory:
             check_memory_known(topology, container)
     check_hugepages_known(topology, demand)
+    check_distances_found(topology, demand)
 
 
 def check_policy_runs(topology: Topology, rules: AdmissionRules) -> None:
@@ -163,6 +179,29 @@ def check_distances(topology: Topology) -> None:
             f"the distances between the {size} NUMA nodes are not a table of {size} rows of {size}",
             "see that discovery is of this version, or describe the machine with a row and a column for each node",
         )
+
+
+def check_distances_found(topology: Topology, demand: PodDemand) -> None:
+    """
+    Raises NumaIdsSparse for a pod whose containers may be aligned to one of several NUMA nodes. The kubelet looks up the
+    distance of two nodes by their ids in a list that has one entry per node, without gaps: of nodes 2 and 3 the lists have
+    two entries, 0 and 1 (v1.36.3, topologymanager, CalculateAverageFor). It does so under best-effort and restricted only.
+    """
+    rules = demand.rules
+    compares = POLICIES[rules.policy].asks and not POLICIES[rules.policy].single_node
+    if not (compares and rules.prefer_closest_numa_nodes and profile_of(rules.mode).starts_kubelet):
+        return
+    highest = max(topology.node_ids, default=0)
+    if highest < len(topology.nodes):
+        return
+    for container in demand.containers:
+        devices = (topology.devices[name] for name in container.devices if name in topology.devices)
+        if (
+            container.cpus
+            or container.memory
+            or any(real_nodes(nodes or ()) for each in devices for nodes in each.by_nodes)
+        ):
+            raise NumaIdsSparse(highest, len(topology.nodes))
 
 
 def check_resources_known(

@@ -45,8 +45,10 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """How a decision came about: the merges of hints, the sets of devices compared, and what was not known."""
+    """What a decision does not cover, and how it came about: the merges of hints, the sets compared, what was not known."""
 
+    not_covered: tuple[str, ...] = ()
+    """What the pod asks for and the decision does not cover, for people: devices of resource claims, exclusive CPUs."""
     alignments: tuple[Alignment, ...] = ()
     considered: tuple[Considered, ...] = ()
     notes: tuple[str, ...] = ()
@@ -63,8 +65,8 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True, tag="Admission"):
     explanation: Explanation
 
 
-class Outlook(StrEnum):
-    """What can become of a node that refuses a pod, the most hopeful first."""
+class Resolvability(StrEnum):
+    """Whether what keeps a pod off a node can pass, and what it is, the most likely to pass first."""
 
     IN_USE = "in-use"
     """It would admit the pod if nobody had anything."""
@@ -102,7 +104,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="Refusal"):
     what it knows of groups of NUMA nodes that share memory does not return to what it was: granting and releasing these
     folds to what it then knows. Mode `best` gives nothing before all is decided.
     """
-    outlook: Outlook | None = None
+    resolvability: Resolvability | None = None
     """Whether waiting can help: `in-use`, `unhealthy`, `never` or `not-known`. None: it was not looked for."""
 
 

@@ -56,8 +56,8 @@ class ContainerRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """An init container with restart policy Always: it runs on beside the app containers."""
 
 
-class PodResources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a pod asks for as a whole (`spec.resources`): CPUs, memory and hugepages, in the units of this module."""
+class PodLevelResources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Pod-level resources (`spec.resources`): CPUs, memory and hugepages, in the units of this module."""
 
     requests: dict[ResourceName, int] = {}
     limits: dict[ResourceName, int] = {}
@@ -72,22 +72,24 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """Looked at are those by which its devices are decided together (docs/joint-allocation.md)."""
     init_containers: tuple[ContainerRequest, ...] = ()
     containers: tuple[ContainerRequest, ...]
-    resources: PodResources = PodResources()
-    """Resources of the pod as a whole; the CPU and memory managers of a kubelet leave a pod that has some alone."""
+    resources: PodLevelResources = PodLevelResources()
+    """With any, the CPU and memory managers of a kubelet leave the pod alone."""
+    claims: tuple[str, ...] = ()
+    """Names of its resource claims (dynamic resource allocation). No decision covers their devices."""
 
     @property
-    def has_pod_resources(self) -> bool:
-        """Whether the pod has resources as a whole (IsPodLevelResourcesSet of Kubernetes v1.36)."""
+    def has_pod_level_resources(self) -> bool:
+        """Whether there are any (IsPodLevelResourcesSet of Kubernetes v1.36)."""
         return bool(self.resources.requests or self.resources.limits)
 
     @cached_property
     def qos(self) -> Qos:
         """
-        The QoS class as Kubernetes derives it: from the CPU and memory of the pod as a whole if it has resources of its own,
-        otherwise from those of all containers (ComputePodQOS of Kubernetes v1.36).
+        The QoS class as Kubernetes derives it: from the pod-level CPU and memory if there are pod-level resources, otherwise
+        from those of all containers (ComputePodQOS of Kubernetes v1.36).
         """
-        whole: tuple[ContainerRequest | PodResources, ...] = (*self.init_containers, *self.containers)
-        parts = (self.resources,) if self.has_pod_resources else whole
+        whole: tuple[ContainerRequest | PodLevelResources, ...] = (*self.init_containers, *self.containers)
+        parts = (self.resources,) if self.has_pod_level_resources else whole
         if not any(part.requests.get(r) or part.limits.get(r) for part in parts for r in (CPU, MEMORY)):
             return Qos.BEST_EFFORT
         firm = all(
@@ -101,9 +103,9 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     def gets_exclusive_resources(self) -> bool:
         """
         Whether the CPU and memory managers of a kubelet give containers of the pod CPUs and memory of their own: only to
-        Guaranteed pods without resources of the pod as a whole (kubelet v1.34 to v1.36 with its default feature gates).
+        Guaranteed pods without pod-level resources (kubelet v1.34 to v1.36 with its default feature gates).
         """
-        return self.qos is Qos.GUARANTEED and not self.has_pod_resources
+        return self.qos is Qos.GUARANTEED and not self.has_pod_level_resources
 
 
 class Policy(StrEnum):

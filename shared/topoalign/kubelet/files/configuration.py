@@ -74,7 +74,7 @@ def load_with_note(path: Path, placement: Placement = Placement.TOPOLOGY) -> tup
     Raises NotFound, InvalidDocument, and InvalidField with the path of a wrong value, or where the file has no configuration
     of a kubelet or more than one.
     """
-    found = configuration_file.find(wrappers.parts(documents.content(path), str(path)))
+    found = configuration_file.find_configuration(wrappers.mappings_in(documents.content(path), str(path)))
     try:
         return rules_of(found.document, placement), found.note
     except InvalidField as error:

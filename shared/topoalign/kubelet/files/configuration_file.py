@@ -17,7 +17,7 @@ from typing import NamedTuple
 from topoalign.core.model.errors import InvalidField
 from topoalign.kubelet.files import documents, wrappers
 from topoalign.kubelet.files.documents import Document
-from topoalign.kubelet.files.wrappers import Part
+from topoalign.kubelet.files.wrappers import FieldMapping
 
 KIND = "KubeletConfiguration"
 API_VERSION = "kubelet.config.k8s.io/v1beta1"
@@ -47,7 +47,7 @@ KNOWN_FIELDS = (
 """Fields that nothing but a configuration of a kubelet has."""
 
 
-class Found(NamedTuple):
+class FoundConfiguration(NamedTuple):
     """A KubeletConfiguration, and where it stands."""
 
     field: str
@@ -67,10 +67,10 @@ class Found(NamedTuple):
     def at(self, error: InvalidField) -> InvalidField:
         """An error of the document as one of the file, with the whole path."""
         advice = f"; {self.merged_by} may set it elsewhere: {MERGED}" if self.merged_by else ""
-        return wrappers.below(self.field, error, advice)
+        return wrappers.nested_error(self.field, error, advice)
 
 
-def find(parts: Sequence[Part]) -> Found:
+def find_configuration(parts: Sequence[FieldMapping]) -> FoundConfiguration:
     """The one configuration among the mappings of a file. Raises InvalidField where there is none, or more than one."""
     found = [one for part in parts if (one := _found(part)) is not None]
     different = [
@@ -87,16 +87,16 @@ def find(parts: Sequence[Part]) -> Found:
     return different[0]
 
 
-def _found(part: Part) -> Found | None:
+def _found(part: FieldMapping) -> FoundConfiguration | None:
     if part.content.get("kind") == KIND:
-        return Found(part.field, part.content, "")
+        return FoundConfiguration(part.field, part.content, "")
     for fields, who in HOLDERS.items():
         if part.path[-len(fields) :] == fields:
-            return Found(part.field, {"apiVersion": API_VERSION, "kind": KIND, **part.content}, who)
+            return FoundConfiguration(part.field, {"apiVersion": API_VERSION, "kind": KIND, **part.content}, who)
     return None
 
 
-def _nothing(parts: Sequence[Part]) -> InvalidField:
+def _nothing(parts: Sequence[FieldMapping]) -> InvalidField:
     """The error for a file without a configuration, with the field that looks like one if there is one."""
     for part in parts:
         known = [field for field in KNOWN_FIELDS if field in part.content]

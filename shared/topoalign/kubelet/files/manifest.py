@@ -13,11 +13,11 @@ import msgspec
 
 from topoalign.core.demand.field_paths import in_manifest
 from topoalign.core.demand.node_filters import Affinity, Constraints, Toleration
-from topoalign.core.demand.pod_resources import check_pod_resource_names
+from topoalign.core.demand.pod_level_resources import check_pod_level_names
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.ids import CPU, MEMORY, ContainerName, Namespace, PodName, ResourceName, is_hugepages
-from topoalign.core.model.requests import ContainerRequest, PodRequest, PodResources
+from topoalign.core.model.requests import ContainerRequest, PodLevelResources, PodRequest
 from topoalign.kubelet.files import documents, quantities
 
 KIND, API_VERSION = "Pod", "v1"
@@ -41,12 +41,20 @@ class Container(msgspec.Struct, frozen=True, rename="camel"):
     restart_policy: str | None = None
 
 
+class ResourceClaim(msgspec.Struct, frozen=True, rename="camel"):
+    """An entry of a pod's `spec.resourceClaims`, or of its `status.resourceClaimStatuses`."""
+
+    name: str = ""
+    resource_claim_template_name: str | None = None
+
+
 class Spec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The fields of `spec` that affect a decision, and those that decide to which nodes the pod may go."""
 
     containers: list[Container] | None = None
     init_containers: list[Container] | None = None
     resources: Resources | None = None
+    resource_claims: list[ResourceClaim] | None = None
     node_selector: dict[str, str] | None = None
     affinity: Affinity | None = None
     tolerations: tuple[Toleration, ...] | None = None
@@ -113,7 +121,8 @@ def request_of(pod: Pod) -> PodRequest:
         annotations={key: value or "" for key, value in (metadata.annotations or {}).items()},
         init_containers=requests_of("initContainers", spec.init_containers or []),
         containers=requests_of("containers", spec.containers),
-        resources=pod_resources_of(spec.resources or Resources()),
+        resources=pod_level_resources_of(spec.resources or Resources()),
+        claims=tuple(claim.name for claim in spec.resource_claims or ()),
     )
     try:
         return validate_pod(request)
@@ -129,14 +138,14 @@ def constraints_of(pod: Pod) -> Constraints:
     return Constraints(spec.node_selector or {}, required, spec.tolerations or ())
 
 
-def pod_resources_of(resources: Resources) -> PodResources:
-    """The resources of the pod as a whole. Raises InvalidField with the path of an amount or of another resource."""
+def pod_level_resources_of(resources: Resources) -> PodLevelResources:
+    """The pod-level resources. Raises InvalidField with the path of a wrong amount or of another resource."""
     found = {}
     for kind, given in (("requests", resources.requests or {}), ("limits", resources.limits or {})):
         path = f"spec.resources.{kind}"
-        check_pod_resource_names(path, map(ResourceName, given))
+        check_pod_level_names(path, map(ResourceName, given))
         found[kind] = amounts(path, given)
-    return PodResources(**found)
+    return PodLevelResources(**found)
 
 
 def expect_pod(document: documents.Document) -> None:

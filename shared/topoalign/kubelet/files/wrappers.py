@@ -31,7 +31,7 @@ Path = tuple[str, ...]
 """The fields and places from the file to a mapping: `("items", "[0]", "data")`."""
 
 
-class Part(NamedTuple):
+class FieldMapping(NamedTuple):
     """A mapping of fields in a file, and where it stands."""
 
     path: Path
@@ -48,7 +48,7 @@ def field_of(path: Path) -> str:
     return clean("".join(key if key[:1] == "[" else f".{key}" for key in map(_key, path)).removeprefix("."), 300)
 
 
-def below(field: str, error: InvalidField, advice: str = "") -> InvalidField:
+def nested_error(field: str, error: InvalidField, advice: str = "") -> InvalidField:
     """An error in the document that this field holds, as an error of the whole file; `advice` follows the remedy."""
     if not field:
         return error
@@ -59,19 +59,19 @@ def _key(key: str) -> str:
     return key if key[:1] == "[" or re.fullmatch(r"[\w-]+", key) else f"[{key}]"
 
 
-def parts(raw: bytes, source: str) -> list[Part]:
+def mappings_in(raw: bytes, source: str) -> list[FieldMapping]:
     """Every mapping in a file, an outer one before those inside it. Raises InvalidDocument where it cannot be read."""
     contents = documents.documents_of(raw, source)
     several = sum(content is not None for content in contents) > 1
-    found: list[Part] = []
+    found: list[FieldMapping] = []
     for place, content in enumerate(contents):
         found += _inside(("documents", f"[{place}]") if several else (), content, DEEPEST_TEXT)
     return found
 
 
-def _inside(path: Path, content: object, texts: int) -> Iterator[Part]:
+def _inside(path: Path, content: object, texts: int) -> Iterator[FieldMapping]:
     if isinstance(content, dict):
-        yield Part(path, content)
+        yield FieldMapping(path, content)
         for key, value in content.items():
             if key != "metadata":
                 yield from _inside((*path, str(key)), value, texts)
@@ -84,7 +84,7 @@ def _inside(path: Path, content: object, texts: int) -> Iterator[Part]:
             yield from _inside_text(path, opened, texts - 1)
 
 
-def _inside_text(path: Path, raw: bytes, texts: int) -> Iterator[Part]:
+def _inside_text(path: Path, raw: bytes, texts: int) -> Iterator[FieldMapping]:
     try:
         contents = [content for content in documents.documents_of(raw, field_of(path)) if content is not None]
     except InvalidDocument:

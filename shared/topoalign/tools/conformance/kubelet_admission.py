@@ -40,7 +40,7 @@ from topoalign.tools.conformance.kubelet_pods import Pod, as_the_kubelet_reads
 from topoalign.tools.conformance.suite import CaseResult, Outcome
 
 DEFAULT_GATES = ("1.34", "1.35", "1.36")
-"""How the id of a case ends: versions of the kubelet that know resources of a pod as a whole, with default feature gates."""
+"""How the id of a case ends: versions of the kubelet with pod-level resources, and default feature gates."""
 
 
 class Given(msgspec.Struct, frozen=True):
@@ -148,7 +148,7 @@ def admissions(path: Path) -> Iterator[CaseResult]:
     return results(path, AdmissionCase, outcome)
 
 
-def pod_resources(path: Path) -> Iterator[CaseResult]:
+def pod_level_resources(path: Path) -> Iterator[CaseResult]:
     """The results of the cases of `kubelet_versions/pod_level_resources` with default feature gates."""
     return (each for each in results(path, AdmissionCase, outcome) if each.id.rpartition("@")[2] in DEFAULT_GATES)
 

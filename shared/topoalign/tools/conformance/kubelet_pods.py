@@ -7,7 +7,7 @@ import msgspec
 
 from topoalign.core.demand.quantities import asked, device_limits, pod_cpus, pod_memory, pod_wide
 from topoalign.core.model.ids import CPU, MEMORY, PodName, ResourceName, is_hugepages
-from topoalign.core.model.requests import ContainerRequest, PodRequest, PodResources, Qos
+from topoalign.core.model.requests import ContainerRequest, PodLevelResources, PodRequest, Qos
 from topoalign.core.profile import KUBELET
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome
@@ -20,7 +20,7 @@ class Pod(msgspec.Struct, frozen=True):
     qos: Qos
     containers: tuple[ContainerRequest, ...]
     init_containers: tuple[ContainerRequest, ...] = ()
-    resources: PodResources = PodResources()
+    resources: PodLevelResources = PodLevelResources()
 
     @property
     def read(self) -> PodRequest:
@@ -36,16 +36,16 @@ class Pod(msgspec.Struct, frozen=True):
 def as_the_kubelet_reads(pod: PodRequest) -> PodRequest:
     """
     The same to the kubelet, for cases with pods that no API server takes: devices without a limit, or with another one;
-    containers that request more than their pod as a whole.
+    containers that request more than their pod.
 
-    Of devices the kubelet's managers look at limits alone, of hugepages at requests alone, and of resources of the pod as a
-    whole at whether there are any.
+    Of devices the kubelet's managers look at limits alone, of hugepages at requests alone, and of pod-level resources at
+    whether there are any.
     """
     groups = (tuple(map(evened, group)) for group in (pod.init_containers, pod.containers))
     init_containers, containers = groups
     together = pod_wide(pod, asked)
     requests = {name: max(amount, together.get(name, 0)) for name, amount in pod.resources.requests.items()}
-    resources = PodResources(requests=requests, limits=pod.resources.limits)
+    resources = PodLevelResources(requests=requests, limits=pod.resources.limits)
     return msgspec.structs.replace(pod, init_containers=init_containers, containers=containers, resources=resources)
 
 

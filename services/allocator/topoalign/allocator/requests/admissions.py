@@ -27,9 +27,9 @@ from topoalign.allocator.requests.predictions import Predictions, check_discover
 from topoalign.core import wire
 from topoalign.core.admission.admit import answer_to, decided
 from topoalign.core.admission.drive import drive_async
-from topoalign.core.admission.outlook import explained, with_outlook
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply
 from topoalign.core.admission.prediction import doubted
+from topoalign.core.admission.resolvability import explained, with_resolvability
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.hints.answers import check_answer
@@ -245,7 +245,7 @@ class Admissions:
         decision = await drive_async(decided(AdmissionRun(state, demand, explain=True)), answer)
         if self._ledger.state is not state:
             return explained(self._ledger.state, demand)
-        return decision if isinstance(decision, Admission) else with_outlook(state, demand, decision)
+        return decision if isinstance(decision, Admission) else with_resolvability(state, demand, decision)
 
     async def _hints(self, asked: HintRequest, pod: PodRequest) -> HintAnswer | None:
         """What the hinting service says; None if it is silent or says what cannot be used."""

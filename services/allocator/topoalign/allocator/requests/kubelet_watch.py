@@ -20,6 +20,7 @@ after 1, 2, 4 ... 30 seconds.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import anyio
@@ -42,6 +43,8 @@ POLL_SECONDS = 0.5
 """Between two polls: what changes is announced within a second."""
 READ_SECONDS = 5.0
 """Between two readings of files that have not changed by their times."""
+LAGS = "the record may lag behind the kubelet, and what containers had that have ended meanwhile counts as held"
+"""What answers say while it is not known which containers have ended."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds before files that could not be read in time are read again, doubled each time."""
 
@@ -61,7 +64,7 @@ class KubeletWatch:
         """
         `devices` is asked for the devices of all plugins apart from those of our resources, and raises Unavailable; None:
         there is nobody to ask. `ended` is asked for what the record still has of containers that have ended, as the kubelet
-        says now. `changes` tells of changes in directories; None: nobody does.
+        says now, and raises Unavailable. `changes` tells of changes in directories; None: nobody does.
         """
         self._ledger, self._files, self._clock = ledger, files, clock
         self._devices, self._ended = devices, ended
@@ -77,6 +80,8 @@ class KubeletWatch:
         """Readings in a row that were late, and the monotonic seconds before which `poll` begins no other."""
         self._answer: tuple[Listed | None, str] = (None, "")
         """The devices as they were listed last, or None and why they are not known."""
+        self._is_ended_known = True
+        """Whether the last reading knew which containers have ended."""
         self._last: tuple[KubeletObserved, float] | None = None
         """What was read last, and when, in seconds since 1970."""
 
@@ -111,7 +116,11 @@ class KubeletWatch:
         As `read_changed`, and reads everything where another container has ended. Files that were late wait for their time.
         Does nothing before the hardware is known.
         """
-        ended = {each.id for each in await self._ended()} if self._known() is not None else set[AllocationID]()
+        ended = set[AllocationID]()
+        if self._known() is not None:
+            with suppress(Unavailable):
+                ended = {each.id for each in await self._ended()}
+                self._stamp = self._stamp if self._is_ended_known else None
         async with self._turn:
             if self._ledger.state.topology is None:
                 return
@@ -158,7 +167,13 @@ class KubeletWatch:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask)
-            ended = [each.id for each in await self._ended()]
+            notes: tuple[str, ...] = ()
+            ended: list[AllocationID] = []
+            try:
+                ended = [each.id for each in await self._ended()]
+            except Unavailable as error:
+                notes = (f"{error.finding}: {LAGS}",)
+            self._is_ended_known = not notes
             kubelet = await self._files.read(self._ledger.state, ended)
         self._read_at = self._again = self._clock.monotonic()
         if kubelet.unknown:
@@ -167,7 +182,8 @@ class KubeletWatch:
         else:
             self._stamp, self._late = stamp, 0
             self._last = kubelet, self._clock.wall()
-        self._observe(self._instead_of(kubelet), *found[0])
+        kubelet = self._instead_of(kubelet)
+        self._observe(msgspec.structs.replace(kubelet, notes=(*kubelet.notes, *notes)), *found[0])
 
     def _instead_of(self, kubelet: KubeletObserved) -> KubeletObserved:
         """What was read last where this was not read in time, and when it was; else this."""

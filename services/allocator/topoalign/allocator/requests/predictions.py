@@ -13,8 +13,8 @@ import msgspec
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.kubelet_watch import KubeletWatch
 from topoalign.core.admission.admit import decide
-from topoalign.core.admission.outlook import explained
 from topoalign.core.admission.prediction import doubted, predict
+from topoalign.core.admission.resolvability import explained
 from topoalign.core.demand.device_lists import list_notes
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.demand.unserved import unserved

@@ -56,19 +56,11 @@ class PodMetadata(manifest.Metadata, frozen=True, rename="camel"):
     owner_references: list[Owner] | None = None
 
 
-class ResourceClaim(msgspec.Struct, frozen=True, rename="camel"):
-    """An entry of a pod's `spec.resourceClaims`, or of its `status.resourceClaimStatuses`."""
-
-    name: str = ""
-    resource_claim_template_name: str | None = None
-
-
 class PodSpec(manifest.Spec, frozen=True, kw_only=True, rename="camel"):
     """The fields of a pod's `spec` that are looked at."""
 
     node_name: str | None = None
     scheduling_gates: list[Any] | None = None
-    resource_claims: list[ResourceClaim] | None = None
 
 
 class PodStatus(manifest.Status, frozen=True, rename="camel"):
@@ -76,7 +68,7 @@ class PodStatus(manifest.Status, frozen=True, rename="camel"):
 
     phase: str | None = None
     reason: str | None = None
-    resource_claim_statuses: list[ResourceClaim] | None = None
+    resource_claim_statuses: list[manifest.ResourceClaim] | None = None
 
 
 class ShownPod(manifest.Pod, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 
 from topoalign.core.demand.node_filters import Constraints
-from topoalign.core.model.decisions import Outlook
+from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest
 
@@ -31,16 +31,19 @@ class NodeRefusal(msgspec.Struct, frozen=True, kw_only=True):
     """Stable code of the reason: `NotAligned`, `NotEnoughDevices`."""
     helped_by_victims: bool = False
     """Whether the pod could fit if others were gone."""
-    outlook: Outlook | None = None
+    resolvability: Resolvability | None = None
     """`never` and `unhealthy`: the end of other pods does not help. None: it may help, or it was not looked for."""
 
     @property
     def label(self) -> str:
         """The code, with what becomes of the node where the end of other pods does not help: `NotAligned (never fits)`."""
-        return f"{self.code} ({LABELS[self.outlook]})" if self.outlook in LABELS else self.code
+        return f"{self.code} ({LABELS[self.resolvability]})" if self.resolvability in LABELS else self.code
 
 
-LABELS: Mapping[Outlook | None, str] = {Outlook.NEVER: "never fits", Outlook.UNHEALTHY: "unhealthy devices"}
+LABELS: Mapping[Resolvability | None, str] = {
+    Resolvability.NEVER: "never fits",
+    Resolvability.UNHEALTHY: "unhealthy devices",
+}
 
 
 class Filtered(msgspec.Struct, frozen=True, kw_only=True):

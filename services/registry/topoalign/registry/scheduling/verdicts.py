@@ -17,7 +17,7 @@ import msgspec
 from topoalign.core.admission.admit import decide
 from topoalign.core.admission.feasibility import Need, alignment_need, need_of, verdict
 from topoalign.core.admission.kinds import Kind
-from topoalign.core.admission.outlook import UNDECIDED, emptied
+from topoalign.core.admission.resolvability import UNDECIDED, emptied
 from topoalign.core.admission.share_alignment import parts_of
 from topoalign.core.demand.card_annotations import CHOOSING
 from topoalign.core.demand.hami_names import NODE_POLICY
@@ -26,7 +26,7 @@ from topoalign.core.demand.slots import USUAL_SLOTS, amount_resources
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.names import ANNOTATIONS
 from topoalign.core.hints.preconditions import UnknownResource
-from topoalign.core.model.decisions import Admission, Outlook
+from topoalign.core.model.decisions import Admission, Resolvability
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.requests import CARDS, ContainerRequest, PodRequest
@@ -214,8 +214,10 @@ class Verdicts:
 
     def _note(self, request: Request, node: NodeView) -> None:
         code = self.judge(request, node)
-        outlook = self.outlook(request, node) if code else None
-        request.codes[node.place] = self.number(code, helped=self._is_helped(request, node), outlook=outlook)
+        resolvability = self.resolvability(request, node) if code else None
+        request.codes[node.place] = self.number(
+            code, helped=self._is_helped(request, node), resolvability=resolvability
+        )
         asked = None if node.kind is None else request.of(node.kind, self._view)
         request.keys.note(node.place, None if asked is None else asked.key(node, self._view.scorer))
 
@@ -235,7 +237,7 @@ class Verdicts:
         asked = request.of(kind, self._view)
         return asked.unlisted or asked.on_empty
 
-    def outlook(self, request: Request, node: NodeView) -> Outlook | None:
+    def resolvability(self, request: Request, node: NodeView) -> Resolvability | None:
         """
         Why the end of pods would not help on a node that refuses a pod: `never`, found once for all nodes of a kind, or
         `unhealthy`. None: it would help, or the refusal is not about what is free.
@@ -246,20 +248,21 @@ class Verdicts:
         if asked.unlisted or asked.on_empty in UNDECIDED:
             return None
         if asked.on_empty:
-            return Outlook.NEVER
+            return Resolvability.NEVER
         if node.idle is None:
             return None
         code = verdict(asked.need, node.idle) if asked.need is not None else None
         code = decided(emptied(self._view.basis(node).state), asked.demand) if code is None else code
-        return Outlook.UNHEALTHY if code and code not in UNDECIDED else None
+        return Resolvability.UNHEALTHY if code and code not in UNDECIDED else None
 
-    def number(self, code: str, *, helped: bool, outlook: Outlook | None = None) -> int:
+    def number(self, code: str, *, helped: bool, resolvability: Resolvability | None = None) -> int:
         """
-        The number that stands for a refusal; 0 for none. `helped`: as `NodeRefusal.helped_by_victims`; `outlook`: as there.
+        The number that stands for a refusal; 0 for none. `helped`: as `NodeRefusal.helped_by_victims`; `resolvability`: as
+        there.
         """
         if not code:
             return 0
-        refusal = NodeRefusal(code=code, helped_by_victims=helped, outlook=outlook)
+        refusal = NodeRefusal(code=code, helped_by_victims=helped, resolvability=resolvability)
         number = self._numbers.get(refusal)
         if number is None:
             number = self._numbers[refusal] = len(self.refusals)
@@ -316,6 +319,7 @@ def nameless(pod: PodRequest) -> PodRequest:
         annotations={key: value for key, value in pod.annotations.items() if key in COUNTING},
         init_containers=numbered("init", pod.init_containers),
         containers=numbered("app", pod.containers),
+        claims=(),
     )
 
 

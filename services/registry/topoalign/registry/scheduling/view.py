@@ -21,8 +21,8 @@ import msgspec
 from topoalign.client.verifying import Unsettled
 from topoalign.core.admission.free_amounts import free_of, has_more
 from topoalign.core.admission.kinds import Kind, kind_key
-from topoalign.core.admission.outlook import emptied, restored
 from topoalign.core.admission.prediction import PredictionBasis, prediction_basis
+from topoalign.core.admission.resolvability import emptied, restored
 from topoalign.core.demand.rules import check_rules
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable
 from topoalign.core.model.ids import NodeName

@@ -70,7 +70,9 @@ def filter_answer(asked: Asked, filtered: Filtered, kubernetes: tuple[int, int])
     failed: dict[NodeName, str] = {}
     unresolvable: dict[NodeName, str] = {}
     for node, refusal in filtered.refused.items():
-        (failed if helps and refusal.helped_by_victims else unresolvable)[node] = text_of(refusal.code, refusal.outlook)
+        (failed if helps and refusal.helped_by_victims else unresolvable)[node] = text_of(
+            refusal.code, refusal.resolvability
+        )
     if asked.whole is None:
         return encoded(FilterAnswer(node_names=filtered.passed, failed=failed, unresolvable=unresolvable))
     whole = NodeList(items=[asked.whole[node] for node in filtered.passed])

@@ -4,14 +4,14 @@ The text of each refusal, as it stands in a pod's events and in its condition Po
 kube-scheduler groups nodes by the text, joins the groups by commas, and writes the result to the pod. The write wakes the
 pod again, so a text that differs from one call to the next makes a loop of calls: 2,143 in 25 s for one pod. Hence each
 code has one text, `Code: finding; remedy`, without numbers, names, times and commas, and one more for each reason why the
-end of pods would not help (`NodeRefusal.outlook`). `topoalign why` tells the details. A pod that cannot be meant on any node
-has one of its own, which names the field (`text_of_pod`).
+end of pods would not help (`NodeRefusal.resolvability`). `topoalign why` has the details. An invalid pod has a text of its
+own, which names the field (`text_of_pod`).
 """
 
 from collections.abc import Mapping
 from functools import lru_cache
 
-from topoalign.core.model.decisions import Outlook
+from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.errors import TopoalignError, clean
 
 OTHER = "would refuse the pod; ask topoalign why"
@@ -65,6 +65,7 @@ FINDINGS: Mapping[str, str] = {
     "DevicesUnknown": "the devices of other plugins are not known; look at the allocator of the node",
     "MemoryUnknown": "the memory of the NUMA nodes is not known; look at the discovery of the node",
     "DistancesUnknown": "the distances of the NUMA nodes are not known; look at the discovery of the node",
+    "NumaIdsSparse": "the kubelet panics over the ids of the NUMA nodes; switch prefer-closest-numa-nodes off there",
     "HugepagesUnevenlyKnown": "hugepages are known of some NUMA nodes only; look at the discovery of the node",
     "CpuManagerWouldNotStart": "a kubelet would not start with this CPU manager; correct its configuration",
     "MemoryManagerWouldNotStart": "a kubelet would not start with this memory manager; correct its configuration",
@@ -105,18 +106,18 @@ FINDINGS: Mapping[str, str] = {
 BY_CODE: Mapping[str, str] = {code: f"{code}: {finding}" for code, finding in FINDINGS.items()}
 
 
-CAUSES: Mapping[Outlook, str] = {
-    Outlook.NEVER: "even on an empty node; the pod never fits so ask topoalign why",
-    Outlook.UNHEALTHY: "as devices are unhealthy or cordoned; look at topoalign topo",
+CAUSES: Mapping[Resolvability, str] = {
+    Resolvability.NEVER: "even on an empty node; the pod never fits so ask topoalign why",
+    Resolvability.UNHEALTHY: "as devices are unhealthy or cordoned; look at topoalign topo",
 }
 """What stands in the place of a remedy to wait."""
 
 
 @lru_cache(maxsize=512)
-def text_of(code: str, outlook: Outlook | None = None) -> str:
-    """The text of a refusal with this code and `NodeRefusal.outlook`: always the same."""
+def text_of(code: str, resolvability: Resolvability | None = None) -> str:
+    """The text of a refusal with this code and `NodeRefusal.resolvability`: always the same."""
     finding, _, remedy = FINDINGS.get(code, OTHER).partition("; ")
-    cause = CAUSES.get(outlook) if outlook is not None else None
+    cause = CAUSES.get(resolvability) if resolvability is not None else None
     if cause is not None and "wait" in remedy:
         return f"{code}: {finding} {cause}"
     return BY_CODE.get(code) or f"{code}: {OTHER}"

@@ -15,12 +15,12 @@ from unit_support import DGX, KUBELET
 from unit_support import MEMORY as MEMORY_UNITS
 
 from topoalign.core.admission.admit import decide
-from topoalign.core.admission.outlook import explained
 from topoalign.core.admission.remedies import smaller_requests
+from topoalign.core.admission.resolvability import HEAL, NEVER, WAIT, explained
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
-from topoalign.core.model.decisions import Admission, Outlook, Refusal
+from topoalign.core.model.decisions import Admission, Refusal, Resolvability
 from topoalign.core.model.events import DeviceHealth, HealthState
-from topoalign.core.model.ids import CPU, GPU, MEMORY
+from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy, Scope
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
@@ -65,25 +65,25 @@ def held(state: NodeState, *pods: PodRequest, rules: AdmissionRules = SINGLE) ->
         ),
     ],
 )
-def test_a_pod_that_never_fits_on_a_numa_node_is_not_told_to_wait(
+def test_a_pod_that_never_fits_on_a_numa_node_is_not_advised_to_wait(
     asked: ContainerRequest, finding: str, remedy: str
 ) -> None:
     for state in (node(machine()), held(node(machine()), pod(container(gpus=1, cpus=4, gib=4), name="held"))):
         found = refusal(state, pod(asked), SINGLE)
 
-        assert Outlook.NEVER == found.outlook
+        assert Resolvability.NEVER == found.resolvability
         assert (
             f"even with nothing allocated: policy single-numa-node refuses container 'main': {finding}" == found.finding
         )
         assert f"the pod never fits on this node: {remedy}" == found.remedy
 
 
-def test_a_pod_that_fits_once_others_end_is_told_to_wait_and_what_fits_now() -> None:
+def test_a_pod_that_fits_once_others_end_is_advised_to_wait_or_ask_for_less() -> None:
     state = held(node(machine()), *(pod(container(gpus=1, cpus=4, gib=4), name=f"held-{i}") for i in range(3)))
 
     found = refusal(state, pod(container(gpus=2, cpus=2, gib=4)), SINGLE)
 
-    assert (Outlook.IN_USE, "NotEnoughDevices") == (found.outlook, found.code)
+    assert (Resolvability.IN_USE, "NotEnoughDevices") == (found.resolvability, found.code)
     assert "2 of nvidia.com/gpu needed, 1 free and healthy" == found.finding
     assert "wait until pods on this node end; or ask for 1 instead of 2 nvidia.com/gpu" == found.remedy
 
@@ -95,7 +95,7 @@ def test_cpus_that_an_init_container_leaves_are_named_with_the_scope_that_admits
 
     found = refusal(state, asked, SINGLE)
 
-    assert Outlook.IN_USE == found.outlook
+    assert Resolvability.IN_USE == found.resolvability
     assert found.finding.endswith(
         "NUMA node 0 has 5 CPUs free, 7 are needed; CPU 9 of the init container keeps the container off NUMA node 1"
     )
@@ -103,10 +103,34 @@ def test_cpus_that_an_init_container_leaves_are_named_with_the_scope_that_admits
     assert isinstance(decide(state, read_pod(asked, with_rules(SINGLE, scope=Scope.POD))), Admission)
 
 
+def test_a_pod_that_its_init_container_keeps_out_fits_by_scope_pod() -> None:
+    """CPU 0 is kept for the system: the init container gets CPU 8 of NUMA node 0, and 7 are left there even when empty."""
+    rules = with_rules(SINGLE, reserved_cpus="0")
+    asked = pod(container("main", cpus=8, gib=4), init=[container("init", cpus=1, gib=1)])
+
+    found = refusal(node(machine()), asked, rules)
+
+    assert Resolvability.NEVER == found.resolvability
+    assert "CPU 8 of the init container keeps the container off NUMA node 1" in found.finding
+    assert "set topologyManagerScope: pod" in found.remedy
+
+
+def test_a_limit_of_0_that_the_kubelet_aligns_is_named() -> None:
+    """All GPUs are near NUMA node 0 and the NIC near node 1: the kubelet gives hints for a limit of 0 NICs, too."""
+    limits = {GPU: 1, NIC: 0}
+    asked = pod(msgspec.structs.replace(container(), requests=limits, limits=limits))
+
+    found = refusal(node(machine(gpus=(0, 0), nics=(1,))), asked, SINGLE)
+
+    assert (
+        "NUMA node 0 has none of topoalign.io/nic, and a limit of 0 is aligned to its NUMA nodes, too" in found.finding
+    )
+
+
 def test_resources_that_need_different_numbers_of_numa_nodes_are_named() -> None:
     found = refusal(node(machine()), pod(container(gpus=1, cpus=9, gib=70)), RESTRICTED)
 
-    assert Outlook.NEVER == found.outlook
+    assert Resolvability.NEVER == found.resolvability
     assert found.finding.endswith("needed at least differ: 2 for 9 CPUs and 70 GiB of memory, 1 for 1 nvidia.com/gpu")
     assert "the pod never fits on this node: set topologyManagerPolicy: best-effort" == found.remedy
 
@@ -124,7 +148,7 @@ def test_unhealthy_gpus_are_the_cause_where_no_pod_that_ends_would_help(
 
     found = refusal(state, pod(asked), KUBELET)
 
-    assert Outlook.UNHEALTHY == found.outlook
+    assert Resolvability.UNHEALTHY == found.resolvability
     assert found.finding.endswith(f"{6 + held_gpus} of 8 devices of nvidia.com/gpu are unhealthy or cordoned")
     assert found.remedy.startswith("the end of other pods does not help: repair, heal or uncordon the devices")
     assert f"ask for {2 - held_gpus} instead of" in found.remedy
@@ -137,7 +161,7 @@ def with_rules(rules: AdmissionRules, **changes: object) -> AdmissionRules:
 def test_a_refusal_that_has_its_own_remedy_keeps_it() -> None:
     found = refusal(node(machine()), pod(container(others={"example.com/none": 1})), AdmissionRules(mode=Mode.BEST))
 
-    assert (Outlook.NEVER, "UnknownResource") == (found.outlook, found.code)
+    assert (Resolvability.NEVER, "UnknownResource") == (found.resolvability, found.code)
     assert "even with nothing allocated" not in found.finding and found.remedy.startswith("ask for what it has")
 
 
@@ -199,19 +223,21 @@ def some_refusal(random: Random) -> tuple[NodeState, PodDemand, Refusal]:
             return state, demand, decision
 
 
-def check_outlook(state: NodeState, demand: PodDemand, found: Refusal) -> None:
+def check_resolvability(state: NodeState, demand: PodDemand, found: Refusal) -> None:
     """That what a refusal says of waiting is what the decision says on the empty machine."""
     empty = decide(without_pods(state), demand)
     healthy = decide(all_healthy(without_pods(state)), demand)
-    if found.outlook is Outlook.IN_USE:
+    if found.resolvability is Resolvability.IN_USE:
         assert isinstance(empty, Admission)
-    elif found.outlook is Outlook.UNHEALTHY:
+    elif found.resolvability is Resolvability.UNHEALTHY:
         assert isinstance(empty, Refusal) and isinstance(healthy, Admission)
-    elif found.outlook is Outlook.NEVER:
+    elif found.resolvability is Resolvability.NEVER:
         assert isinstance(empty, Refusal) and isinstance(healthy, Refusal)
-    assert found.remedy.startswith("wait until pods on this node end") == (found.outlook is Outlook.IN_USE)
-    assert found.outlook not in (Outlook.NEVER, Outlook.UNHEALTHY) or "wait until" not in found.remedy
-    check_changes(found.remedy, state if found.outlook is Outlook.IN_USE else without_pods(state), demand)
+    assert found.remedy.startswith(WAIT) == (found.resolvability is Resolvability.IN_USE)
+    assert found.resolvability not in (Resolvability.NEVER, Resolvability.UNHEALTHY) or "wait until" not in found.remedy
+    if not found.remedy.startswith((WAIT, HEAL, NEVER)):  # its own remedy is none of those that are tried
+        return
+    check_changes(found.remedy, state if found.resolvability is Resolvability.IN_USE else without_pods(state), demand)
 
 
 def check_changes(remedy: str, state: NodeState, demand: PodDemand) -> None:
@@ -224,12 +250,12 @@ def check_changes(remedy: str, state: NodeState, demand: PodDemand) -> None:
 
 def test_what_is_said_of_waiting_holds_on_the_empty_machine() -> None:
     """Random refused pods: all policies, scopes, modes and CPU options, machines of the catalogue, whole GPUs and slots."""
-    random, seen = Random(7), Counter[Outlook | None]()
+    random, seen = Random(7), Counter[Resolvability | None]()
     for _ in range(60):
         state, demand, found = some_refusal(random)
-        check_outlook(state, demand, found)
-        seen[found.outlook] += 1
-    assert {Outlook.IN_USE, Outlook.NEVER, Outlook.UNHEALTHY} <= seen.keys()
+        check_resolvability(state, demand, found)
+        seen[found.resolvability] += 1
+    assert {Resolvability.IN_USE, Resolvability.NEVER, Resolvability.UNHEALTHY} <= seen.keys()
 
 
 def test_a_smaller_request_is_the_largest_that_is_admitted() -> None:

@@ -22,7 +22,7 @@ from topoalign.core.admission.remedies import format_rule, smaller_requests, suf
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.hints.memory_rules import HugepagesUnevenlyKnown
 from topoalign.core.hints.preconditions import DistancesUnknown, MemoryUnknown, PodHasAllocations, TopologyUnknown
-from topoalign.core.model.decisions import Admission, Decision, Outlook, PreferenceFailed, Refusal
+from topoalign.core.model.decisions import Admission, Decision, PreferenceFailed, Refusal, Resolvability
 from topoalign.core.model.errors import InvalidField, TooMuchWork, clean
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.requests import AdmissionRules, PodRequest, overridden
@@ -51,46 +51,48 @@ HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 
 
 def explained(state: NodeState, demand: PodDemand) -> Decision:
-    """The decision, compared with others (`explain`); a refusal with its outlook, the amounts that decide and remedies."""
+    """The decision with `explain`; a refusal with its resolvability, the amounts that decide and changes that help."""
     decision = decide(state, demand, explain=True)
-    return decision if isinstance(decision, Admission) else with_outlook(state, demand, decision)
+    return decision if isinstance(decision, Admission) else with_resolvability(state, demand, decision)
 
 
-def with_outlook(state: NodeState, demand: PodDemand, refusal: Refusal) -> Refusal:
-    """The same refusal, which the node gave in this state, with its outlook, and finding and remedy that go with it."""
+def with_resolvability(state: NodeState, demand: PodDemand, refusal: Refusal) -> Refusal:
+    """The refusal, which the node gave in this state, with its resolvability, and the finding and remedy for that."""
     if refusal.code in UNDECIDED:
-        return msgspec.structs.replace(refusal, outlook=Outlook.NOT_KNOWN)
+        return msgspec.structs.replace(refusal, resolvability=Resolvability.NOT_KNOWN)
     empty = emptied(state)
-    outlook, remaining = outlook_on(empty, demand)
-    finding, remedy = refusal.finding, refusal.remedy
+    resolvability, remaining = resolvability_on(empty, demand)
+    finding = refusal.finding
+    remedy = refusal.remedy
     if remaining is None:
         remedy = "; or ".join((WAIT, *sufficient_changes(state, demand, refusal)))
-    elif outlook is Outlook.UNHEALTHY:
+    elif resolvability is Resolvability.UNHEALTHY:
         finding = f"{finding}; {describe_impaired(state, demand)}"
         remedy = "; or ".join((HEAL, *sufficient_changes(empty, demand, remaining)))
-    elif outlook is Outlook.NEVER and not names_waiting(remaining):
-        finding, remedy = remaining.finding, remaining.remedy
-    elif outlook is Outlook.NEVER:
+    elif resolvability is Resolvability.NEVER and not names_waiting(remaining):
+        finding = remaining.finding
+        remedy = remaining.remedy
+    elif resolvability is Resolvability.NEVER:
         finding = f"even with nothing allocated: {remaining.finding}"
         remedy = f"{NEVER}: {'; or '.join(sufficient_changes(empty, demand, remaining)) or ELSEWHERE}"
-    return msgspec.structs.replace(refusal, outlook=outlook, finding=finding, remedy=remedy)
+    return msgspec.structs.replace(refusal, resolvability=resolvability, finding=finding, remedy=remedy)
 
 
-def outlook_on(empty: NodeState, demand: PodDemand) -> tuple[Outlook, Refusal | None]:
+def resolvability_on(empty: NodeState, demand: PodDemand) -> tuple[Resolvability, Refusal | None]:
     """
-    The outlook of a pod that is refused on a node of which this is the `emptied` state, and the refusal that remains: by the
-    empty node, for `never` with all devices healthy; None: it admits the pod.
+    The resolvability of a refusal by a node of which this is the `emptied` state, and the refusal that remains: by the empty
+    node, for `never` with all devices healthy; None: it admits the pod.
     """
     decision = decide(empty, demand, explain=True)
     if isinstance(decision, Admission):
-        return Outlook.IN_USE, None
+        return Resolvability.IN_USE, None
     healthy = restored(empty)
     if decision.code in UNDECIDED or healthy is empty:
-        return Outlook.NOT_KNOWN if decision.code in UNDECIDED else Outlook.NEVER, decision
+        return Resolvability.NOT_KNOWN if decision.code in UNDECIDED else Resolvability.NEVER, decision
     on_healthy = decide(healthy, demand, explain=True)
     if isinstance(on_healthy, Admission):
-        return Outlook.UNHEALTHY, decision
-    return Outlook.NOT_KNOWN if on_healthy.code in UNDECIDED else Outlook.NEVER, on_healthy
+        return Resolvability.UNHEALTHY, decision
+    return Resolvability.NOT_KNOWN if on_healthy.code in UNDECIDED else Resolvability.NEVER, on_healthy
 
 
 def names_waiting(refusal: Refusal) -> bool:
@@ -131,7 +133,7 @@ def describe_impaired(state: NodeState, demand: PodDemand) -> str:
 
 def sufficient_changes(state: NodeState, demand: PodDemand, refusal: Refusal) -> Iterator[str]:
     """Each single change with which the pod that was refused so is admitted in this state, for people."""
-    rules, pod = demand.rules, demand.request
+    rules = demand.rules
 
     def admits(pod: PodRequest, rules: AdmissionRules = rules) -> bool:
         try:
@@ -139,6 +141,6 @@ def sufficient_changes(state: NodeState, demand: PodDemand, refusal: Refusal) ->
         except InvalidField:
             return False
 
-    yield from (each.text for each in smaller_requests(pod, admits, refusal.container))
-    for changed in sufficient_rules(rules, lambda changes: admits(pod, overridden(rules, changes))):
+    yield from (each.text for each in smaller_requests(demand.request, admits, refusal.container))
+    for changed in sufficient_rules(rules, lambda changes: admits(demand.request, overridden(rules, changes))):
         yield format_rule(changed, rules.mode)
