@@ -8,15 +8,16 @@ the first resource is named that does not fit there: devices by name, then CPUs,
     -> NUMA node 0 has 14 CPUs free, 26 are needed; CPU 2 of the init container keeps the container off NUMA node 1
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from math import comb
 from typing import NamedTuple
 
-from topoalign.core.admission.preferred_sets import near
 from topoalign.core.admission.remedies import format_amount
 from topoalign.core.hints.cpu import available_cpus
 from topoalign.core.hints.devices import free_of, real_nodes
+from topoalign.core.hints.devices import nodes_of as nodes_of_devices
 from topoalign.core.hints.memory import memory_nodes
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.reuse import held_by_pod, reusable_cpus, reusable_devices, reusable_memory
@@ -26,6 +27,7 @@ from topoalign.core.model.hints import HintRule, Hints, Need
 from topoalign.core.model.ids import CPU, ResourceName
 from topoalign.core.model.topology.bitmask import Mask, mask_of, nodes_of, union
 from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.numa_sets.search import meets
 from topoalign.core.policy import POLICIES
 from topoalign.core.state.fold import NodeState
@@ -151,7 +153,7 @@ def supply_of(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, int]:
     if resource not in state.hardware.devices:
         return {}
     devices = state.hardware.devices[resource]
-    return near(free_of(asked, resource) | devices.some(reusable_devices(held, resource)), state.hardware.node_ids)
+    return devices_by_node(asked, free_of(asked, resource) | devices.some(reusable_devices(held, resource)))
 
 
 def capacity_of(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, int]:
@@ -164,7 +166,16 @@ def capacity_of(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, int
         return {1 << node: each.allocatable.get(resource, 0) for node, each in nodes}
     if resource not in state.hardware.devices:
         return {}
-    return near(state.hardware.devices[resource].everything, state.hardware.node_ids)
+    return devices_by_node(asked, state.hardware.devices[resource].everything)
+
+
+def devices_by_node(asked: HintRequest, some: DeviceSet) -> Mapping[Mask, int]:
+    """NUMA nodes, as a mask -> how many of these devices count near them."""
+    nodes = mask_of(asked.state.hardware.node_ids)
+    found = Counter[Mask]()
+    for known, there in nodes_of_devices(some.devices, asked.rules.mode).items():
+        found[real_nodes(known or ()) & nodes] += len(some & there)
+    return found
 
 
 def cpus_by_node(state: NodeState, cpus: frozenset[int]) -> Mapping[Mask, int]:
@@ -195,8 +206,8 @@ def taken_over_elsewhere(asked: HintRequest, resource: ResourceName, mask: Mask)
     left = devices.some(reusable_devices(held, resource))
     elsewhere = [
         device
-        for listed, there in devices.by_nodes.items()
-        if (close := real_nodes(listed or ()) & nodes) and not close & mask
+        for known, there in nodes_of_devices(devices, asked.rules.mode).items()
+        if (close := real_nodes(known or ()) & nodes) and not close & mask
         for device in there & left
     ]
     return ", ".join(clean(device) for device in elsewhere[:MOST_NAMED])
