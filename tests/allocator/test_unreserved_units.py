@@ -46,6 +46,7 @@ async def refused(it: ShareNode, chance: Random, pods: int) -> tuple[int, int]:
     return fit, lost
 
 
+@pytest.mark.timeout(1800 if THOROUGH else 300)
 async def test_few_pods_that_fit_are_refused_without_a_reservation() -> None:
     """2 of 34 in the sample. If the first half always went to the GPU with the least left, 22 of 47 would be."""
     async with share_node(MACHINE, chance=Random(2)) as (it, _):
