@@ -1,10 +1,11 @@
 """
 Slots are listed to the kubelet without NUMA nodes, so that its Topology Manager keeps no pod from the GPUs that a node has,
-and with them where `sharing.slots.numaTopology` says so: over real sockets, on machines of the catalogue.
+and with them by `sharing.slots.numaTopology`: over real sockets, on machines of the catalogue.
 """
 
 from random import Random
 
+import msgspec
 import pytest
 from faults_support import THOROUGH
 from share_support import running
@@ -82,7 +83,7 @@ async def test_pods_of_one_gpu_fill_all_gpus_one_after_another(name: str, policy
 @pytest.mark.parametrize("policy", [*Policy])
 @pytest.mark.parametrize("name", MACHINES)
 async def test_numa_topology_keeps_a_pod_to_the_gpus_of_a_numa_node(name: str, policy: Policy) -> None:
-    """And the prediction says so: no pod with slots of more GPUs than that fits, unless nothing is aligned."""
+    """As predicted: no pod with slots of more GPUs than that fits, unless nothing is aligned."""
     hardware = machine(name)
     (most,) = {
         len([gpu for gpu in hardware.gpus if gpu.numa_affinity == nodes.numa_affinity]) for nodes in hardware.gpus
@@ -95,7 +96,7 @@ async def test_numa_topology_keeps_a_pod_to_the_gpus_of_a_numa_node(name: str, p
             decision = await it.admit_pod(pod)
             assert isinstance(predicted, Admission) is isinstance(decision, Admission)
             if isinstance(predicted, Refusal):
-                assert f"more than {most} never fit" in predicted.finding
+                assert "SlotsBeyondNumaNode" == predicted.code and f"a NUMA node has {most}" in predicted.finding
                 assert "numaTopology" in predicted.remedy
                 assert isinstance(decision, Refusal) and f"of {most} GPUs at most" in decision.finding
                 await it.kubelet.remove(pod.namespace, pod.name)
@@ -106,11 +107,37 @@ async def test_numa_topology_keeps_a_pod_to_the_gpus_of_a_numa_node(name: str, p
         assert [*range(1, (len(hardware.gpus) if policy is Policy.NONE else most) + 1)] == fits
 
 
+async def test_a_changed_setting_is_listed_without_a_restart() -> None:
+    """A pod with slots of 5 GPUs goes on; the kubelet is given the NUMA nodes of all slots, or of none."""
+    hardware = machine("hgx-h100")
+    async with running(lambda at: MachineInSlots(at, hardware, (GPU,), Policy.BEST_EFFORT, None)) as (it, _):
+        first = it.asking("first", Ask(5, memory=1_000))
+        it.reserve_beside(first)
+        assert isinstance(await it.admit_pod(first), Admission)
+        found = []
+        for revision, terms in enumerate((WITH_NUMA_NODES, PLAIN), 2):
+            known = it.ledger.state.topology
+            assert known is not None
+            topology = in_slots(hardware, 10, scaling=terms)
+            it.ledger.hear(msgspec.structs.replace(known, revision=revision, topology=topology))
+            nodes = {*topology.devices[GPU].values()}
+            await it.kubelet.until(
+                lambda kubelet, nodes=nodes: {*kubelet.state().hardware.devices[GPU].values()} == nodes  # type: ignore[misc]  # a default
+            )
+            found += [
+                isinstance(each, Admission) for each in it.reserve_beside(it.asking("next", Ask(5, memory=1_000)))
+            ]
+            await it.check(["first"])
+
+        assert [False, True] == found
+
+
 @pytest.mark.parametrize("seed", range(20 if THOROUGH else 1))
 async def test_what_the_extender_offers_the_kubelet_admits(seed: int) -> None:
     """Random pods: no container has another's amounts."""
     chance = Random(seed)
-    hardware, policy = machine(MACHINES[seed % 3]), ALIGNING[seed // 3 % 3]
+    hardware = machine(MACHINES[seed % 3])
+    policy = ALIGNING[seed // 3 % 3]
     whole = (hardware.gpus[0].memory or 0) // MIB
     async with running(lambda directory: MachineInSlots(directory, hardware, (GPU,), policy, Random(seed))) as (it, _):
         running_pods: dict[str, Ask] = {}
@@ -128,7 +155,8 @@ async def test_what_the_extender_offers_the_kubelet_admits(seed: int) -> None:
                 continue
             decision = await it.admit_pod(pod)
             assert isinstance(decision, Admission), (number, ask, decision)
-            running_pods[pod.name], admitted = ask, admitted + 1
+            running_pods[pod.name] = ask
+            admitted += 1
             await it.check(running_pods)
             for name, asked in running_pods.items():
                 amount = Amount(cores=asked.cores, memory=(asked.memory or whole) * MIB)

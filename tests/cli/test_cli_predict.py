@@ -406,7 +406,7 @@ def test_options_that_do_not_go_together_are_a_usage_error(
 def test_gpus_in_slots_are_chosen_as_hami_does_where_that_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of equal GPUs of a NUMA node HAMi takes the one of the highest index. Its lists of policies are for such nodes."""
+    """Of equal GPUs HAMi takes the highest index of the highest NUMA node. Its lists of policies are for such nodes."""
     machine = tmp_path / "machine.json"
     machine.write_bytes(msgspec.json.encode(in_slots(load_machine(MACHINE).topology)))
     file = tmp_path / "pod.yaml"
@@ -420,6 +420,6 @@ def test_gpus_in_slots_are_chosen_as_hami_does_where_that_is_asked_for(
         assert 0 == root.run([*asked, *more])
         found += json.loads(capsys.readouterr().out)["decision"]["allocations"][0]["devices"][GPU]
 
-    assert ["GPU-2::0", "GPU-3::0", "GPU-3::0"] == found
+    assert ["GPU-0::0", "GPU-5::0", "GPU-5::0"] == found
     assert 0 != root.run([*asked, "--pod-file", str(file)])
     assert "InvalidShare" in capsys.readouterr().out

@@ -34,8 +34,9 @@ def with_cpus(cpus: int, cores: int = 30, name: str = "main") -> ContainerReques
 
 
 def test_slots_are_listed_without_numa_nodes_unless_the_offer_says_so() -> None:
-    """And so no NUMA node is said to have them; in an event the setting is read as it was written."""
-    plain, listed = shared(), shared(terms=WITH_NUMA_NODES)
+    """So no zone of a NUMA node contains them; in an event the setting is read as it was written."""
+    plain = shared()
+    listed = shared(terms=WITH_NUMA_NODES)
 
     assert {None} == {*plain.devices[GPU].values()} and {(0,), (1,)} == {*listed.devices[GPU].values()}
     assert GPU not in device_counts(plain) and {0: 20, 1: 20} == device_counts(listed)[GPU]
@@ -81,7 +82,8 @@ def test_aligned_slots_of_more_gpus_than_a_numa_node_has_never_fit() -> None:
     for _ in range(60):
         counts = [chance.randint(1, 3) for _ in range(chance.randint(2, 4))]
         places = tuple(place for place, count in enumerate(counts) for _ in range(count))
-        slots, rules = chance.choice([2, 3, 10]), msgspec.structs.replace(RULES, policy=chance.choice(ALIGNING))
+        slots = chance.choice([2, 3, 10])
+        rules = msgspec.structs.replace(RULES, policy=chance.choice(ALIGNING))
         listed, plain = (node(shared(places, slots, terms)) for terms in (WITH_NUMA_NODES, PLAIN))
         for gpus in range(1, len(places) + 1):
             decisions = [admit(state, pod(asks(gpus, memory=100)), rules) for state in (listed, plain)]
@@ -101,14 +103,21 @@ def test_a_refusal_names_the_setting_and_what_never_fits(policy: Policy) -> None
         admit(state, pod(asks(gpus, memory=100)), msgspec.structs.replace(RULES, policy=policy)) for gpus in (2, 3)
     ]
 
-    assert all(isinstance(each, Refusal) and "ShareSplit" == each.code for each in found)
-    assert [False, True] == ["more than 2 never fit" in each.finding for each in found if isinstance(each, Refusal)]
-    assert all("NUMA nodes 0 with 1" in each.finding for each in found if isinstance(each, Refusal))
-    assert all(
-        "at most 2 GPUs; without sharing.slots.numaTopology" in each.remedy
-        for each in found
-        if isinstance(each, Refusal)
-    )
+    refusals = [each for each in found if isinstance(each, Refusal)]
+    assert ["ShareSplit", "SlotsBeyondNumaNode"] == [each.code for each in refusals]
+    assert "NUMA nodes 0 with 1" in refusals[0].finding and "a NUMA node has 2" in refusals[1].finding
+    assert ["ask for fewer GPUs", "ask for at most 2 GPUs"] == [each.remedy.partition(";")[0] for each in refusals]
+    assert all("without sharing.slots.numaTopology" in each.remedy for each in refusals)
+
+
+@pytest.mark.parametrize(("policy", "code"), [(Policy.BEST_EFFORT, ""), (Policy.RESTRICTED, "NotAligned")])
+def test_best_effort_aligns_slots_as_widely_as_the_cpus_need(policy: Policy, code: str) -> None:
+    """Two NUMA nodes with eight CPUs each: for ten CPUs the kubelet takes both, and slots of three GPUs with them."""
+    asked = container(cpus=10, gib=1, others={GPU: 3, MEMORY: 1000})
+
+    decision = admit(node(shared(terms=WITH_NUMA_NODES)), pod(asked), msgspec.structs.replace(RULES, policy=policy))
+
+    assert code == (decision.code if isinstance(decision, Refusal) else "")
 
 
 def test_a_refusal_by_alignment_alone_names_the_setting() -> None:

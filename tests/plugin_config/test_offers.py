@@ -83,7 +83,7 @@ def test_gpus_in_slots_are_offered_with_the_names_of_amounts() -> None:
         ("hgx-h100", "sharing: {slots: {}}", ""),
     ],
 )
-def test_slots_with_numa_nodes_say_what_never_fits(name: str, text: str, beyond: str) -> None:
+def test_slots_with_numa_nodes_name_what_does_not_fit(name: str, text: str, beyond: str) -> None:
     """Nothing where one NUMA node has all GPUs. The finding is printed whole."""
     found = made(load_machine(name).topology, text)
     one_node = [msgspec.structs.replace(gpu(number), memory=1 << 30, numa_affinity=(0,)) for number in range(4)]

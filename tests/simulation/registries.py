@@ -205,7 +205,7 @@ class Cluster:
         """How the GPUs of all nodes are offered."""
         rules = RULES if self.division == "whole" else UNALIGNED
         self.rules = msgspec.structs.replace(rules, compat=compat_of(seed, self.division))
-        self.site = Site(NODES, self.clock, hardware_of(self.division))
+        self.site = Site(NODES, self.clock, hardware_of(self.division, seed))
         self.requests: dict[str, PodRequest] = {}
         """By UID, of all pods that there ever were."""
         self.uids: dict[str, str] = {}

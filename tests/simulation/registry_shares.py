@@ -21,7 +21,7 @@ from decision_support import machine
 from simulation.divisions import ALL_CORES, ALL_MEMORY, BLOCKS, CORES, MEMORY, SLOTS, Much, card, much, way
 from simulation.registry_nodes import Node
 from simulation.world import Violation
-from slot_support import in_slots
+from slot_support import PLAIN, WITH_NUMA_NODES, in_slots
 from unit_support import in_units
 
 from topoalign.allocator.ledger.drafts import Binding
@@ -47,14 +47,16 @@ def division_of(seed: int) -> Division:
     return chance.choice(("slots", "units")) if chance.random() < SHARE_CLUSTERS else "whole"
 
 
-def hardware_of(division: Division) -> Topology:
-    """A node with four GPUs."""
+def hardware_of(division: Division, seed: int) -> Topology:
+    """A node with four GPUs; half of those in slots are listed with NUMA nodes."""
     found = machine(nics=(0, 0, 1))
     if division == "whole":
         return found
     gpus = tuple(msgspec.structs.replace(gpu, memory=ALL_MEMORY) for gpu in found.gpus)
     found = msgspec.structs.replace(found, gpus=gpus)
-    return in_slots(found, SLOTS) if division == "slots" else in_units(found, 4)
+    if division == "units":
+        return in_units(found, 4)
+    return in_slots(found, SLOTS, scaling=Random(f"listed-{seed}").choice((PLAIN, WITH_NUMA_NODES)))
 
 
 def compat_of(seed: int, division: Division) -> Compat:

@@ -16,7 +16,8 @@ from topoalign.core.model.topology.offers import Limiter, Offer, Slots
 from topoalign.core.model.topology.validate import validate
 from topoalign.core.state.fold import NodeState
 
-PLAIN, WITH_NUMA_NODES = Slots(), Slots(numa_topology=True)
+PLAIN = Slots()
+WITH_NUMA_NODES = Slots(numa_topology=True)
 MIB = 1 << 20
 MEMORY, PERCENTAGE = ResourceName("nvidia.com/gpumem"), ResourceName("nvidia.com/gpumem-percentage")
 CORES, PRIORITY = ResourceName("nvidia.com/gpucores"), ResourceName("nvidia.com/priority")

@@ -35,7 +35,6 @@ from topoalign.plugin_config.findings import Finding
 
 Way = Literal["time-slicing", "mps"]
 NUMA_TOPOLOGY = "sharing.slots.numaTopology"
-ALIGNING = "best-effort, restricted or single-numa-node"
 
 
 class Share(NamedTuple):
@@ -238,8 +237,8 @@ def chosen_for_slots(
 
 def beyond_a_numa_node(topology: Topology, in_slots: Sequence[DeviceID]) -> Iterator[Finding]:
     """
-    What never fits if slots of these devices are listed with NUMA nodes. A kubelet that aligns counts slots, several of each
-    GPU, and so takes fewer NUMA nodes than have as many GPUs. Nothing where one NUMA node has all of them.
+    What does not fit if slots of these devices are listed with NUMA nodes. A kubelet that aligns counts slots, several of
+    each GPU, and so takes fewer NUMA nodes than have as many GPUs. Nothing where one NUMA node has all of them.
     """
     nodes = [topology.listed_nodes(topology.gpu_by_id[topology.card_of(each)].numa_affinity) for each in in_slots]
     on_nodes = Counter(filter(None, nodes))
@@ -249,9 +248,9 @@ def beyond_a_numa_node(topology: Topology, in_slots: Sequence[DeviceID]) -> Iter
     yield Finding(
         field=NUMA_TOPOLOGY,
         finding=(
-            f"a NUMA node has {most} of {len(in_slots)} GPUs: with the kubelet's policy {ALIGNING} a container with more "
-            f"than {most} slots never fits, and pods are aligned to the lowest NUMA node with free slots, whatever is left "
-            "of its GPUs"
+            f"a NUMA node has {most} of {len(in_slots)} GPUs: unless the kubelet's policy is none, slots of more GPUs do "
+            "not fit on the empty node (by best-effort they do if CPUs or memory need several NUMA nodes), and the lowest "
+            "NUMA node with free slots is taken, whatever its GPUs have left"
         ),
         remedy="leave numaTopology out, which the choice of GPUs does not need, or use the kubelet's policy none",
     )

@@ -19,6 +19,7 @@ import msgspec
 from topoalign.cli import output, running
 from topoalign.cli.doctor.findings import Finding, Subject, Verdict, failure, ok, warning
 from topoalign.cli.doctor.kubelets import (
+    aligned_slots,
     allocator,
     kubelet,
     kubelet_configuration,
@@ -27,7 +28,6 @@ from topoalign.cli.doctor.kubelets import (
     state_directory,
 )
 from topoalign.cli.doctor.merging import kubelet_merge
-from topoalign.cli.doctor.slots import slots
 from topoalign.cli.doctor.state_files import cpu_manager_state, device_manager_state, memory_manager_state
 from topoalign.cli.errors import FINDINGS, REMEDIES
 from topoalign.core.model.errors import BusUnavailable, TopoalignError, clean
@@ -228,7 +228,7 @@ CHECKS: dict[str, Callable[[Subject], Finding | None]] = {
     "CPU manager state": cpu_manager_state,
     "memory manager state": memory_manager_state,
     "device checkpoint": device_manager_state,
-    "slots": slots,
+    "slots": aligned_slots,
     "state directory": state_directory,
     "allocator": allocator,
 }

@@ -150,6 +150,28 @@ def scheduler_for_units(subject: Subject) -> Finding | None:
     )
 
 
+def aligned_slots(subject: Subject) -> Finding | None:
+    """
+    Only where the plugin configuration that the environment names lists slots with NUMA nodes, and this machine has GPUs
+    near several: what then never fits.
+    """
+    from topoalign.cli import this_machine  # brings in the drivers
+    from topoalign.plugin_config import offers, watching  # brings in YAML; the other checks work without
+
+    try:
+        configuration = watching.first_read(os.environ)[2].configuration
+        found = offers.offers(this_machine.read().topology, configuration).findings
+    except TopoalignError:  # reported by `config check`, or by the check of the hardware
+        return None
+    beyond = next((each for each in found if each.field == offers.NUMA_TOPOLOGY), None)
+    if beyond is None:
+        return None
+    rules = kubelet_rules(subject)
+    if rules is not None and not POLICIES[rules.policy].asks:
+        return ok(f"{offers.NUMA_TOPOLOGY}: the kubelet's policy {rules.policy} aligns nothing")
+    return warning(str(beyond), beyond.remedy)
+
+
 def allocator(subject: Subject) -> Finding:
     """Who has the state directory, and who serves the kubelet: one process, or two that are in each other's way."""
     holder = lock_holder(subject.state_dir / "lock", PROC_LOCKS)

@@ -1,8 +1,9 @@
 """
 Whether a kubelet aligns a pod with parts of GPUs only to where a GPU has enough for it, whatever ends before it is admitted.
 
-A kubelet counts slots or units, CPUs and memory by NUMA node, and knows nothing of what is left of each GPU. So a pod that
-finds its GPU on node 1 may be aligned to node 0 once another pod has given back CPUs there, and is refused (`ShareSplit`):
+A kubelet counts units, slots that have NUMA nodes, CPUs and memory by NUMA node, and not what is left of each GPU. So a
+pod that finds its GPU on node 1 may be aligned to node 0 once another pod has given back CPUs there, and is refused
+(`ShareSplit`):
 
     asked: 60 cores and 4 CPUs; node 0 has free slots, GPUs with 40 cores left, and 2 CPUs; node 1 has enough of all
     now the pod is aligned to node 1; when a pod with 8 CPUs of node 0 ends, to node 0, where no GPU has 60 cores

@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from topoalign.core.admission.remedies import format_amount
 from topoalign.core.hints.cpu import available_cpus
-from topoalign.core.hints.devices import free_of, real_nodes
-from topoalign.core.hints.devices import nodes_of as nodes_of_devices
+from topoalign.core.hints.devices import by_counted_nodes, free_of, real_nodes
 from topoalign.core.hints.memory import memory_nodes
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.reuse import held_by_pod, reusable_cpus, reusable_devices, reusable_memory
@@ -173,7 +172,7 @@ def devices_by_node(asked: HintRequest, some: DeviceSet) -> Mapping[Mask, int]:
     """NUMA nodes, as a mask -> how many of these devices count near them."""
     nodes = mask_of(asked.state.hardware.node_ids)
     found = Counter[Mask]()
-    for known, there in nodes_of_devices(some.devices, asked.rules.mode).items():
+    for known, there in by_counted_nodes(some.devices, asked.rules.mode).items():
         found[real_nodes(known or ()) & nodes] += len(some & there)
     return found
 
@@ -206,7 +205,7 @@ def taken_over_elsewhere(asked: HintRequest, resource: ResourceName, mask: Mask)
     left = devices.some(reusable_devices(held, resource))
     elsewhere = [
         device
-        for known, there in nodes_of_devices(devices, asked.rules.mode).items()
+        for known, there in by_counted_nodes(devices, asked.rules.mode).items()
         if (close := real_nodes(known or ()) & nodes) and not close & mask
         for device in there & left
     ]

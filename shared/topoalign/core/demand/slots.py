@@ -256,6 +256,6 @@ def are_on_one_node(topology: Topology, gpus: Collection[DeviceID]) -> bool:
 
 
 def numa_node_of(topology: Topology, gpu: DeviceID) -> int | None:
-    """The NUMA node with which a kubelet is told of a GPU; None: it is not known."""
+    """The NUMA node of a GPU, with which its slots are listed if they are listed with any; None: it is not known."""
     nodes = topology.listed_nodes(gpu_of(topology, gpu).numa_affinity)
     return nodes[0] if nodes else None

@@ -45,7 +45,7 @@ def device_hints(
     """
     unlisted = sum(device not in devices for device in reusable)
     enough = len(devices.some(available) | devices.some(reusable)) + unlisted >= requested
-    if not any(nodes_of(devices, mode)) and (profile_of(mode).silent_on_unplaced_devices or enough):
+    if not any(by_counted_nodes(devices, mode)) and (profile_of(mode).silent_on_unplaced_devices or enough):
         return None
     if held:
         return possible(devices, held, (), requested, machine, mode) if len(held) == requested else ()
@@ -63,7 +63,7 @@ def possible(
     mode: Mode,
 ) -> Hints:
     """The subsets that have enough devices, and all reusable ones that have a topology."""
-    by_nodes = nodes_of(devices, mode)
+    by_nodes = by_counted_nodes(devices, mode)
     nodes = mask_of(bearing_nodes(by_nodes, machine))
     free, left = devices.some(available), devices.some(reusable)
     everything, counted, obligatory = Counter[Mask](), Counter[Mask](), set[Mask]()
@@ -89,7 +89,7 @@ def real_nodes(near: tuple[int, ...]) -> Mask:
     return mask_of(node for node in near if node >= 0)
 
 
-def nodes_of(devices: Devices, mode: Mode) -> Mapping[tuple[int, ...] | None, DeviceSet]:
+def by_counted_nodes(devices: Devices, mode: Mode) -> Mapping[tuple[int, ...] | None, DeviceSet]:
     """NUMA nodes -> the devices that count near them: as listed to the kubelet, or in mode `best` as known."""
     return devices.by_nodes if profile_of(mode).counts_devices_as_listed else devices.by_known_nodes
 
@@ -227,7 +227,7 @@ class DeviceProvider:
     def may_have_no_opinion(self, resource: ResourceName, asked: HintRequest) -> bool:
         """Only on devices of which no NUMA node is known, or that are decided together."""
         return resource in asked.demand.together or not any(
-            nodes_of(asked.state.hardware.devices[resource], asked.rules.mode)
+            by_counted_nodes(asked.state.hardware.devices[resource], asked.rules.mode)
         )
 
     def largest_rule(self, resource: ResourceName, asked: HintRequest) -> Largest:

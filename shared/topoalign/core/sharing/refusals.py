@@ -161,6 +161,23 @@ class ShareSplit(ShareDoesNotFit):
     code = "ShareSplit"
 
 
+class SlotsBeyondNumaNode(ShareDoesNotFit):
+    """
+    Raised for slots of more GPUs than any NUMA node has, where a kubelet aligns slots: it counts slots, several of each GPU,
+    and takes NUMA nodes with fewer GPUs, also on an empty node. `most`: GPUs of the NUMA node that has most.
+    """
+
+    code = "SlotsBeyondNumaNode"
+
+    def __init__(self, fields: ShareFields, asked: int, most: int) -> None:
+        super().__init__(
+            fields.cards,
+            f"{asked} GPUs are asked for, and a NUMA node has {most}: slots have NUMA nodes (sharing.slots.numaTopology), "
+            "and the kubelet, which counts slots, aligns them to too few GPUs",
+            f"ask for at most {most} GPUs; {UNALIGNED}",
+        )
+
+
 class NoneByHami(ShareDoesNotFit):
     """Raised where enough is left, and HAMi's rules choose no cards: `reason` counts why, in HAMi's words."""
 

@@ -3,9 +3,10 @@ On which GPUs a container gets its slots, and what it holds of each.
 
 Slots of one container are of different GPUs, and each of them has enough left for the amounts that the container asks for.
 A MIG instance in slots counts as a GPU without links: instances reach neither one another nor other GPUs, so where they are
-equal the lowest ones are taken. Which GPUs is decided by `choice`, among those that the pod's annotations accept. A kubelet
-counts slots per NUMA node, and knows neither GPUs nor annotations: where its alignment leaves too few GPUs that would do,
-the container is refused (`ShareSplit`). Where HAMi's rules choose, `slots_as_hami` does it. Example with ten slots a GPU:
+equal the lowest ones are taken. Which GPUs is decided by `choice`, among those that the pod's annotations accept: near the
+container's alignment if enough of them would do. A kubelet for which slots have NUMA nodes counts slots, and knows neither
+GPUs nor annotations: where its alignment leaves too few GPUs that would do, the container is refused (`ShareSplit`). Where
+HAMi's rules choose, `slots_as_hami` does it. Example with ten slots a GPU:
 
     left of GPU-0: 100 cores and 80000 MiB, of GPU-1: 60 and 20000, of GPU-2: 0 and 50000
     asked for 30 cores and 4000 MiB of one: GPU-1; of two: GPU-0 and GPU-1; of three: refused
@@ -58,6 +59,7 @@ from topoalign.core.sharing.refusals import (
     ShareDoesNotFit,
     ShareFields,
     ShareSplit,
+    SlotsBeyondNumaNode,
 )
 from topoalign.core.sharing.slot_cards import cards_of, scorer_of
 from topoalign.core.sharing.slots_as_hami import choose_as_hami
@@ -201,19 +203,25 @@ class SlotChooser:
             )
 
     def _check_numa_nodes(self, given: Collection[DeviceID]) -> None:
-        """Raises ShareSplit where slots are listed with NUMA nodes, and those of these GPUs have too few GPUs."""
-        hardware, asked = self._state.hardware, self._share.gpus
+        """
+        Raises SlotsBeyondNumaNode and ShareSplit where slots are listed with NUMA nodes, and the NUMA nodes of these GPUs
+        have fewer GPUs than are asked for.
+        """
+        hardware = self._state.hardware
+        asked = self._share.gpus
         on_nodes = gpus_of_numa_nodes(hardware).get(self.resource, Counter())
         nodes = {node for gpu in given if (node := numa_node_of(hardware, gpu)) is not None}
-        there, most = sum(on_nodes[node] for node in nodes), max(on_nodes.values(), default=0)
-        if nodes and there < asked and on_nodes:
-            more = f": more than {most} never fit, whatever is free" if asked > most else ""
-            raise ShareSplit(
-                self._fields.cards,
-                f"{asked} GPUs are asked for, and the kubelet aligns their slots to NUMA nodes {format_cpuset(nodes)} with "
-                f"{there}, for it counts slots and not GPUs (sharing.slots.numaTopology){more}",
-                f"ask for at most {most} GPUs; {UNALIGNED}",
-            )
+        there = sum(on_nodes[node] for node in nodes)
+        most = max(on_nodes.values(), default=0)
+        if not there or there >= asked:
+            return
+        if asked > most:
+            raise SlotsBeyondNumaNode(self._fields, asked, most)
+        raise ShareSplit(
+            self._fields.cards,
+            f"{asked} GPUs are asked for, and the kubelet aligns slots to NUMA nodes {format_cpuset(nodes)} with {there}",
+            f"ask for fewer GPUs; {UNALIGNED}",
+        )
 
     def _objection(self, gpus: Sequence[DeviceID]) -> str:
         """Why these GPUs together would not do; empty: they would."""

@@ -31,7 +31,10 @@ class Devices(dict[DeviceID, tuple[int, ...] | None]):
 
     @cached_property
     def unlisted_nodes(self) -> dict[DeviceID, tuple[int, ...]]:
-        """Device that is listed without topology -> the NUMA nodes of its card, where `Topology.devices` knows them."""
+        """
+        Device without the number of a share that is listed without topology -> the NUMA nodes of its card, where
+        `Topology.devices` knows them.
+        """
         return {}
 
     @cached_property
@@ -62,7 +65,10 @@ class Devices(dict[DeviceID, tuple[int, ...] | None]):
     @cached_property
     def by_known_nodes(self) -> Mapping[tuple[int, ...] | None, "DeviceSet"]:
         """The same by the NUMA nodes that the devices are known to be near, listed or not."""
-        return self._grouped({**self, **self.unlisted_nodes}) if self.unlisted_nodes else self.by_nodes
+        known = self.unlisted_nodes
+        if not known:
+            return self.by_nodes
+        return self._grouped({device: known.get(base_of(device), nodes) for device, nodes in self.items()})
 
     def _grouped(
         self, nodes_of: Mapping[DeviceID, tuple[int, ...] | None]

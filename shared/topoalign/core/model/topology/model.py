@@ -198,7 +198,7 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
                 nodes = self.listed_nodes(card.numa_affinity) if card is not None else None
                 listed.update(dict.fromkeys(offer.handed_out(base), nodes if offer.has_numa_topology else None))
                 if nodes is not None and not offer.has_numa_topology:
-                    listed.unlisted_nodes.update(dict.fromkeys(offer.handed_out(base), nodes))
+                    listed.unlisted_nodes[base] = nodes
         for other in self.others:
             devices.setdefault(other.resource, Devices())[other.id] = other.nodes
         return devices

@@ -113,7 +113,7 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
 
     @property
     def has_numa_topology(self) -> bool:
-        """Whether the devices are listed to the kubelet with their NUMA nodes; slots are only if `numa_topology` says so."""
+        """Whether the devices are listed to the kubelet with NUMA nodes; slots are not, unless `numa_topology` is set."""
         return self.slots is None or self.slots.numa_topology
 
     def handed_out(self, base: DeviceID) -> Iterator[DeviceID]:

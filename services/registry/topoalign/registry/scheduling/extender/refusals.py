@@ -31,6 +31,7 @@ FINDINGS: Mapping[str, str] = {
     "TooLarge": "more devices than a node of this type has; ask for fewer",
     "DevicesDoNotFit": "no free devices as the annotations ask; ease the annotations or wait until pods end",
     "ShareSplit": "too few GPUs have what is asked for at once; wait until pods end or ease amounts and annotations",
+    "SlotsBeyondNumaNode": "more slots than a NUMA node has GPUs; ask for fewer or leave out sharing.slots.numaTopology",
     "WholeGpuInUse": "a whole GPU of which others have parts; wait until pods end",
     "MemoryAboveCard": "more memory than a card has; ask for less",
     "NoCardAccepted": "no card that may be chosen; ease the lists in metadata.annotations or look at topoalign gpu list",
