@@ -78,6 +78,23 @@ def test_a_pod_that_never_fits_on_a_numa_node_is_not_advised_to_wait(
         assert f"the pod never fits on this node: {remedy}" == found.remedy
 
 
+def test_a_remedy_and_a_finding_name_the_container_that_the_empty_machine_refuses() -> None:
+    """Two of four GPUs are held: now `first` is refused, and on the empty machine `second`, which one GPU is left for."""
+    asked = pod(container("first", gpus=3), container("second", gpus=2))
+    rules = with_rules(SINGLE, policy=Policy.NONE)
+
+    found = refusal(held(node(machine()), pod(container(gpus=2), name="held"), rules=rules), asked, rules)
+
+    assert ("first", Resolvability.NEVER) == (found.container, found.resolvability)
+    assert (
+        "even with nothing allocated: container 'second': 2 of nvidia.com/gpu needed, 1 free and healthy"
+        == found.finding
+    )
+    assert (
+        "the pod never fits on this node: ask for 1 instead of 2 nvidia.com/gpu in container 'second'" == found.remedy
+    )
+
+
 def test_a_pod_that_fits_once_others_end_may_wait_or_ask_for_less() -> None:
     state = held(node(machine()), *(pod(container(gpus=1, cpus=4, gib=4), name=f"held-{i}") for i in range(3)))
 
