@@ -8,14 +8,14 @@ import msgspec
 import pytest
 import unit_support
 from decision_support import GIB, container, machine, node, pod
-from feasibility_support import demand_of, some_machine, some_node, some_pod, some_rules
+from feasibility_support import PAGES, demand_of, some_machine, some_node, some_pod, some_rules
 from slot_support import asks, holding, in_slots
 from unit_support import CORES as CORE_UNITS
 from unit_support import DGX, KUBELET
 from unit_support import MEMORY as MEMORY_UNITS
 
 from topoalign.core.admission.admit import decide
-from topoalign.core.admission.remedies import smaller_requests
+from topoalign.core.admission.remedies import format_amount, smaller_requests
 from topoalign.core.admission.resolvability import HEAL, NEVER, WAIT, explained
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.model.decisions import Admission, Refusal, Resolvability
@@ -76,6 +76,16 @@ def test_a_pod_that_never_fits_on_a_numa_node_is_not_advised_to_wait(
             f"even with nothing allocated: policy single-numa-node refuses container 'main': {finding}" == found.finding
         )
         assert f"the pod never fits on this node: {remedy}" == found.remedy
+
+
+def test_amounts_of_memory_are_named_in_gib() -> None:
+    rules = with_rules(SINGLE, policy=Policy.NONE)
+
+    found = refusal(node(machine()), pod(container(cpus=1, gib=130)), rules)
+
+    assert found.finding.endswith("no NUMA nodes that may be used together have 130 GiB of memory free")
+    assert ("2.5", f"GiB of {PAGES}") == format_amount(PAGES, 5 * GIB >> 1)
+    assert ("1007.56", "GiB of memory") == format_amount(MEMORY, int(1007.56 * GIB))
 
 
 def test_a_remedy_and_a_finding_name_the_container_that_the_empty_machine_refuses() -> None:

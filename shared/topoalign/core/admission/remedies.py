@@ -14,8 +14,9 @@ from typing import NamedTuple
 import msgspec
 
 from topoalign.core.model.errors import clean, quoted
-from topoalign.core.model.ids import CPU, MEMORY, ContainerName, ResourceName, is_native
+from topoalign.core.model.ids import CPU, MEMORY, ContainerName, ResourceName, is_hugepages, is_native
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy, Scope
+from topoalign.core.placement.memory import format_gib
 from topoalign.core.profile import profile_of
 
 UNITS = {CPU: 1000, MEMORY: 1 << 30}
@@ -127,6 +128,6 @@ def format_rule(rule: dict[str, str], mode: Mode) -> str:
 
 def format_amount(resource: ResourceName, amount: int) -> tuple[str, str]:
     """An amount and its unit, for people."""
-    if resource == MEMORY:
-        return f"{amount / UNITS[MEMORY]:.4g}", "GiB of memory"
+    if resource == MEMORY or is_hugepages(resource):
+        return format_gib(amount), f"GiB of {resource}"
     return (f"{amount / UNITS[CPU]:g}", "CPUs") if resource == CPU else (str(amount), clean(resource))
