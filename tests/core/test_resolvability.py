@@ -73,7 +73,8 @@ def test_a_pod_that_never_fits_on_a_numa_node_is_not_advised_to_wait(
 
         assert Resolvability.NEVER == found.resolvability
         assert (
-            f"even with nothing allocated: policy single-numa-node refuses container 'main': {finding}" == found.finding
+            f"even with no other pod on the node: policy single-numa-node refuses container 'main': {finding}"
+            == found.finding
         )
         assert f"the pod never fits on this node: {remedy}" == found.remedy
 
@@ -97,7 +98,7 @@ def test_a_remedy_and_a_finding_name_the_container_that_the_empty_machine_refuse
 
     assert ("first", Resolvability.NEVER) == (found.container, found.resolvability)
     assert (
-        "even with nothing allocated: container 'second': 2 of nvidia.com/gpu needed, 1 free and healthy"
+        "even with no other pod on the node: container 'second': 2 of nvidia.com/gpu needed, 1 free and healthy"
         == found.finding
     )
     assert (
@@ -189,7 +190,7 @@ def test_a_refusal_that_has_its_own_remedy_keeps_it() -> None:
     found = refusal(node(machine()), pod(container(others={"example.com/none": 1})), AdmissionRules(mode=Mode.BEST))
 
     assert (Resolvability.NEVER, "UnknownResource") == (found.resolvability, found.code)
-    assert "even with nothing allocated" not in found.finding and found.remedy.startswith("ask for what it has")
+    assert "even with no other pod on the node" not in found.finding and found.remedy.startswith("ask for what it has")
 
 
 def without_pods(state: NodeState) -> NodeState:

@@ -76,7 +76,7 @@ def with_resolvability(state: NodeState, demand: PodDemand, refusal: Refusal) ->
         finding = where + remaining.finding
         remedy = remaining.remedy
     elif resolvability is Resolvability.NEVER:
-        finding = f"even with nothing allocated: {where}{remaining.finding}"
+        finding = f"even with no other pod on the node: {where}{remaining.finding}"
         remedy = f"{NEVER}: {'; or '.join(sufficient_changes(empty, demand, remaining)) or ELSEWHERE}"
     return msgspec.structs.replace(refusal, resolvability=resolvability, finding=finding, remedy=remedy)
 
