@@ -131,6 +131,14 @@ def test_cpus_of_an_init_container_are_named_with_the_scope_that_admits() -> Non
     assert isinstance(decide(state, read_pod(asked, with_rules(SINGLE, scope=Scope.POD))), Admission)
 
 
+def test_several_cpus_of_an_init_container_are_named() -> None:
+    asked = pod(container("main", cpus=8, gib=4), init=[container("init", cpus=2, gib=1)])
+
+    found = refusal(node(machine()), asked, with_rules(SINGLE, reserved_cpus="0"))
+
+    assert "CPUs 1,9 of the init container keep the container off NUMA node 1" in found.finding
+
+
 def test_a_pod_that_its_init_container_keeps_out_fits_by_scope_pod() -> None:
     """CPU 0 is kept for the system: the init container gets CPU 8 of NUMA node 0, and 7 are left there even when empty."""
     rules = with_rules(SINGLE, reserved_cpus="0")
