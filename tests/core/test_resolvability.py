@@ -89,7 +89,7 @@ def test_amounts_of_memory_are_named_in_gib() -> None:
     assert ("1007.56", "GiB of memory") == format_amount(MEMORY, int(1007.56 * GIB))
 
 
-def test_a_remedy_and_a_finding_name_the_container_that_the_empty_machine_refuses() -> None:
+def test_a_refusal_names_the_container_that_the_empty_machine_refuses() -> None:
     """Two of four GPUs are held: now `first` is refused, and on the empty machine `second`, which one GPU is left for."""
     asked = pod(container("first", gpus=3), container("second", gpus=2))
     rules = with_rules(SINGLE, policy=Policy.NONE)
