@@ -45,12 +45,12 @@ class UnservedResource(BadRequest):
         super().__init__(
             f"{self.field}: nobody serves {shown} here; a kubelet passes over such a name, and the container starts without "
             "the device",
-            "; ".join(dict.fromkeys(remedy_for(name, served) for name in sorted(names))),
+            "; ".join(dict.fromkeys(remedy_for(name, names, served) for name in sorted(names))),
         )
 
 
-def remedy_for(name: ResourceName, served: Collection[ResourceName]) -> str:
-    """What makes this name work, or which one to use instead."""
+def remedy_for(name: ResourceName, names: Collection[ResourceName], served: Collection[ResourceName]) -> str:
+    """What makes this name work, or which one to use instead; a setting that another of the `names` has is not repeated."""
     if setting := setting_for(name):
         return setting
     meant = nearest_name(name, {*served, GPU, NIC, *SETTINGS})
@@ -60,7 +60,8 @@ def remedy_for(name: ResourceName, served: Collection[ResourceName]) -> str:
     if meant in served:
         return f"did you mean {meant}?"
     offered = setting_for(ResourceName(meant)) or "the plugin configuration offers nothing under that name"
-    return f"did you mean {meant}? For that, {offered}"
+    repeated = offered in map(setting_for, names)
+    return f"did you mean {meant}?" if repeated else f"did you mean {meant}? For that, {offered}"
 
 
 def unserved_names(
