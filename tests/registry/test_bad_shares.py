@@ -84,13 +84,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     },
     "memory above a card": (
         pod(units("20", f"{MOST + 1}"), {}),
-        f"{SECOND}[{MEMORY}]: {MOST + 1} blocks of memory are asked for of one card, and a card has {MOST}; "
-        "ask for less memory, for memory of several cards, or choose a node with larger cards",
+        f"{SECOND}[{MEMORY}]: {MOST + 1} blocks of memory are asked for of one card, and a card has "
+        f"{MOST} blocks of memory; ask for less memory, for memory of several cards, or choose a node with larger cards",
     ),
     "memory above two whole cards": (
         pod(units("200", f"{2 * MOST + 1}"), {}, "initContainers"),
         f"spec.initContainers[0].resources.limits[{MEMORY}]: {MOST + 1} blocks of memory are asked for of one card, and a "
-        f"card has {MOST}; ask for less memory, for memory of several cards, or choose a node with larger cards",
+        f"card has {MOST} blocks of memory; ask for less memory, for memory of several cards, or choose a node with larger "
+        "cards",
     ),
     "both kinds": (
         pod({**GOOD, "nvidia.com/gpu": "1"}, {}),

@@ -69,7 +69,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     },
     "memory of one of two": (
         pod(units("60", f"{2 * MOST + 2}"), {CARDS: "2"}),
-        f"{SECOND}[{MEMORY}]: {MOST + 1} blocks of memory are asked for of one card, and a card has {MOST}; "
+        f"{SECOND}[{MEMORY}]: {MOST + 1} blocks of memory are asked for of one card, and a card has "
+        f"{MOST} blocks of memory; "
         "ask for less memory, for memory of several cards, or choose a node with larger cards",
     ),
     "whole GPUs": (pod({"nvidia.com/gpu": "2"}, {CARDS: "2"}), NO_UNITS),
