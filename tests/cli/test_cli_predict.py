@@ -285,6 +285,29 @@ def test_shares_are_asked_of_a_described_machine_by_its_configuration(
     assert 6 == asked(capsys, "--pod-file", asking(limits))[0]
 
 
+def test_slots_in_the_kubelets_files_count_as_equal_parts_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    """A container has 30,000 MiB of a GPU by its slot; the kubelet's checkpoint has the slot alone."""
+    plugin = written("topoalign.json", SLOTS)
+    rules = configuration.load_configuration(Path("config.yaml"))
+    described = Described(MACHINE, None, None, Path(plugin))
+    state = described.node(described.offering_machine()[0], rules).state
+    share = container("main", others={GPU: 1, ResourceName("nvidia.com/gpumem"): 30_000})
+    for allocation in admitted(admit(state, pod(share, name="uid"), rules)).values():
+        state = state.holding(allocation)
+    Path("kubelet").mkdir()
+    write_files(Path("kubelet"), state, rules)
+
+    with_files, without = (
+        asked(capsys, "--config", plugin, "--gpus", "1", *more)[1]["decision"]["explanation"]["notes"]
+        for more in (FROM_FILES, ())
+    )
+
+    assert ["the kubelet's files have no amounts: the slots that containers have (1)"] == [
+        note[:71] for note in with_files if "no amounts" in note
+    ]
+    assert [] == [note for note in without if "no amounts" in note]
+
+
 def test_what_a_machine_cannot_do_of_its_configuration_is_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     file = written("topoalign.json", {"flags": {"migStrategy": "dynamic"}, **SLOTS})
 

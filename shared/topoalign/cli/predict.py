@@ -28,7 +28,8 @@ from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, over
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.pod_checks import offers_of
 from topoalign.core.sharing.slot_defaults import slot_defaults, with_defaults
-from topoalign.core.state.fold import announced
+from topoalign.core.state.fold import NodeState, announced
+from topoalign.core.state.slot_amounts import held_by_slot
 from topoalign.kubelet.files import configuration
 from topoalign.kubelet.files.node_state import KubeletNode, node_state
 from topoalign.kubelet.files.settling import settling
@@ -48,6 +49,17 @@ def filled_in(pod: PodRequest, machine: Topology) -> tuple[PodRequest, tuple[str
         for name, amount in each.limits.items()
     )
     return with_defaults(pod, filled), tuple(notes)
+
+
+def amounts_note(state: NodeState) -> str | None:
+    """That the kubelet's files do not have the amounts of slots; None: no container has a slot."""
+    slots = sum(map(len, held_by_slot(state.hardware, state.allocations.values()).values()))
+    if not slots:
+        return None
+    return (
+        f"the kubelet's files have no amounts: the slots that containers have ({slots}) count as equal parts of their GPUs; "
+        "the running node has the amounts (`topoalign what-if` without --machine)"
+    )
 
 
 @dataclass(frozen=True)
@@ -82,7 +94,7 @@ class Described:
         decision = with_unserved(explained(node.state, demand), unserved_names(demand, machine.topology))
         starting = settling(self.kubelet_root, time.time()) if self.kubelet_root is not None else None
         lists = list_notes(machine.topology, pod) if plugin.by_variable_alone else ()
-        notes = [taken, *found, *node.findings, starting, *passed_over, *lists]
+        notes = [taken, *found, *node.findings, amounts_note(node.state), starting, *passed_over, *lists]
         return node.state.node, noted(decision, tuple(filter(None, notes))), machine.topology
 
     def offering_machine(self) -> tuple[Machine, PluginFlags, tuple[str, ...]]:
