@@ -129,7 +129,8 @@ class NotEnoughUnusedCards(ShareDoesNotFit):
 
     def __init__(self, fields: ShareFields, asked: int, unused: int) -> None:
         super().__init__(
-            fields.cards, f"{asked} unused are asked for, and {unused} of the node are: others hold parts of the rest"
+            fields.cards,
+            f"{asked} unused cards are asked for, and the node has {unused}: containers hold parts of the others",
         )
 
 

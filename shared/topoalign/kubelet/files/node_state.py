@@ -217,7 +217,7 @@ def held_devices(root: Path, topology: Topology, pods: ListedPods) -> Held:
         if resource in topology.devices and (foreign := devices - topology.devices[resource].keys()):
             raise StateFault(
                 f"the kubelet has {quoted([resource])} {quoted(sorted(foreign))}, which the machine does not have",
-                "describe the machine that the kubelet runs on, with the device ids that its plugin lists",
+                "describe the machine that the kubelet runs on, and give its plugin's configuration with --config",
             )
     listed = devices_of(data)
     held = {container: devices for container, devices in listed.items() if not pods.is_gone(container[0])}
