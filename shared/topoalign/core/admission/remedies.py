@@ -84,6 +84,11 @@ def most_that(holds: Callable[[int], bool], most: int) -> int:
     if not holds(1):
         return 0
     good, bad = 1, most + 1
+    while 2 * good < bad:  # the answer is small even where somebody asks for billions
+        if not holds(2 * good):
+            bad = 2 * good
+        else:
+            good *= 2
     while bad - good > 1:
         middle = (good + bad) // 2
         good, bad = (middle, bad) if holds(middle) else (good, middle)
