@@ -139,7 +139,7 @@ def test_people_get_a_line_per_finding_and_the_remedy_below_it(capsys: pytest.Ca
 
     out = capsys.readouterr().out
     assert 0 == status
-    assert "warning  node name          Upper has upper-case letters" in out
+    assert "warning  node name            Upper has upper-case letters" in out
     assert "do: Kubernetes node names are lower case" in out
     assert "\x1b" not in out
 

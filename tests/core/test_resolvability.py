@@ -8,14 +8,14 @@ import msgspec
 import pytest
 import unit_support
 from decision_support import GIB, container, machine, node, pod
-from feasibility_support import demand_of, some_machine, some_node, some_pod, some_rules
+from feasibility_support import PAGES, demand_of, some_machine, some_node, some_pod, some_rules
 from slot_support import asks, holding, in_slots
 from unit_support import CORES as CORE_UNITS
 from unit_support import DGX, KUBELET
 from unit_support import MEMORY as MEMORY_UNITS
 
 from topoalign.core.admission.admit import decide
-from topoalign.core.admission.remedies import smaller_requests
+from topoalign.core.admission.remedies import format_amount, smaller_requests
 from topoalign.core.admission.resolvability import HEAL, NEVER, WAIT, explained
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.model.decisions import Admission, Refusal, Resolvability
@@ -73,9 +73,37 @@ def test_a_pod_that_never_fits_on_a_numa_node_is_not_advised_to_wait(
 
         assert Resolvability.NEVER == found.resolvability
         assert (
-            f"even with nothing allocated: policy single-numa-node refuses container 'main': {finding}" == found.finding
+            f"even with no other pod on the node: policy single-numa-node refuses container 'main': {finding}"
+            == found.finding
         )
         assert f"the pod never fits on this node: {remedy}" == found.remedy
+
+
+def test_amounts_of_memory_are_named_in_gib() -> None:
+    rules = with_rules(SINGLE, policy=Policy.NONE)
+
+    found = refusal(node(machine()), pod(container(cpus=1, gib=130)), rules)
+
+    assert found.finding.endswith("no NUMA nodes that may be used together have 130 GiB of memory free")
+    assert ("2.5", f"GiB of {PAGES}") == format_amount(PAGES, 5 * GIB >> 1)
+    assert ("1007.56", "GiB of memory") == format_amount(MEMORY, int(1007.56 * GIB))
+
+
+def test_a_refusal_names_the_container_that_the_empty_machine_refuses() -> None:
+    """Two of four GPUs are held: now `first` is refused, and on the empty machine `second`, which one GPU is left for."""
+    asked = pod(container("first", gpus=3), container("second", gpus=2))
+    rules = with_rules(SINGLE, policy=Policy.NONE)
+
+    found = refusal(held(node(machine()), pod(container(gpus=2), name="held"), rules=rules), asked, rules)
+
+    assert ("first", Resolvability.NEVER) == (found.container, found.resolvability)
+    assert (
+        "even with no other pod on the node: container 'second': 2 of nvidia.com/gpu needed, 1 free and healthy"
+        == found.finding
+    )
+    assert (
+        "the pod never fits on this node: ask for 1 instead of 2 nvidia.com/gpu in container 'second'" == found.remedy
+    )
 
 
 def test_a_pod_that_fits_once_others_end_may_wait_or_ask_for_less() -> None:
@@ -101,6 +129,14 @@ def test_cpus_of_an_init_container_are_named_with_the_scope_that_admits() -> Non
     )
     assert "set topologyManagerScope: pod" in found.remedy
     assert isinstance(decide(state, read_pod(asked, with_rules(SINGLE, scope=Scope.POD))), Admission)
+
+
+def test_several_cpus_of_an_init_container_are_named() -> None:
+    asked = pod(container("main", cpus=8, gib=4), init=[container("init", cpus=2, gib=1)])
+
+    found = refusal(node(machine()), asked, with_rules(SINGLE, reserved_cpus="0"))
+
+    assert "CPUs 1,9 of the init container keep the container off NUMA node 1" in found.finding
 
 
 def test_a_pod_that_its_init_container_keeps_out_fits_by_scope_pod() -> None:
@@ -162,7 +198,7 @@ def test_a_refusal_that_has_its_own_remedy_keeps_it() -> None:
     found = refusal(node(machine()), pod(container(others={"example.com/none": 1})), AdmissionRules(mode=Mode.BEST))
 
     assert (Resolvability.NEVER, "UnknownResource") == (found.resolvability, found.code)
-    assert "even with nothing allocated" not in found.finding and found.remedy.startswith("ask for what it has")
+    assert "even with no other pod on the node" not in found.finding and found.remedy.startswith("ask for what it has")
 
 
 def without_pods(state: NodeState) -> NodeState:

@@ -29,8 +29,11 @@ def test_a_checkpoint_with_one_digit_changed_is_not_trusted() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"{}", ONE_GPU[:-9], EMPTY + b"x", b"\xff\xfe"])
 def test_a_file_that_is_no_checkpoint_is_refused_by_name(content: bytes) -> None:
-    with pytest.raises(StateFault, match="kubelet_internal_checkpoint"):
+    """To delete it alone makes a kubelet give the devices of running pods to others."""
+    with pytest.raises(StateFault, match="kubelet_internal_checkpoint") as error:
         device_checkpoint.decode(content)
+
+    assert error.value.remedy.startswith("drain the node")
 
 
 def test_devices_are_printed_by_node_in_the_order_of_numbers_not_of_text() -> None:

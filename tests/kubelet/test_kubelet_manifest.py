@@ -37,6 +37,29 @@ def read(text: str) -> PodRequest:
     return manifest.pod_of(documents.read(text.encode(), "pod.yaml"))
 
 
+@pytest.mark.parametrize(
+    ("resources", "field", "remedy"),
+    [
+        ("resource: {limits: {nvidia.com/gpu: 1}}", "spec.containers[0].resource", "write resources"),
+        ("resources: {limit: {nvidia.com/gpu: 1}}", "spec.containers[0].resources.limit", "limits, requests, claims"),
+        ("resources: {nvidia.com/gpu: 1}", "spec.containers[0].resources.nvidia.com/gpu", "amounts inside limits"),
+        ("resources: {limits: {cpus: 2}}", "spec.containers[0].resources.limits[cpus]", "write cpu, memory,"),
+        ("resources: {requests: {mem: 1Gi}}", "spec.containers[0].resources.requests[mem]", "write cpu, memory,"),
+    ],
+)
+def test_a_file_whose_pod_would_seem_to_ask_for_nothing_is_an_error(
+    tmp_path: Path, resources: str, field: str, remedy: str
+) -> None:
+    """An API server refuses it. A pod of the cluster is not checked: a later version may have more fields."""
+    (tmp_path / "pod.yaml").write_text(f"kind: Pod\nspec:\n  containers:\n  - name: main\n    {resources}\n")
+    with pytest.raises(InvalidField) as error:
+        manifest.load_manifest(tmp_path / "pod.yaml")
+
+    assert (field, True) == (error.value.field, remedy in error.value.remedy)
+    (tmp_path / "good.yaml").write_text(POD)
+    assert manifest.load_manifest(tmp_path / "good.yaml").spec is not None
+
+
 def test_a_manifest_is_read_in_the_units_of_a_request() -> None:
     """Requests, limits, init containers and sidecars of a manifest are read in the units of a request."""
     pod = read(POD)

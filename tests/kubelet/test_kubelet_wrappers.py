@@ -63,6 +63,10 @@ PARTS = {
     "Talos": ({"machine": {"kubelet": {"extraConfig": FIELDS}}}, "machine.kubelet.extraConfig"),
     "OpenShift": ({"kind": "KubeletConfig", "spec": {"kubeletConfig": FIELDS}}, "spec.kubeletConfig"),
     "nodeadm": ({"kind": "NodeConfig", "spec": {"kubelet": {"config": FIELDS}}}, "spec.kubelet.config"),
+    "eksctl": (
+        {"kind": "ClusterConfig", "nodeGroups": [{"kubeletExtraConfig": FIELDS}]},
+        "nodeGroups[0].kubeletExtraConfig",
+    ),
     "GKE": ({"kubeletConfig": FIELDS, "linuxConfig": {}}, "kubeletConfig"),
 }
 

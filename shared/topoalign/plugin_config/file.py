@@ -179,9 +179,10 @@ def advice(key: str, kind: type[msgspec.Struct]) -> str:
     places = sections(Configuration, key) + [
         field.removesuffix(f".{key}") for field in theirs if field.endswith(f".{key}")
     ]
-    near = [each for each in known if each.lower() == key.lower()] or get_close_matches(key[:80], known)
+    near = [each for each in known if each.lower() == key.lower()]
     if places and not near:
         return f"put it into {' or '.join(place or 'the top of the file' for place in places)}"
+    near = near or get_close_matches(key[:80], known)
     return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
 
 

@@ -21,6 +21,7 @@ from topoalign.kubelet.files import documents, wrappers
 from topoalign.kubelet.files.documents import Document, InvalidDocument
 from topoalign.kubelet.files.wrappers import FieldMapping
 
+CONFIG_MAP = "ConfigMap"
 VALUES = (("config", "map"), ("devicePlugin", "config", "data"))
 """The last fields of a path whose values are files."""
 
@@ -59,8 +60,12 @@ def only(raw: bytes, path: Path) -> Wrapped:
 def files(parts: Sequence[FieldMapping], source: str) -> list[Wrapped]:
     """The files that wrappers among these mappings hold."""
     return [
-        Wrapped(field := wrappers.field_of((*path, str(key))), _content(value, f"{source}, {field}"))
-        for path, values in map(_values, parts)
+        Wrapped(
+            field := wrappers.field_of((*path, str(key))),
+            _content(value, f"{source}, {field}", only_text=part.content.get("kind") == CONFIG_MAP),
+        )
+        for part in parts
+        for path, values in [_values(part)]
         for key, value in values.items()
     ]
 
@@ -80,16 +85,17 @@ def check_no_object(parts: Sequence[FieldMapping]) -> None:
 
 def _values(part: FieldMapping) -> tuple[wrappers.Path, Mapping[object, object]]:
     """The path of a mapping whose values are files, and the mapping; empty where there is none."""
-    if part.content.get("kind") == "ConfigMap":
+    if part.content.get("kind") == CONFIG_MAP:
         data = part.content.get("data")
         return (*part.path, "data"), data if isinstance(data, dict) else {}
     is_values = any(part.path[-len(end) :] == end for end in VALUES)
     return part.path, part.content if is_values else {}
 
 
-def _content(value: object, source: str) -> Document | BadRequest:
+def _content(value: object, source: str, *, only_text: bool) -> Document | BadRequest:
     if isinstance(value, dict):
-        return value
+        finding = "is a mapping, and an API server takes only text in data of a ConfigMap"
+        return InvalidDocument(source, finding, "write `|` behind the key: `NAME: |`") if only_text else value
     try:
         return documents.read(str(value).encode(), source)
     except InvalidDocument as error:

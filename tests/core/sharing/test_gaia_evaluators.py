@@ -166,7 +166,7 @@ def test_memory_of_whole_cards_is_not_looked_at() -> None:
         (150, 1, NotWholeCards, "cores: 150 is neither"),
         (20, 0, AmountMissing, "memory: nothing is asked for beside cores"),
         (0, 1, AmountMissing, "cores: nothing is asked for beside memory"),
-        (20, 4 * BLOCK + 1, MemoryAboveCard, f"memory: {4 * BLOCK + 1} bytes"),
+        (20, 4 * BLOCK + 1, MemoryAboveCard, "memory: 1024.000001 MiB"),
         (500, 0, evaluators.NoFreeCard, "cores: the node has fewer than 5 cards"),
     ],
 )
@@ -183,7 +183,7 @@ def test_memory_is_compared_with_the_first_card_after_all_cards() -> None:
     )
 
     assert [3] == chosen(large, 20, 9 * BLOCK)
-    with pytest.raises(MemoryAboveCard, match=f"has {4 * BLOCK}"):
+    with pytest.raises(MemoryAboveCard, match="has 1024 MiB"):
         chosen(large, 20, 10 * BLOCK)
 
 

@@ -308,9 +308,9 @@ class SlotGrants:
             used = total(others)
             cores, memory = offered.cores - used.cores, offered.memory - used.memory
             if cores < max(1, asked.cores) or (others and asked.cores >= offered.cores):
-                return NotEnoughShareCores(FIELDS, max(1, asked.cores), 1, max(0, cores))
+                return NotEnoughShareCores(FIELDS, max(1, asked.cores), 1, [max(0, cores)])
             if memory < asked.memory:
-                return NotEnoughShareMemory(FIELDS, asked.memory, 1, max(0, memory))
+                return NotEnoughShareMemory(FIELDS, asked.memory, 1, [max(0, memory)])
         return None
 
 

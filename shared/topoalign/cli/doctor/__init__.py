@@ -101,9 +101,9 @@ def show(findings: tuple[Finding, ...]) -> None:
     colour = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "red"}
     for finding in findings:
         verdict = click.style(f"{finding.verdict:<8}", fg=colour[finding.verdict])
-        output.say(f"{verdict} {finding.check:<18} {clean(finding.detail, 300)}")
+        output.say(f"{verdict} {finding.check:<20} {clean(finding.detail, 300)}")
         if finding.remedy:
-            output.say(f"{'':<8} {'':<18} do: {clean(finding.remedy, 300)}")
+            output.say(f"{'':<8} {'':<20} do: {clean(finding.remedy, 300)}")
 
 
 def examine(subject: Subject) -> Iterator[Finding]:

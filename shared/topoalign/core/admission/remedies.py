@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.model.errors import clean
-from topoalign.core.model.ids import CPU, MEMORY, ContainerName, ResourceName, is_native
+from topoalign.core.model.errors import clean, quoted
+from topoalign.core.model.ids import CPU, MEMORY, ContainerName, ResourceName, is_hugepages, is_native
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy, Scope
+from topoalign.core.placement.memory import format_gib
 from topoalign.core.profile import profile_of
 
 UNITS = {CPU: 1000, MEMORY: 1 << 30}
@@ -36,12 +37,15 @@ class SmallerRequest(NamedTuple):
     amount: int
     """What to ask for instead; CPUs in millicores."""
     pod: PodRequest
+    container: ContainerName | None
+    """The one that asks for less; None: no other asks for the resource."""
 
     @property
     def text(self) -> str:
-        """For people: `ask for 2 instead of 4 nvidia.com/gpu`."""
+        """For people: `ask for 2 instead of 4 nvidia.com/gpu in container 'train'`."""
         amount, (asked, unit) = format_amount(self.resource, self.amount)[0], format_amount(self.resource, self.asked)
-        return f"ask for {amount} instead of {asked} {unit}"
+        where = f" in container {quoted([self.container])}" if self.container is not None else ""
+        return f"ask for {amount} instead of {asked} {unit}{where}"
 
 
 def smaller_requests(
@@ -54,9 +58,10 @@ def smaller_requests(
     asking: dict[ResourceName, list[ContainerRequest]] = {}
     for each in (*pod.init_containers, *pod.containers):
         for name, amount in each.requests.items():
-            if amount and (name in UNITS or not is_native(name)) and container in (None, each.name):
+            if amount and (name in UNITS or not is_native(name)):
                 asking.setdefault(name, []).append(each)
-    for name, containers in asking.items():
+    for name, every in asking.items():
+        containers = [each for each in every if container in (None, each.name)]
         if len(containers) == 1:
             unit = UNITS.get(name, 1)
             asked = containers[0].requests[name]
@@ -71,7 +76,7 @@ def smaller_requests(
                 return admits(reduced(units))
 
             if found := most_that(suffices, (asked - 1) // unit):
-                yield SmallerRequest(name, asked, found * unit, reduced(found))
+                yield SmallerRequest(name, asked, found * unit, reduced(found), where if len(every) > 1 else None)
 
 
 def most_that(holds: Callable[[int], bool], most: int) -> int:
@@ -128,6 +133,6 @@ def format_rule(rule: dict[str, str], mode: Mode) -> str:
 
 def format_amount(resource: ResourceName, amount: int) -> tuple[str, str]:
     """An amount and its unit, for people."""
-    if resource == MEMORY:
-        return f"{amount / UNITS[MEMORY]:.4g}", "GiB of memory"
+    if resource == MEMORY or is_hugepages(resource):
+        return format_gib(amount), f"GiB of {resource}"
     return (f"{amount / UNITS[CPU]:g}", "CPUs") if resource == CPU else (str(amount), clean(resource))

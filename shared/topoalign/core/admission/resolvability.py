@@ -23,7 +23,7 @@ from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.hints.memory_rules import HugepagesUnevenlyKnown
 from topoalign.core.hints.preconditions import DistancesUnknown, MemoryUnknown, PodHasAllocations, TopologyUnknown
 from topoalign.core.model.decisions import Admission, Decision, PreferenceFailed, Refusal, Resolvability
-from topoalign.core.model.errors import InvalidField, TooMuchWork, clean
+from topoalign.core.model.errors import InvalidField, TooMuchWork, clean, quoted
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.requests import AdmissionRules, PodRequest, overridden
 from topoalign.core.state.fold import NodeState
@@ -64,16 +64,19 @@ def with_resolvability(state: NodeState, demand: PodDemand, refusal: Refusal) ->
     resolvability, remaining = resolvability_on(empty, demand)
     finding = refusal.finding
     remedy = refusal.remedy
+    where = ""
+    if remaining is not None and remaining.container not in (None, refusal.container):
+        where = f"container {quoted([str(remaining.container)])}: "
     if remaining is None:
         remedy = "; or ".join((WAIT, *sufficient_changes(state, demand, refusal)))
     elif resolvability is Resolvability.UNHEALTHY:
         finding = f"{finding}; {describe_impaired(state, demand)}"
         remedy = "; or ".join((HEAL, *sufficient_changes(empty, demand, remaining)))
     elif resolvability is Resolvability.NEVER and not names_waiting(remaining):
-        finding = remaining.finding
+        finding = where + remaining.finding
         remedy = remaining.remedy
     elif resolvability is Resolvability.NEVER:
-        finding = f"even with nothing allocated: {remaining.finding}"
+        finding = f"even with no other pod on the node: {where}{remaining.finding}"
         remedy = f"{NEVER}: {'; or '.join(sufficient_changes(empty, demand, remaining)) or ELSEWHERE}"
     return msgspec.structs.replace(refusal, resolvability=resolvability, finding=finding, remedy=remedy)
 

@@ -130,7 +130,7 @@ def shortage_of(asked: HintRequest, resource: ResourceName, mask: Mask) -> Short
     if not amount:
         return Shortage(f"{{}} has none of {clean(resource)}, and a limit of 0 is aligned to its NUMA nodes, too", 0.0)
     if kept := taken_over_elsewhere(asked, resource, mask):
-        return Shortage(f"{kept} of the init container keeps the container off {{}}", 0.0)
+        return Shortage(f"{kept} the container off {{}}", 0.0)
     if resource in asked.demand.memory:
         return Shortage("the memory of {} is in use by containers on other sets of NUMA nodes", 0.0)
     return Shortage(f"{{}} does not suit {clean(resource)}", 0.0)
@@ -192,12 +192,17 @@ def memory_by_node(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, 
 
 
 def taken_over_elsewhere(asked: HintRequest, resource: ResourceName, mask: Mask) -> str:
-    """What the demand has to take over from init containers, and is not on these NUMA nodes, for people. Empty: nothing."""
+    """
+    What the demand has to take over from init containers, and is not on these NUMA nodes, for people: `CPU 9 of the init
+    container keeps`. Empty: nothing.
+    """
     hardware = asked.state.hardware
     held = held_by_pod(asked.state, asked.demand)
     if resource == CPU:
         cpus = [cpu for cpu in reusable_cpus(held) if not mask >> hardware.cpu_topology.node_of[cpu] & 1]
-        return f"CPU {format_cpuset(cpus)}" if cpus else ""
+        if len(cpus) > 1:
+            return f"CPUs {format_cpuset(cpus)} of the init container keep"
+        return f"CPU {format_cpuset(cpus)} of the init container keeps" if cpus else ""
     if resource not in hardware.devices:
         return ""
     devices = hardware.devices[resource]
@@ -209,7 +214,8 @@ def taken_over_elsewhere(asked: HintRequest, resource: ResourceName, mask: Mask)
         if (close := real_nodes(known or ()) & nodes) and not close & mask
         for device in there & left
     ]
-    return ", ".join(clean(device) for device in elsewhere[:MOST_NAMED])
+    names = ", ".join(clean(device) for device in elsewhere[:MOST_NAMED])
+    return f"{names} of the init container {'keeps' if len(elsewhere) == 1 else 'keep'}" if elsewhere else ""
 
 
 def amount_of(asked: HintRequest, resource: ResourceName) -> int:

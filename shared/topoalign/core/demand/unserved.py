@@ -56,7 +56,7 @@ def remedy_for(name: ResourceName, served: Collection[ResourceName]) -> str:
     meant = nearest_name(name, {*served, GPU, NIC, *SETTINGS})
     if meant is None:
         listed = f"served here are {quoted(sorted(served)[:MOST_SHOWN])}" if served else "no devices are served here"
-        return f"{listed}; leave {quoted([name])} out of the question if the node has it without a device plugin"
+        return f"{listed}; remove {quoted([name])} from what is asked for if the node has it without a device plugin"
     if meant in served:
         return f"did you mean {meant}?"
     offered = setting_for(ResourceName(meant)) or "the plugin configuration offers nothing under that name"

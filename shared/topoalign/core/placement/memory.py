@@ -37,7 +37,7 @@ class NotEnoughMemory(NoFit):
     code = "NotEnoughMemory"
 
     def __init__(self, request: Mapping[ResourceName, int]) -> None:
-        super().__init__(f"no NUMA nodes have {amounts(request)} free", RELEASE)
+        super().__init__(f"no NUMA nodes that may be used together have {amounts(request)} free", RELEASE)
 
 
 class MemoryNotPreferred(NoFit):
@@ -213,8 +213,13 @@ def handed_over(giver: Allocation, taker: Allocation) -> tuple[Allocation, Alloc
 
 
 def amounts(request: Mapping[ResourceName, int]) -> str:
-    """A request in words, as `2 bytes of memory and 4 bytes of hugepages-2Mi`."""
-    return " and ".join(f"{size} bytes of {name}" for name, size in request.items())
+    """A request in words, as `2 GiB of memory and 0.5 GiB of hugepages-2Mi`."""
+    return " and ".join(f"{format_gib(size)} GiB of {name}" for name, size in request.items())
+
+
+def format_gib(size: int) -> str:
+    """So many bytes in GiB: `64`, `1007.56`."""
+    return f"{size / (1 << 30):.6g}"
 
 
 def node_list(nodes: Mask) -> str:

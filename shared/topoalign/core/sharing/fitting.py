@@ -36,6 +36,7 @@ from topoalign.core.sharing.refusals import (
     ShareDoesNotFit,
     ShareFields,
     ShareSplit,
+    format_mib,
     split,
 )
 
@@ -81,7 +82,7 @@ def fitting(cards: Cards, request: ShareRequest, size: int, rules: CardRules, fi
     if request.cores >= WHOLE_CARD:
         whole = [at for at in accepted if cards[at].memory >= request.memory]
         if len(whole) < size:
-            raise NotEnoughShareMemory(fields, request.memory, size, max(cards[at].memory for at in accepted))
+            raise NotEnoughShareMemory(fields, request.memory, size, [cards[at].memory for at in accepted])
         return whole
     enough = [at for at in accepted if has_enough(cards[at], request)]
     if len(enough) < size:
@@ -128,17 +129,23 @@ def refusal(cards: Cards, request: ShareRequest, size: int, fields: ShareFields)
     slots_left = [card.slots_left if card.slots else 1 for card in cards]
     if too_few(cores_left, cores, size):
         if sum(cores_left) < cores * size:
-            return NotEnoughShareCores(fields, cores, size, max(cores_left))
-        return ShareSplit(fields.cores, split(f"{cores} cores", size))
+            return NotEnoughShareCores(fields, cores, size, cores_left)
+        return ShareSplit(fields.cores, split(f"{cores} cores", size, how_many(cores_left, cores)))
     if too_few(memory_left, memory, size):
         if sum(memory_left) < memory * size:
-            return NotEnoughShareMemory(fields, memory, size, max(memory_left))
-        return ShareSplit(fields.memory, split(f"{memory} bytes", size))
+            return NotEnoughShareMemory(fields, memory, size, memory_left)
+        return ShareSplit(fields.memory, split(format_mib(memory), size, how_many(memory_left, memory)))
     if too_few(slots_left, 1, size):
-        return NotEnoughShareSlots(fields, size, max(slots_left))
-    return ShareSplit(fields.cores, split(f"a slot, {cores} cores and {memory} bytes together", size))
+        return NotEnoughShareSlots(fields, size, slots_left)
+    amounts = f"a slot, {cores} cores and {format_mib(memory)} together"
+    return ShareSplit(fields.cores, split(amounts, size, sum(has_enough(card, request) for card in cards)))
 
 
 def too_few(left: Sequence[int], needed: int, size: int) -> bool:
     """Whether fewer than `size` cards have as much left."""
-    return sum([amount >= needed for amount in left]) < size
+    return how_many(left, needed) < size
+
+
+def how_many(left: Sequence[int], needed: int) -> int:
+    """How many cards have as much left."""
+    return sum([amount >= needed for amount in left])

@@ -222,4 +222,4 @@ def check_container(
             raise NotEnoughShareCards(ShareFields(cards=path(CARDS)), cards, offered.gpus)
     of_each = -(-share.blocks // share.gpus)
     if of_each > offered.most:
-        raise MemoryAboveCard(ShareFields(memory=fields.memory), of_each, offered.most, "blocks of memory")
+        raise MemoryAboveCard(ShareFields(memory=fields.memory), of_each, offered.most, "{} blocks of memory".format)

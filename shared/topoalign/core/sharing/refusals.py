@@ -1,6 +1,6 @@
 """Why a share is not given, or what is asked for cannot be meant."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from topoalign.core.model.errors import InvalidField, NoFit, quoted
@@ -9,6 +9,11 @@ WAIT = "ask for less, or wait until other containers have ended; `topoalign gpu 
 
 UNALIGNED = "without sharing.slots.numaTopology, or with its policy none, the kubelet aligns no slots"
 """The remedy where the alignment of slots keeps a pod from GPUs that the node has."""
+
+
+def format_mib(size: int) -> str:
+    """So many bytes in MiB, the unit of `nvidia.com/gpumem`: `16384 MiB`."""
+    return f"{size / (1 << 20):.10g} MiB"
 
 
 class ShareFields(NamedTuple):
@@ -74,15 +79,15 @@ class ShareDoesNotFit(NoFit):
 
 
 class MemoryAboveCard(ShareDoesNotFit):
-    """Raised for more memory than a card has, even if nobody held anything of it. `unit`: what both are counted in."""
+    """Raised for more memory than a card has, even if nobody held anything of it. `text`: an amount, for people."""
 
     code = "MemoryAboveCard"
 
-    def __init__(self, fields: ShareFields, asked: int, largest: int, unit: str = "bytes") -> None:
+    def __init__(self, fields: ShareFields, asked: int, largest: int, text: Callable[[int], str] = format_mib) -> None:
         self.asked, self.largest = asked, largest
         super().__init__(
             fields.memory,
-            f"{asked} {unit} are asked for of one card, and a card has {largest}",
+            f"{text(asked)} are asked for of one card, and a card has {text(largest)}",
             "ask for less memory, for memory of several cards, or choose a node with larger cards",
         )
 
@@ -129,30 +134,34 @@ class NotEnoughUnusedCards(ShareDoesNotFit):
 
 
 class NotEnoughShareCores(ShareDoesNotFit):
-    """Raised when too few cards have the cores left, and all together they have not, either."""
+    """
+    Raised when too few cards have the cores left, and all together they have not, either. `left`: the cores of each card.
+    """
 
     code = "NotEnoughShareCores"
 
-    def __init__(self, fields: ShareFields, asked: int, cards: int, most: int) -> None:
-        super().__init__(fields.cores, lacking(f"{asked} cores", cards, most))
+    def __init__(self, fields: ShareFields, asked: int, cards: int, left: Sequence[int]) -> None:
+        super().__init__(fields.cores, lacking(asked, cards, left, "{} cores".format))
 
 
 class NotEnoughShareMemory(ShareDoesNotFit):
-    """Raised when too few cards have the memory left, and all together they have not, either."""
+    """
+    Raised when too few cards have the memory left, and all together they have not, either. `left`: the bytes of each card.
+    """
 
     code = "NotEnoughShareMemory"
 
-    def __init__(self, fields: ShareFields, asked: int, cards: int, most: int) -> None:
-        super().__init__(fields.memory, lacking(f"{asked} bytes", cards, most))
+    def __init__(self, fields: ShareFields, asked: int, cards: int, left: Sequence[int]) -> None:
+        super().__init__(fields.memory, lacking(asked, cards, left, format_mib))
 
 
 class NotEnoughShareSlots(ShareDoesNotFit):
-    """Raised when too few cards have a slot left."""
+    """Raised when too few cards have a slot left. `left`: the slots of each card."""
 
     code = "NotEnoughShareSlots"
 
-    def __init__(self, fields: ShareFields, cards: int, most: int) -> None:
-        super().__init__(fields.cards, lacking("a slot", cards, most))
+    def __init__(self, fields: ShareFields, cards: int, left: Sequence[int]) -> None:
+        super().__init__(fields.cards, lacking(1, cards, left, "{} slots".format))
 
 
 class ShareSplit(ShareDoesNotFit):
@@ -205,15 +214,17 @@ class WholeGpuInUse(ShareDoesNotFit):
         )
 
 
-def lacking(asked: str, cards: int, most: int) -> str:
-    """The finding for an amount that too few cards have left."""
-    return f"{asked} of {each_of(cards)} asked for, and the most that a card has left is {most}"
+def lacking(asked: int, cards: int, left: Sequence[int], text: Callable[[int], str]) -> str:
+    """The finding for an amount that too few cards have left; `text`: an amount, for people."""
+    enough = sum(amount >= asked for amount in left)
+    has = "" if cards == 1 else f"{enough} of {len(left)} cards have that left, and "
+    return f"{text(asked)} of {each_of(cards)} asked for; {has}the most that a card has left is {text(max(left))}"
 
 
-def split(asked: str, cards: int) -> str:
-    """The finding for amounts that the node has left, but not on so many cards."""
-    found = "no card has" if cards == 1 else f"no {cards} cards have"
-    return f"{asked} of {each_of(cards)} asked for; the node has that much left, but {found} it"
+def split(asked: str, cards: int, enough: int) -> str:
+    """The finding for amounts that the node has left, but not on so many cards; `enough`: how many cards have them."""
+    found = f"only {enough} cards have" if enough > 1 else "only one card has" if enough else "no card has"
+    return f"{asked} of {each_of(cards)} asked for; the node has that much left in total, but {found} it"
 
 
 def each_of(cards: int) -> str:

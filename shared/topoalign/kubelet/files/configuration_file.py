@@ -4,11 +4,11 @@ Finds the KubeletConfiguration in a file: the file that the kubelet is given wit
 Complete configurations are: an object of the kind KubeletConfiguration, wherever it stands (ConfigMap `data.kubelet` of
 kubeadm, one of several YAML documents, a file in a MachineConfig); and `kubeletconfig`, the answer of a node's `/configz`,
 which has the flags and drop-in files merged. Other wrappers have a part that the distribution merges with its own settings:
-Talos `machine.kubelet.extraConfig`, OpenShift and GKE `kubeletConfig`, EKS nodeadm `spec.kubelet.config`. That part is
-taken too, and a note says that it is a part.
+Talos `machine.kubelet.extraConfig`, OpenShift and GKE `kubeletConfig`, EKS nodeadm `spec.kubelet.config`, eksctl
+`kubeletExtraConfig`. That part is taken too, and a note says that it is a part.
 
 Sources: kubelet v1.36.3; kubeadm v1.36; Talos v1.11; OpenShift 4.19 `machineconfiguration.openshift.io/v1`; nodeadm
-`node.eks.aws/v1alpha1`; GKE node system configuration.
+`node.eks.aws/v1alpha1`; eksctl `eksctl.io/v1alpha5`; GKE node system configuration.
 """
 
 from collections.abc import Sequence
@@ -31,6 +31,7 @@ HOLDERS: dict[tuple[str, ...], str] = {
     ("machine", "kubelet", "extraConfig"): "Talos",
     ("spec", "kubelet", "config"): "nodeadm",
     ("kubeletConfig",): "OpenShift or GKE",
+    ("kubeletExtraConfig",): "eksctl",
 }
 """The last fields of a path -> who merges what stands there with other settings; "" for a complete configuration."""
 

@@ -74,9 +74,7 @@ def decode(content: bytes) -> CheckpointData:
 
 def damaged(finding: str) -> StateFault:
     """The error for a checkpoint that cannot be used, with the finding."""
-    return StateFault(
-        f"{NAME} cannot be trusted: {finding}", "remove it; pods that run keep their devices until they end"
-    )
+    return StateFault(f"{NAME} cannot be trusted: {finding}", "drain the node, delete the file and restart the kubelet")
 
 
 def load_devices(directory: Path) -> CheckpointData | None:

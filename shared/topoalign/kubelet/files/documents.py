@@ -83,10 +83,12 @@ def documents_of(raw: bytes, source: str, most: int = MOST_DOCUMENTS, *, nulls: 
         contents = from_json(text, most) if text.lstrip().startswith("{") else from_yaml(text, most)
         known = [without_nulls(content) for content in contents]
     except InvalidYaml as error:
-        raise InvalidDocument(source, str(error), "mend the YAML") from error
+        raise InvalidDocument(
+            source, str(error), "correct the YAML, or give one document alone" if most == 1 else "correct the YAML"
+        ) from error
     except (ValueError, RecursionError, OverflowError) as error:
         # ValueError: a number too long to be one, a date that never was, a key that stands twice in JSON
-        raise InvalidDocument(source, f"no YAML and no JSON: {clean(str(error), 200)}", "mend the file") from error
+        raise InvalidDocument(source, f"no YAML and no JSON: {clean(str(error), 200)}", "correct the file") from error
     return contents if nulls else known
 
 

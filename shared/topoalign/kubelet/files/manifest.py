@@ -16,12 +16,23 @@ from topoalign.core.demand.node_filters import Affinity, Constraints, Toleration
 from topoalign.core.demand.pod_level_resources import check_pod_level_names
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.model.errors import InvalidField, clean, quoted
-from topoalign.core.model.ids import CPU, MEMORY, ContainerName, Namespace, PodName, ResourceName, is_hugepages
+from topoalign.core.model.ids import (
+    CPU,
+    MEMORY,
+    ContainerName,
+    Namespace,
+    PodName,
+    ResourceName,
+    is_hugepages,
+    is_native,
+)
 from topoalign.core.model.requests import ContainerRequest, PodLevelResources, PodRequest
 from topoalign.kubelet.files import documents, quantities
 
 KIND, API_VERSION = "Pod", "v1"
 REMEDY = "write it as a v1 Pod has it"
+RESOURCE_FIELDS = ("limits", "requests", "claims")
+EPHEMERAL_STORAGE = "ephemeral-storage"
 
 Amounts = dict[str, str | int | float | None]
 
@@ -86,8 +97,11 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def load_manifest(path: Path) -> Pod:
-    """The manifest in a file. Raises NotFound, InvalidDocument, InvalidField."""
-    return read_manifest(documents.load_document(path, nulls=True))
+    """The manifest in a file. Raises NotFound, InvalidDocument, InvalidField; also for fields that an API server refuses."""
+    document = documents.load_document(path, nulls=True)
+    pod = read_manifest(document)
+    check_names(document)
+    return pod
 
 
 def pod_of(document: documents.Document) -> PodRequest:
@@ -106,6 +120,37 @@ def read_manifest(document: documents.Document) -> Pod:
             raise InvalidField(error.field, finding, 'write the value in quotes: "50"') from error
         raise
     return pod
+
+
+def check_names(document: documents.Document) -> None:
+    """
+    Raises InvalidField for a misspelt `resources` of a container, for an unknown field in it, and for a name there that is
+    no resource. An API server refuses them (v1.36.3, strict field validation and IsStandardContainerResourceName). A pod
+    without them would seem to ask for nothing. `document`: a pod by `read_manifest`.
+    """
+    from difflib import get_close_matches
+
+    spec = document.get("spec") or {}
+    for group in ("initContainers", "containers"):
+        for position, container in enumerate(spec.get(group) or []):
+            path = f"spec.{group}[{position}]"
+            others = [str(key) for key in container if key != "resources"]
+            for key in get_close_matches("resources", others, cutoff=0.8):
+                raise InvalidField(f"{path}.{clean(key)}", "is no field of a container", "write resources")
+            check_resource_names(f"{path}.resources", container.get("resources") or {})
+
+
+def check_resource_names(path: str, resources: documents.Document) -> None:
+    """Raises InvalidField for an unknown field of `resources`, and for a name that is no resource."""
+    for key in resources:
+        if key not in RESOURCE_FIELDS:
+            remedy = f"it has {', '.join(RESOURCE_FIELDS)}: write amounts inside limits"
+            raise InvalidField(f"{path}.{clean(str(key))}", "is no field of resources", remedy)
+    for kind in ("limits", "requests"):
+        for name in resources.get(kind) or {}:
+            if "/" not in name and name != EPHEMERAL_STORAGE and not is_native(name):
+                remedy = "write cpu, memory, hugepages-<size>, ephemeral-storage, or a name with a domain"
+                raise InvalidField(f"{path}.{kind}[{clean(name)}]", "is no resource of a container", remedy)
 
 
 def request_of(pod: Pod) -> PodRequest:
@@ -154,7 +199,7 @@ def expect_pod(document: documents.Document) -> None:
     if (kind, version) != (KIND, API_VERSION):
         said = quoted([str(document["kind"])]) if document.get("kind") else "an object of no kind"
         of = quoted([str(document["apiVersion"])]) if document.get("apiVersion") else "no apiVersion"
-        remedy = "give a Pod; of a Deployment or Job, its template as a Pod"
+        remedy = "give a Pod: of a Deployment or Job, `spec.template` with `apiVersion: v1` and `kind: Pod` added"
         raise InvalidField("kind", f"{said} of {of} is no {KIND} of {API_VERSION}", remedy)
 
 
