@@ -47,7 +47,7 @@ def test_a_pod_that_most_picks_refuse_is_refused_with_the_other_chance() -> None
     6 of 15 cases, also in that of the lowest GPUs.
     """
     mains = container("one", gpus=4), container("two", gpus=2)
-    decision = refused(admit(node(SIX), pod(*mains, init=[container("i", gpus=6)]), RESTRICTED))
+    decision = refused(admit(node(SIX), pod(*mains, init=[container("i", gpus=6)]), RESTRICTED, explain=True))
 
     assert ("TopologyAffinityError", "two") == (decision.reason, decision.container)
     assert "with about 40 % of the picks the kubelet admits the pod" == decision.explanation.notes[-1]
@@ -64,7 +64,7 @@ def test_a_pod_that_most_picks_refuse_is_refused_with_the_other_chance() -> None
 def test_picks_that_bear_on_no_later_alignment_are_not_tried(scope: Scope, policy: Policy, app: str) -> None:
     rules = AdmissionRules(mode=Mode.KUBELET, policy=policy, scope=scope, cpu_manager="none", memory_manager="None")
     mains = [container(name, gpus=1) for name in ("one", app) if name]
-    decision = admit(node(SIX), pod(*mains, init=[container("i", gpus=5)]), rules)
+    decision = admit(node(SIX), pod(*mains, init=[container("i", gpus=5)]), rules, explain=True)
 
     assert any("at random" in note for note in decision.explanation.notes)
     assert not any("% of the picks" in note for note in decision.explanation.notes)
@@ -79,8 +79,9 @@ def test_the_more_likely_decision_is_the_answer(chances: list[int], verdicts: li
         return (FITS if verdicts[taken[0] if taken else 0] else misfit()), [picks]
 
     admits = sum(chance for chance, fits in zip(chances, verdicts, strict=False) if fits)
-    decision = likely(run(), run)
+    decision = likely(run(), run, explain=True)
 
+    assert isinstance(decision, Admission) == isinstance(likely(run(), run, explain=False), Admission)
     assert (2 * admits >= sum(chances)) == isinstance(decision, Admission)
     assert (0 < admits < sum(chances)) == bool(decision.explanation.notes)
 
@@ -93,7 +94,22 @@ def test_the_number_of_decisions_is_bounded_and_the_note_says_so() -> None:
         runs += 1
         return (FITS if runs % 2 else misfit()), [[Pick(0.25, NOTHING)] * 4] * 5
 
-    decision = likely(run(), run)
+    decision = likely(run(), run, explain=True)
 
     assert MOST_RUNS == runs
     assert decision.explanation.notes[0].startswith("with about 50 % of the 64 most likely picks the kubelet refuses")
+
+
+def test_picks_that_cannot_change_the_answer_are_not_tried_unless_explained() -> None:
+    """The scheduler's filter needs no note on the other decision: it stops once one of them has more than half."""
+    runs: list[tuple[int, ...]] = []
+
+    def run(taken: tuple[int, ...] = ()) -> tuple[Decision, list[list[Pick]]]:
+        runs.append(taken)
+        return (FITS if taken else misfit()), [[Pick(0.1, NOTHING), Pick(0.6, NOTHING), Pick(0.3, NOTHING)]]
+
+    decision = likely(run(), run, explain=False)
+
+    assert isinstance(decision, Admission)
+    assert [(), (1,)] == runs
+    assert () == decision.explanation.notes

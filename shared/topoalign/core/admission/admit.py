@@ -44,7 +44,7 @@ def decide(state: NodeState, demand: PodDemand, *, explain: bool = False) -> Dec
         decision = drive(decided(deciding), lambda asked: answer_to(asked, state, demand.rules))
         return decision, deciding.picks
 
-    return likely(run(), run)
+    return likely(run(), run, explain=explain)
 
 
 def admission(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Steps[Decision]:

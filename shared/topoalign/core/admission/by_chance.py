@@ -7,7 +7,8 @@ the hints of the containers after it, so one pick may admit the pod and another 
 
 Picks that differ in NUMA nodes are tried, from the most likely on, up to MOST_RUNS decisions. All devices count as equally
 likely. Example: of devices on NUMA nodes 0, 0 and 1, two are picked as 0 and 0 once and as 0 and 1 twice of three times.
-The more likely decision is the answer, and a note gives the chance of the other one.
+The more likely decision is the answer. Where it is to be explained, a note gives the chance of the other one; else no more
+picks are tried once one decision has more than half of the chance.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -27,6 +28,8 @@ MOST_PICKS = 256
 """Different picks of one container. If there are more, only that of the lowest devices is tried."""
 CERTAIN = 0.999
 """If the tried picks have this chance together, no others are tried."""
+HALF = 0.5 + 1e-9
+"""A decision with a greater chance is the more likely one, whatever the picks that were not tried would give."""
 
 
 class Pick(NamedTuple):
@@ -74,10 +77,10 @@ def _pick(groups: list[DeviceSet], counts: tuple[int, ...], left: int, amount: i
     return Pick(ways / comb(left, amount), frozenset().union(*chosen))
 
 
-def likely(first: Run, again: Callable[[tuple[int, ...]], Run]) -> Decision:
+def likely(first: Run, again: Callable[[tuple[int, ...]], Run], *, explain: bool) -> Decision:
     """
     The more likely decision. `first` took the first picks; `again` decides with these picks, each by its place in the list
-    of those that are possible there.
+    of those that are possible there. `explain`: with the note on the other decision.
     """
     decision, possible = first
     found: dict[bool, Decision] = {}
@@ -93,11 +96,13 @@ def likely(first: Run, again: Callable[[tuple[int, ...]], Run]) -> Decision:
         admitted = isinstance(decision, Admission)
         found.setdefault(admitted, decision)
         chances[admitted] += chance
-        if not waiting or sum(chances.values()) >= CERTAIN:
+        if not waiting or sum(chances.values()) >= CERTAIN or (not explain and max(chances.values()) > HALF):
             break
         if runs < MOST_RUNS:
             _, taken = heappop(waiting)
             decision, possible = again(taken)
+    if not explain:
+        return found[chances[True] >= chances[False]]
     return _more_likely(found, chances, all_tried=not waiting)
 
 
