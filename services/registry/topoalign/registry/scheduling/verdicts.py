@@ -217,9 +217,8 @@ class Verdicts:
     def _note(self, request: Request, node: NodeView) -> None:
         code = self.judge(request, node)
         resolvability = self.resolvability(request, node) if code else None
-        request.codes[node.place] = self.number(
-            code, helped=self._is_helped(request, node), resolvability=resolvability
-        )
+        helped = resolvability is None and self._is_helped(request, node)
+        request.codes[node.place] = self.number(code, helped=helped, resolvability=resolvability)
         asked = None if node.kind is None else request.of(node.kind, self._view)
         request.keys.note(node.place, None if asked is None else asked.key(node, self._view.scorer))
 
