@@ -57,21 +57,22 @@ def smaller_requests(
             if amount and (name in UNITS or not is_native(name)) and container in (None, each.name):
                 asking.setdefault(name, []).append(each)
     for name, containers in asking.items():
-        if len(containers) == 1:
-            unit = UNITS.get(name, 1)
-            asked = containers[0].requests[name]
-            where = containers[0].name
+        if len(containers) == 1 and (found := smaller_request(pod, containers[0], name, admits)) is not None:
+            yield found
 
-            def reduced(
-                units: int, name: ResourceName = name, unit: int = unit, where: ContainerName = where
-            ) -> PodRequest:
-                return asking_for(pod, where, name, units * unit)
 
-            def suffices(units: int, reduced: Callable[[int], PodRequest] = reduced) -> bool:
-                return admits(reduced(units))
+def smaller_request(
+    pod: PodRequest, container: ContainerRequest, resource: ResourceName, admits: Callable[[PodRequest], bool]
+) -> SmallerRequest | None:
+    """The most that this container can ask for of a resource. None: no smaller amount suffices."""
+    unit = UNITS.get(resource, 1)
+    asked = container.requests[resource]
 
-            if found := most_that(suffices, (asked - 1) // unit):
-                yield SmallerRequest(name, asked, found * unit, reduced(found))
+    def reduced(units: int) -> PodRequest:
+        return asking_for(pod, container.name, resource, units * unit)
+
+    found = most_that(lambda units: admits(reduced(units)), (asked - 1) // unit)
+    return SmallerRequest(resource, asked, found * unit, reduced(found)) if found else None
 
 
 def most_that(holds: Callable[[int], bool], most: int) -> int:
