@@ -114,6 +114,7 @@ def test_a_refusal_says_where_the_end_of_pods_would_not_help(world: OneNode) -> 
 
     assert [None, Resolvability.NEVER] == [each.resolvability for each in before]
     assert [Resolvability.UNHEALTHY, Resolvability.NEVER] == [each.resolvability for each in after]
+    assert [True, False, False, False] == [each.helped_by_victims for each in (*before, *after)]
     assert ["NotEnoughDevices (unhealthy devices)", "NotEnoughDevices (never fits)"] == [each.label for each in after]
 
 

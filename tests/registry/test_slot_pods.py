@@ -16,6 +16,7 @@ from topoalign.core.admission.feasibility import machine_key
 from topoalign.core.admission.reserving import reserved_for
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.demand.units import InvalidShare
+from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import CPU, GPU, DeviceID, NodeName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
@@ -159,6 +160,18 @@ def test_a_node_that_is_to_come_has_none_of_the_gpus_that_are_known() -> None:
 
     assert "NoCardAccepted" == said({UUIDS: "GPU-1"})
     assert "" == said({"nvidia.com/nouse-gpuuuid": "GPU-0,GPU-1,GPU-2,GPU-3"}) == said({})
+
+
+def test_a_pod_for_a_gpu_that_is_in_use_may_wait_for_it() -> None:
+    """The node has the GPU that the annotation names; it fits once the pod that holds it has ended."""
+    it = world(shared())
+    held = {gpu: Amount(cores=0, memory=EACH * MIB) for gpu in ("GPU-0::0", "GPU-1::0")}
+    it.view.hold(NODE, [Hold(reserved=reserved("first", held))])
+    request = msgspec.structs.replace(pod(asks(1, memory=100)), annotations={UUIDS: "GPU-1"})
+    never = msgspec.structs.replace(pod(asks(2, memory=100)), annotations={UUIDS: "GPU-1"})
+    refused = [it.scheduler.filter(asked(each), (NODE,)).refused[NODE] for each in (request, never)]
+
+    assert [None, Resolvability.NEVER] == [each.resolvability for each in refused]
 
 
 def test_nodes_with_other_models_or_elsewhere_are_of_another_kind() -> None:

@@ -32,7 +32,7 @@ def test_no_seed_breaks_an_invariant(capsys: pytest.CaptureFixture[str]) -> None
             with capsys.disabled():
                 print(f"\r{done} of {len(SEEDS)} seeds", end="", file=sys.stderr, flush=True)
 
-    found = list(campaign(SEEDS, done=told))
+    found = list(campaign(SEEDS if THOROUGH else SEEDS[::2], done=told))
 
     assert [] == found, "\n\n".join(report for _, report in found[:3])
 

@@ -29,15 +29,20 @@ MOST_SHAPES = 8
 
 _LABEL = re.compile(r"(?<!\w)GPU[0-9]{1,4}(?!\w)")
 _ROW_START = rf"[ \t]*GPU[0-9]{{1,4}}[ \t]+{CELL}(?!\w)"
-_NUMBER = r"(?:0x[0-9a-fA-F]{1,64}|[0-9]{1,64}(?:\.[0-9]{1,64})?)"
-"""A number in a prefix: `07`, `02.123Z`, `0x1f`. Its fraction may be missing on some lines."""
+_NUMBER = r"(?>0x[0-9a-fA-F]{1,64}|[0-9]{1,64}(?:\.[0-9]{1,64})?)"
+"""
+A number in a prefix: `07`, `02.123Z`, `0x1f`. Its fraction may be missing on some lines. Atomic, because many numbers with
+dots would else be compared in very many ways.
+"""
 _ESCAPED = re.compile(r"\\t *GPU[0-9]")
 _QUOTE_ENDS = re.compile(r"""["'],?[ \t]*$""", re.MULTILINE)
 _QUOTES = ('"', "'")
 
 _MARKUP = re.compile(r"<(?:pre|td|th|br|div|span|p|code|html|body)\b|&(?:nbsp|#160|#xa0|#9|#x9);", re.IGNORECASE)
-_CELL_START = re.compile(r"\s*<t[dh]\b[^<>]{0,1000}>\s*", re.IGNORECASE)
-_CELL_END = re.compile(r"\s*</t[dh]\s*>", re.IGNORECASE)
+_BLANKS = r"(?:(?<!\s)\s++)?"
+"""Blanks from the first one on: looked for at each of them, they would take quadratic time."""
+_CELL_START = re.compile(rf"{_BLANKS}<t[dh]\b[^<>]{{0,1000}}>\s*", re.IGNORECASE)
+_CELL_END = re.compile(rf"{_BLANKS}</t[dh]\s*>", re.IGNORECASE)
 _LINE_END = re.compile(r"<br\s*/?>\n?|</(?:p|div|tr|li|pre|h[1-6])\s*>", re.IGNORECASE)
 _TAG = re.compile(r"<[A-Za-z/!][^<>]{0,1000}>")
 

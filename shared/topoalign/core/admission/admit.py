@@ -39,12 +39,12 @@ def admit(state: NodeState, pod: PodRequest, rules: AdmissionRules, *, explain: 
 def decide(state: NodeState, demand: PodDemand, *, explain: bool = False) -> Decision:
     """`admit` for a pod that is read already. Where a kubelet picks at random, the answer is the more likely one."""
 
-    def run(taken: tuple[int, ...] = ()) -> Run:
+    def run(taken: tuple[int, ...]) -> Run:
         deciding = AdmissionRun(state, demand, explain=explain, taken=taken)
         decision = drive(decided(deciding), lambda asked: answer_to(asked, state, demand.rules))
         return decision, deciding.picks
 
-    return likely(run(), run)
+    return likely(run, explain=explain)
 
 
 def admission(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Steps[Decision]:

@@ -7,7 +7,8 @@ the hints of the containers after it, so one pick may admit the pod and another 
 
 Picks that differ in NUMA nodes are tried, from the most likely on, up to MOST_RUNS decisions. All devices count as equally
 likely. Example: of devices on NUMA nodes 0, 0 and 1, two are picked as 0 and 0 once and as 0 and 1 twice of three times.
-The more likely decision is the answer, and a note gives the chance of the other one.
+The more likely decision is the answer. Where it is to be explained, a note gives the chance of the other one; else no more
+picks are tried once one decision has more than half of the chance.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -27,6 +28,8 @@ MOST_PICKS = 256
 """Different picks of one container. If there are more, only that of the lowest devices is tried."""
 CERTAIN = 0.999
 """If the tried picks have this chance together, no others are tried."""
+ROUNDING = 1e-9
+"""Sums of chances that differ by less are equal."""
 
 
 class Pick(NamedTuple):
@@ -74,43 +77,39 @@ def _pick(groups: list[DeviceSet], counts: tuple[int, ...], left: int, amount: i
     return Pick(ways / comb(left, amount), frozenset().union(*chosen))
 
 
-def likely(first: Run, again: Callable[[tuple[int, ...]], Run]) -> Decision:
+def likely(run: Callable[[tuple[int, ...]], Run], *, explain: bool) -> Decision:
     """
-    The more likely decision. `first` took the first picks; `again` decides with these picks, each by its place in the list
-    of those that are possible there.
+    The more likely decision. `run` decides with these picks, each by its place in the list of those that are possible there.
+    `explain`: with the note on the other decision.
     """
-    decision, possible = first
     found: dict[bool, Decision] = {}
     chances = {True: 0.0, False: 0.0}
-    waiting: list[tuple[float, tuple[int, ...]]] = []
-    taken: tuple[int, ...] = ()
-    for runs in range(1, MOST_RUNS + 1):
+    waiting: list[tuple[float, tuple[int, ...]]] = [(-1.0, ())]
+    for _ in range(MOST_RUNS):
+        _, taken = heappop(waiting)
+        decision, possible = run(taken)
         chance = prod(picks[place].chance for picks, place in zip(possible, taken, strict=False))
         for depth in range(len(taken), len(possible)):
-            for place, other in enumerate(possible[depth][1:], 1):
-                heappush(waiting, (-chance * other.chance, (*taken, *[0] * (depth - len(taken)), place)))
+            for place, pick in enumerate(possible[depth][1:], 1):
+                heappush(waiting, (-chance * pick.chance, (*taken, *[0] * (depth - len(taken)), place)))
             chance *= possible[depth][0].chance
         admitted = isinstance(decision, Admission)
         found.setdefault(admitted, decision)
         chances[admitted] += chance
-        if not waiting or sum(chances.values()) >= CERTAIN:
+        if not waiting or sum(chances.values()) >= CERTAIN or (not explain and max(chances.values()) > 0.5 + ROUNDING):
             break
-        if runs < MOST_RUNS:
-            _, taken = heappop(waiting)
-            decision, possible = again(taken)
-    return _more_likely(found, chances, all_tried=not waiting)
-
-
-def _more_likely(found: dict[bool, Decision], chances: dict[bool, float], *, all_tried: bool) -> Decision:
-    """The decision with the note on the other one, if there is another. Keys: whether the pod is admitted."""
-    answer = chances[True] >= chances[False]
-    decision = found[answer]
+    answer = chances[True] + ROUNDING >= chances[False]
     other = found.get(not answer)
-    if other is None:
-        return decision
+    if other is None or not explain:
+        return found[answer]
     percent = max(1, round(100 * chances[not answer] / sum(chances.values())))
+    return noted(found[answer], [_other_decision(other, percent, all_tried=not waiting)])
+
+
+def _other_decision(other: Decision, percent: int, *, all_tried: bool) -> str:
+    """The note on the less likely decision."""
     share = f"about {percent} % of the {'picks' if all_tried else f'{MOST_RUNS} most likely picks'}"
     if isinstance(other, Refusal):
         where = f" at container {clean(other.container)}" if other.container is not None else ""
-        return noted(decision, [f"with {share} the kubelet refuses the pod{where}: {other.code}, {other.finding}"])
-    return noted(decision, [f"with {share} the kubelet admits the pod"])
+        return f"with {share} the kubelet refuses the pod{where}: {other.code}, {other.finding}"
+    return f"with {share} the kubelet admits the pod"

@@ -37,8 +37,8 @@ class SmallerRequest(NamedTuple):
     amount: int
     """What to ask for instead; CPUs in millicores."""
     pod: PodRequest
-    container: ContainerName | None
-    """The one that asks for less; None: no other asks for the resource."""
+    container: ContainerName | None = None
+    """The one that asks for less, if others ask for the resource, too."""
 
     @property
     def text(self) -> str:
@@ -63,20 +63,23 @@ def smaller_requests(
     for name, every in asking.items():
         containers = [each for each in every if container in (None, each.name)]
         if len(containers) == 1:
-            unit = UNITS.get(name, 1)
-            asked = containers[0].requests[name]
-            where = containers[0].name
+            found = smaller_request(pod, containers[0], name, admits)
+            if found is not None:
+                yield found._replace(container=containers[0].name if len(every) > 1 else None)
 
-            def reduced(
-                units: int, name: ResourceName = name, unit: int = unit, where: ContainerName = where
-            ) -> PodRequest:
-                return asking_for(pod, where, name, units * unit)
 
-            def suffices(units: int, reduced: Callable[[int], PodRequest] = reduced) -> bool:
-                return admits(reduced(units))
+def smaller_request(
+    pod: PodRequest, container: ContainerRequest, resource: ResourceName, admits: Callable[[PodRequest], bool]
+) -> SmallerRequest | None:
+    """The most that this container can ask for of a resource. None: no smaller amount suffices."""
+    unit = UNITS.get(resource, 1)
+    asked = container.requests[resource]
 
-            if found := most_that(suffices, (asked - 1) // unit):
-                yield SmallerRequest(name, asked, found * unit, reduced(found), where if len(every) > 1 else None)
+    def reduced(units: int) -> PodRequest:
+        return asking_for(pod, container.name, resource, units * unit)
+
+    found = most_that(lambda units: admits(reduced(units)), (asked - 1) // unit)
+    return SmallerRequest(resource, asked, found * unit, reduced(found)) if found else None
 
 
 def most_that(holds: Callable[[int], bool], most: int) -> int:
@@ -89,6 +92,11 @@ def most_that(holds: Callable[[int], bool], most: int) -> int:
     if not holds(1):
         return 0
     good, bad = 1, most + 1
+    while 2 * good < bad:  # the answer is small even where somebody asks for billions
+        if not holds(2 * good):
+            bad = 2 * good
+        else:
+            good *= 2
     while bad - good > 1:
         middle = (good + bad) // 2
         good, bad = (middle, bad) if holds(middle) else (good, middle)

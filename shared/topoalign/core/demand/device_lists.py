@@ -13,27 +13,24 @@ Source: kubelet v1.36.3, devicemanager, deviceRunContainerOptions; k8s-device-pl
 from collections.abc import Iterator
 
 from topoalign.core.demand.quantities import device_limits
-from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 
 
 def has_gpus(topology: Topology, resource: ResourceName) -> bool:
     """Whether a resource offers GPUs or parts of them."""
-    return any(
-        topology.card_of(base) in topology.gpu_by_id
-        for offer in topology.offers_of.get(resource, ())
-        for base in offer.devices
-    )
+    return not topology.gpu_by_id.keys().isdisjoint(cards_offered(topology, resource))
 
 
 def has_nics(topology: Topology, resource: ResourceName) -> bool:
     """Whether a resource offers NICs or virtual functions of them."""
-    return any(
-        topology.card_of(base) in topology.nic_by_id
-        for offer in topology.offers_of.get(resource, ())
-        for base in offer.devices
-    )
+    return not topology.nic_by_id.keys().isdisjoint(cards_offered(topology, resource))
+
+
+def cards_offered(topology: Topology, resource: ResourceName) -> Iterator[DeviceID]:
+    """The GPUs and NICs that a resource offers, whole or in parts."""
+    return (topology.card_of(base) for offer in topology.offers_of.get(resource, ()) for base in offer.devices)
 
 
 def gpu_lists(topology: Topology) -> tuple[ResourceName, ...]:

@@ -22,6 +22,10 @@ KINDS: dict[str, Callable[[], str]] = {
     "label-lines": lambda: "GPU0 is lost\n" * (NOISE // 13),
     "headers": lambda: "\tGPU0\tGPU1\tlost\n" * (NOISE // 16),
     "prefixed-headers": lambda: "".join(f"{chr(97 + i % 26)}{i} \tGPU0\tGPU1\n" for i in range(NOISE // 17)),
+    "dotted-prefixes": lambda: (
+        f"{'.'.join(['1.1'] * 40)}x GPU0\tGPU1\n" + f"{'.'.join('1' * 60)}y GPU0\t X \tNV1\n" * (NOISE // 135)
+    ),
+    "blanks-of-a-page": lambda: "<pre>" + " " * NOISE,
     "rows-only": lambda: "GPU0\t X \tSYS\t0-63\t0\n" * (NOISE // 20),
     "after-a-header": lambda: "\tGPU0\tGPU1\n" + "ab\n" * (NOISE // 3),
     "after-a-matrix": lambda: "\tGPU0\nGPU0\t X\n" + "GPU1 ab\n" * (NOISE // 8),

@@ -17,10 +17,10 @@ import msgspec
 from topoalign.core.admission.admit import decide
 from topoalign.core.admission.feasibility import Need, alignment_need, need_of, verdict
 from topoalign.core.admission.kinds import Kind
-from topoalign.core.admission.resolvability import UNDECIDED, emptied
+from topoalign.core.admission.resolvability import UNDECIDED, emptied, restored
 from topoalign.core.admission.share_alignment import parts_of
 from topoalign.core.demand.card_annotations import CHOOSING
-from topoalign.core.demand.hami_names import NODE_POLICY
+from topoalign.core.demand.hami_names import NO_USE_UUID, NODE_POLICY, USE_UUID
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.slots import USUAL_SLOTS, amount_resources
 from topoalign.core.demand.validate import validate_pod
@@ -47,6 +47,8 @@ MOST_SHAPES = 64
 """For which it is kept what of a request its score depends on."""
 COUNTING = frozenset((*ANNOTATIONS, *CHOOSING, CARDS, NODE_POLICY))
 """Annotations by which a pod's devices are decided, by which the nodes are ranked, and which some nodes refuse."""
+NAMING_GPUS = frozenset((USE_UUID, NO_USE_UUID))
+"""Annotations that nodes of one kind answer differently, because their GPUs have other uuids."""
 NAMESPACE, POD = Namespace("pod to schedule"), PodName("pod to schedule")
 """Names that no pod can have: what is decided for a request depends on none."""
 DEVICES_UNKNOWN = "DevicesUnknown"
@@ -215,9 +217,8 @@ class Verdicts:
     def _note(self, request: Request, node: NodeView) -> None:
         code = self.judge(request, node)
         resolvability = self.resolvability(request, node) if code else None
-        request.codes[node.place] = self.number(
-            code, helped=self._is_helped(request, node), resolvability=resolvability
-        )
+        helped = resolvability is None and self._is_helped(request, node)
+        request.codes[node.place] = self.number(code, helped=helped, resolvability=resolvability)
         asked = None if node.kind is None else request.of(node.kind, self._view)
         request.keys.note(node.place, None if asked is None else asked.key(node, self._view.scorer))
 
@@ -239,15 +240,20 @@ class Verdicts:
 
     def resolvability(self, request: Request, node: NodeView) -> Resolvability | None:
         """
-        Why the end of pods would not help on a node that refuses a pod: `never`, found once for all nodes of a kind, or
-        `unhealthy`. None: it would help, or the refusal is not about what is free.
+        Why the end of pods would not help on a node that refuses a pod: `never`, found once for all nodes of a kind if the
+        pod names no GPUs, or `unhealthy`. None: it would help, or the refusal is not about what is free.
         """
         if node.refusal or node.kind is None:
             return None
         asked = request.of(node.kind, self._view)
-        if asked.unlisted or asked.on_empty in UNDECIDED:
+        if asked.unlisted:
             return None
-        if asked.on_empty:
+        on_empty = asked.on_empty
+        if not NAMING_GPUS.isdisjoint(request.pod.annotations):
+            on_empty = decided(restored(emptied(self._view.basis(node).state)), asked.demand)
+        if on_empty in UNDECIDED:
+            return None
+        if on_empty:
             return Resolvability.NEVER
         if node.idle is None:
             return None
