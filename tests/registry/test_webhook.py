@@ -137,7 +137,8 @@ async def test_what_probably_means_something_else_is_a_warning() -> None:
     """Both webhooks say so of a pod that is created; to an update and to another scheduler's pod they say nothing."""
     checks = PodChecks(OfferedResources())
     webhook = Webhook(OURS, offered, checks.check, warn=checks.warnings)
-    amount, key = {"nvidia.com/gpumem": "4000"}, {"nvidia.com/use-gpu-uuid": "GPU-0"}
+    amount = {"nvidia.com/gpumem": "4000"}
+    key = {"nvidia.com/use-gpu-uuid": "GPU-0"}
     pods = [pod(annotations=amount, schedulerName=OURS), pod(annotations=key, schedulerName=OURS)]
     async with serving(RecordedScheduling(), more=webhook.routes()) as url, httpx.AsyncClient(base_url=url) as http:
         for path in ("/webhook", "/webhook/validate"):

@@ -84,7 +84,8 @@ def test_keys_that_are_right_or_of_others_are_no_warning() -> None:
 
 
 def test_a_wish_without_effect_is_named_with_what_gives_it_one() -> None:
-    policy, limit = {hami_names.NODE_POLICY: "spread"}, {CORE_LIMIT: "50"}
+    policy = {hami_names.NODE_POLICY: "spread"}
+    limit = {CORE_LIMIT: "50"}
 
     assert said(policy)[0].endswith("has no effect unless nodes are ranked by TOPOALIGN_SCORING=hami")
     assert () == said(policy, ranks_as_hami=True)

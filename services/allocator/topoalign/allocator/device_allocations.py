@@ -107,7 +107,8 @@ class DeviceAllocations:
         self.owner_polls = OwnerPolls(clock, lambda: ledger.state, self.reconcile)
         self._companions = ReservedCompanions(lambda: ledger.state, clock, reserved, Placement(placement))
         parts = self._reconciliation, self._preferences, self._companions
-        liveness, expect = self._reconciliation.liveness, self.owner_polls.expect
+        liveness = self._reconciliation.liveness
+        expect = self.owner_polls.expect
         self._visible = VisibleGpus(lambda: ledger.state, clock, reserved, liveness, by_variable_alone)
         self._grants = Grants(ledger, clock, pod_resources, *parts, reserved, expect, compat, self._visible)
         self._slot_starts = SlotStarts(ledger, clock, reserved, self._grants.slots)

@@ -174,7 +174,8 @@ def with_same_devices(containers: Iterable[Devices], part: Part) -> list[Devices
     any resource: an init container and the app container that takes over its GPU. An Allocate may be for each of them.
     """
     found: list[Devices] = []
-    known, rest = {part}, [*containers]
+    known = {part}
+    rest = [*containers]
     while more := [each for each in rest if not known.isdisjoint(parts_of(each))]:
         found += more
         known.update(*map(parts_of, more))

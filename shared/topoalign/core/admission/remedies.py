@@ -91,7 +91,8 @@ def most_that(holds: Callable[[int], bool], most: int) -> int:
         return next((number for number in range(most, 0, -1) if holds(number)), 0)
     if not holds(1):
         return 0
-    good, bad = 1, most + 1
+    good = 1
+    bad = most + 1
     while 2 * good < bad:  # the answer is small even where somebody asks for billions
         if not holds(2 * good):
             bad = 2 * good

@@ -21,7 +21,8 @@ ALIKE = "give each container equal requests and limits of cpu and memory"
 
 def not_covered(demand: PodDemand) -> Iterator[str]:
     """One sentence for each thing."""
-    pod, rules = demand.request, demand.rules
+    pod = demand.request
+    rules = demand.rules
     if pod.claims:
         yield (
             f"the devices of resource claims {quoted(pod.claims)}: their DRA driver gives them, and the kubelet does not "

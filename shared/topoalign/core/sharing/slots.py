@@ -269,7 +269,8 @@ def several_of_one_gpu(
     Why a kubelet gives a container slots of these GPUs, of which some are the same, and what to do about it. `able`: the
     GPUs with enough left.
     """
-    asked, nodes = len(gpus), {numa_node_of(topology, gpu) for gpu in gpus}
+    asked = len(gpus)
+    nodes = {numa_node_of(topology, gpu) for gpu in gpus}
     near = [gpu for gpu in able if numa_node_of(topology, gpu) in nodes]
     if len(able) < asked:
         cause = f"{asked} GPUs are asked for, and {len(able)} of the node have enough left"

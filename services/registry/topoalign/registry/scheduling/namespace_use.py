@@ -84,7 +84,8 @@ class NamespaceUse:
 
     def _count_all(self) -> PerGpu:
         """Has all pods counted by the names of amounts, which it returns, and the sizes that are offered now."""
-        per_gpu, version = amounts_per_gpu(self._offers.slots), self._offers.sizes_version
+        per_gpu = amounts_per_gpu(self._offers.slots)
+        version = self._offers.sizes_version
         if per_gpu != self._per_gpu:
             self._amounts, self._sizes, self._elsewhere, self._all, self._of_bound = {}, {}, {}, {}, {}
             for uid in self.pods:
