@@ -20,8 +20,11 @@ $(READY): requirements/dev.txt pyproject.toml
 demo: $(READY)  ## the main job on a described machine, or on this one if it has an NVIDIA driver
 	$(BIN)/topoalign demo
 
+# One more than there are cores: many tests wait for processes, and leave a core idle meanwhile.
+WORKERS ?= $(shell expr $$(nproc) + 1)
+
 test: $(READY)  ## all tests; neighbours run in one process and share what they set up
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-faults: $(READY)  ## all tests, with every step and every seed of the faults; half an hour and more
 	TOPOALIGN_FAULTS=all $(BIN)/python -m pytest -n auto -o timeout=0
