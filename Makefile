@@ -21,7 +21,7 @@ demo: $(READY)  ## the main job on a described machine, or on this one if it has
 	$(BIN)/topoalign demo
 
 # One more than there are cores: many tests wait for processes, and leave a core idle meanwhile.
-WORKERS ?= $(shell expr $$(nproc) + 1)
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 test: $(READY)  ## all tests; neighbours run in one process and share what they set up
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
