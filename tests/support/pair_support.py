@@ -136,7 +136,6 @@ class Pair(Life):
         if (DEFAULT, PodName(former)) not in self.kubelet.running:
             again = PodName(f"{former}-again")
             await self.give(self.pod(again, *SHARE))
-            await self.check()
             await self.kubelet.remove(DEFAULT, again)  # what the refused pod was given may be of the other GPU
         rest = sorted((self.left(gpu.id) for gpu in MACHINE.gpus), reverse=True)
         for number, amounts in enumerate(rest):

@@ -142,6 +142,16 @@ class Shares:
                 return None
         return OpenHalf(newest, not self._newest.is_second and needs_memory(newest))
 
+    def _recent_half(self, kind: UnitKind) -> OpenHalf | None:
+        """
+        The newest grant, if it may be a first half of units, whatever the checkpoint has: that may be written between two
+        halves. For a preference alone.
+        """
+        if self._newest is None or self._newest.is_second or self._clock.monotonic() - self._newest.at > OPEN_SECONDS:
+            return None
+        newest = self._state().allocations.get(self._newest.id)
+        return None if newest is None or has_kind(newest, kind) else OpenHalf(newest, is_certain=False)
+
     def _is_entered(self, grant: Allocation, listing: Listing) -> bool:
         """Whether the checkpoint has the container of a grant, with a whole share: half of one may be in it by chance."""
         if not self._liveness.is_written_since(grant, listing):
@@ -213,7 +223,8 @@ class Shares:
         for share, state in product(shares_asked(kind, question, reserved, now), states):
             spare = offered - held_among(state.ownership, resource, devices)
             fitting = {gpu: count for gpu, units in devices.by_base.items() if (count := len(units & spare))}
-            gpus = followed(half, share, kind, must_include, fitting, is_reserved=own is not None)
+            first = half if half is not None else self._recent_half(kind)
+            gpus = followed(first, share, kind, must_include, fitting, is_reserved=own is not None)
             if not gpus and own is None:
                 was_split = kind == "cores" and size == self._split
                 gpus = gpus_for(state, share, kind, must_include, fitting, self._compat, was_split=was_split)
