@@ -78,7 +78,8 @@ class Grants:
         """
         self._ledger, self._clock, self._pod_resources = ledger, clock, pod_resources
         self._reconciliation, self._preferences, self._expect = reconciliation, preferences, expect
-        self.companions, self.visible = companions, visible
+        self.companions = companions
+        self.visible = visible
         self.shares = Shares(lambda: ledger.state, clock, reserved, reconciliation.liveness, compat)
         self.exclusion = ShareExclusion(lambda: ledger.state, reconciliation.liveness, self.shares)
         self.share_starts = ShareStarts(ledger, reconciliation.liveness, reserved)

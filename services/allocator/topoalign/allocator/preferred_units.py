@@ -12,7 +12,7 @@ left, so that there is room for more than the equal part; where no GPU in use ha
     left of GPU-0: 60 and 30 blocks, of GPU-1: 100 and 60, unused, of GPU-2: 80 and 50
     asked for 50 of computing time: GPU-2, where up to 50 blocks fit then; for 50 blocks: GPU-1, as GPU-2 has less than 84
 
-A pod that was refused because its memory was more than that is made anew, and would be refused again and again. So a share
+A pod that was refused because its memory was more than that is created again, and would be refused each time. So a share
 of as much computing time as the last one that was refused so goes to any GPU of which most memory is left.
 """
 

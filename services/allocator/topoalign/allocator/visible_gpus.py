@@ -77,7 +77,10 @@ class VisibleGpus:
         by_variable_alone: Callable[[], bool],
     ) -> None:
         """`reserved`: what is reserved on the node now. `by_variable_alone`: as `PluginFlags` says now."""
-        self._state, self._clock, self._reserved, self._liveness = state, clock, reserved, liveness
+        self._state = state
+        self._clock = clock
+        self._reserved = reserved
+        self._liveness = liveness
         self._by_variable_alone = by_variable_alone
         self._newest: Newest | None = None
 

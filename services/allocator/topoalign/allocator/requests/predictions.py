@@ -44,7 +44,8 @@ class Predictions:
         `kubelet`: reads what predictions stand on; None: the node's own rules and record. `confirmed` is told of each pod
         that is confirmed. `by_variable_alone`: whether containers see what NVIDIA_VISIBLE_DEVICES names, and nothing else.
         """
-        self._confirmed, self._by_variable_alone = confirmed, by_variable_alone
+        self._confirmed = confirmed
+        self._by_variable_alone = by_variable_alone
         self._ledger, self._kubelet = ledger, kubelet
         self._rules = msgspec.structs.replace(rules, mode=Mode.KUBELET) if kubelet_owns_devices else rules
 

@@ -87,7 +87,11 @@ class NamespaceUse:
         per_gpu = amounts_per_gpu(self._offers.slots)
         version = self._offers.sizes_version
         if per_gpu != self._per_gpu:
-            self._amounts, self._sizes, self._elsewhere, self._all, self._of_bound = {}, {}, {}, {}, {}
+            self._amounts = {}
+            self._sizes = {}
+            self._elsewhere = {}
+            self._all = {}
+            self._of_bound = {}
             for uid in self.pods:
                 self._count(uid, per_gpu)
         elif version != self._version:
@@ -95,7 +99,8 @@ class NamespaceUse:
                 if self._offers.sizes_on(node) is not self._sizes[uid]:
                     self._uncount(uid)
                     self._count(uid, per_gpu)
-        self._per_gpu, self._version = per_gpu, version
+        self._per_gpu = per_gpu
+        self._version = version
         return per_gpu
 
     def _count(self, uid: str, per_gpu: PerGpu) -> None:
