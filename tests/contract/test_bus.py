@@ -200,16 +200,16 @@ async def test_wildcards_choose_among_subjects(bus: Bus) -> None:
     await bus.publish(said(1, "topoalign.v1.allocation.a.granted"))
     await bus.publish(said(2, "topoalign.v1.allocation.b.released"))
     await bus.publish(said(3, "topoalign.v1.allocation.b.granted"))
-    await bus.publish(said(4, "topoalign.v1.reservation.b"))
+    await bus.publish(said(4, "topoalign.v1.allocation.c.bound"))
 
     async def chosen(subject: str, count: int) -> list[int]:
         async with bus.follow(Stream.ALLOCATIONS, subject) as messages:
             return [received.position for received in await heard(messages, count)]
 
-    assert [1, 2, 3] == await chosen("topoalign.v1.allocation.>", 3)
+    assert [1, 2, 3, 4] == await chosen("topoalign.v1.allocation.>", 4)
     assert [2, 3] == await chosen("topoalign.v1.allocation.b.*", 2)
     assert [1, 3] == await chosen("topoalign.v1.allocation.*.granted", 2)
-    assert [4] == await chosen("topoalign.v1.reservation.*", 1)
+    assert [4] == await chosen("topoalign.v1.allocation.*.bound", 1)
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ async def test_questions_to_one_endpoint_are_answered_one_at_a_time(bus: Bus) ->
         for _ in range(10):
             await anyio.lowlevel.checkpoint()
         inside -= 1
-        return b""
+        return wire.answer(None)
 
     async with (
         bus.serve("topoalign-test", [Endpoint(name="count", subject="test.count", answer=count)]),

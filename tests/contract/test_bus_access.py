@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,11 +17,12 @@ from structlog.testing import capture_logs
 from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken, InvalidField
 from topoalign.core.ports import Stream
 from topoalign.runtime.clock import SystemClock
-from topoalign.runtime.nats_bus import Access, connect_bus, follower
+from topoalign.runtime.nats_bus import Access, apply_stores, connect_bus, follower
 from topoalign.runtime.speaker import Speaker
 
 pytestmark = pytest.mark.anyio
 ALL = "topoalign.v1.>"
+ADMIN = "{ user: admin, password: admin }"
 
 
 @pytest.fixture
@@ -36,7 +38,7 @@ def users(*rules: str) -> str:
 async def test_publishing_without_permission_is_refused_with_the_subject(tmp_path: Path) -> None:
     """C40: the broker tells the publisher only by silence, and the reason beside it."""
     alice = '{ user: alice, password: canary, permissions: { publish: { allow: ["$JS.API.>"] } } }'
-    async with killable(tmp_path, users(alice)) as server:
+    async with killable(tmp_path, users(alice, ADMIN), administrator="admin:admin") as server:
         url = server.url.replace("nats://", "nats://alice:canary@")
         with anyio.fail_after(30):
             async with connect_bus(url) as bus:
@@ -51,7 +53,7 @@ async def test_a_writer_that_may_not_read_takes_a_repeated_id_for_taken(tmp_path
     """What the store has under the id cannot be compared: stored twice is borne, not stored is not."""
     rule = 'permissions: { publish: { deny: ["$JS.API.STREAM.MSG.GET.>"] } }'
     async with (
-        killable(tmp_path, users(f"{{ user: writer, password: x, {rule} }}")) as server,
+        killable(tmp_path, users(f"{{ user: writer, password: x, {rule} }}"), administrator="writer:x") as server,
         connect_bus(server.url.replace("nats://", "nats://writer:x@")) as bus,
     ):
         await bus.publish(said(1))
@@ -63,10 +65,11 @@ async def test_a_writer_that_may_not_read_takes_a_repeated_id_for_taken(tmp_path
 
 async def test_a_subscriber_may_be_allowed_to_do_no_more_than_read(tmp_path: Path) -> None:
     reader = """{ user: reader, password: canary, permissions: {
-        publish: { allow: ["$JS.API.STREAM.INFO.*", "$JS.API.STREAM.MSG.GET.*", "$JS.API.CONSUMER.CREATE.>",
-                           "$JS.API.CONSUMER.MSG.NEXT.>", "$JS.API.CONSUMER.DELETE.>"] }
-        subscribe: { allow: ["_INBOX_reader.>"] } } }"""
-    async with killable(tmp_path, users("{ user: admin, password: admin }", reader)) as server:
+        publish: { allow: ["$JS.API.STREAM.INFO.*", "$JS.API.STREAM.MSG.GET.*", "$JS.API.DIRECT.GET.*"] }
+        subscribe: { allow: ["_INBOX_reader.>", "topoalign.v1.stored.>"] } } }"""
+    async with killable(
+        tmp_path, users("{ user: admin, password: admin }", reader), administrator="admin:admin"
+    ) as server:
         async with connect_bus(server.url.replace("nats://", "nats://admin:admin@")) as admin:
             await admin.publish(said(1))
         async with (
@@ -83,8 +86,10 @@ async def test_a_missing_permission_to_follow_is_logged_once_until_granted(
 ) -> None:
     """A node agent follows for itself, beside the kubelet's requests: the hub must not be able to end it."""
     monkeypatch.setattr(follower, "REFUSED_PAUSE", 0.02)
-    forbidden = 'permissions: { publish: { deny: ["$JS.API.CONSUMER.>"] } }'
-    async with killable(tmp_path, users(f"{{ user: writer, password: x, {forbidden} }}")) as server:
+    forbidden = 'permissions: { publish: { deny: ["$JS.API.DIRECT.>"] } }'
+    async with killable(
+        tmp_path, users(f"{{ user: writer, password: x, {forbidden} }}"), administrator="writer:x"
+    ) as server:
         url = server.url.replace("nats://", "nats://writer:x@")
         async with connect_bus(url) as bus, bus.follow(Stream.ALLOCATIONS, ALL) as messages:
             await bus.publish(said(1))
@@ -100,7 +105,7 @@ async def test_a_missing_permission_to_follow_is_logged_once_until_granted(
 
     refusals = [line["finding"] for line in logs if line["event"] == "cannot follow"]
     assert 1 == len(refusals)
-    assert "no permission on $JS.API.CONSUMER.CREATE.TOPOALIGN_ALLOCATIONS" in refusals[0]
+    assert "no permission on $JS.API.DIRECT.GET.TOPOALIGN_ALLOCATIONS" in refusals[0]
     beside = [line["finding"] for line in logs if line["event"] == "nats refuses"]
     assert sorted(set(beside)) == sorted(beside)
 
@@ -113,7 +118,9 @@ async def test_an_nkey_is_accepted_and_a_wrong_one_refused_without_its_text(
     for name, seed in seeds.items():
         (tmp_path / name).write_bytes(seed + b"\n")
     public = nkeys.from_seed(bytearray(seeds["right"])).public_key.decode()
-    async with killable(tmp_path / "nats", users(f"{{ nkey: {public} }}")) as server:
+    async with killable(
+        tmp_path / "nats", users(f"{{ nkey: {public} }}", ADMIN), administrator="admin:admin"
+    ) as server:
         async with connect_bus(server.url, access=Access(nkey=str(tmp_path / "right"))) as bus:
             await bus.publish(said(1))
         with pytest.raises(BusRefused, match="refuses our credentials") as caught:
@@ -175,8 +182,10 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def test_a_protected_connection_needs_the_right_authority(tmp_path: Path, certificates: Path) -> None:
     tls = f'tls {{ cert_file: "{certificates}/cert.pem", key_file: "{certificates}/key.pem" }}\n'
-    async with killable(tmp_path, tls) as server:
-        async with connect_bus(server.url, access=Access(tls_ca=str(certificates / "cert.pem"))) as bus:
+    async with killable(tmp_path, tls, administrator=None) as server:
+        access = Access(tls_ca=str(certificates / "cert.pem"))
+        await apply_stores(server.url, access)
+        async with connect_bus(server.url, access=access) as bus:
             await bus.publish(said(1))
         with pytest.raises(BusUnavailable, match="certificate"):
             async with connect_bus(server.url.replace("nats://", "tls://"), wait=0.5):
@@ -191,7 +200,11 @@ async def test_replaced_certificates_of_a_hub_are_taken_up(tmp_path: Path) -> No
     trusted.write_bytes(first.certificate.read_bytes())
     first.issue(served, "nats", valid)
     tls = f'tls {{ cert_file: "{served}/tls.crt", key_file: "{served}/tls.key" }}\n'
-    async with killable(tmp_path, tls) as server, connect_bus(server.url, access=Access(tls_ca=str(trusted))) as bus:
+    access = Access(tls_ca=str(trusted))
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(killable(tmp_path, tls, administrator=None))
+        await apply_stores(server.url, access)
+        bus = await stack.enter_async_context(connect_bus(server.url, access=access))
         await stored(bus, said(1))
         trusted.write_bytes(second.certificate.read_bytes())
         second.issue(served, "expired", over)

@@ -37,7 +37,7 @@ async def bus(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[B
 
 
 async def newest(bus: Bus, subject: str) -> tuple[int, bytes] | None:
-    found: Received | None = await bus.newest(Stream.ALLOCATIONS, subject)
+    found: Received | None = await bus.newest(Stream.RESERVATIONS, subject)
     return None if found is None else (found.position, found.message.body)
 
 
@@ -69,7 +69,7 @@ async def test_the_repetition_of_a_stored_message_is_a_success(bus: Bus) -> None
     await bus.publish(said(2, A), 1)
 
     assert (1, 1) == (again, await bus.publish(said(1, A), 0))
-    assert 2 == await bus.last_position(Stream.ALLOCATIONS)
+    assert 2 == await bus.last_position(Stream.RESERVATIONS)
 
 
 async def test_another_message_under_the_same_id_is_no_repetition(bus: Bus) -> None:
@@ -99,7 +99,7 @@ async def test_a_batch_with_one_conflict_stores_nothing(bus: Bus, stale: int) ->
 
     with pytest.raises(BusConflict):
         await bus.publish_batch([(said(10 + n, subject), 0) for n, subject in enumerate(subjects)])
-    assert 1 == await bus.last_position(Stream.ALLOCATIONS)
+    assert 1 == await bus.last_position(Stream.RESERVATIONS)
 
 
 async def test_the_repetition_of_a_stored_batch_is_a_success(bus: Bus) -> None:
@@ -110,7 +110,7 @@ async def test_the_repetition_of_a_stored_batch_is_a_success(bus: Bus) -> None:
     again = await bus.publish_batch(batch)
 
     assert [1, 2] == [*first] == [*again]
-    assert 3 == await bus.last_position(Stream.ALLOCATIONS)
+    assert 3 == await bus.last_position(Stream.RESERVATIONS)
 
 
 async def test_a_batch_whose_ids_are_taken_stores_nothing(bus: Bus) -> None:
@@ -118,7 +118,7 @@ async def test_a_batch_whose_ids_are_taken_stores_nothing(bus: Bus) -> None:
 
     with pytest.raises(IdTaken):
         await bus.publish_batch([(said(2, A), 0), (said(1, B), 0)])
-    assert 1 == await bus.last_position(Stream.ALLOCATIONS)
+    assert 1 == await bus.last_position(Stream.RESERVATIONS)
 
 
 async def test_a_batch_of_the_largest_size_is_stored(bus: Bus) -> None:
@@ -140,7 +140,7 @@ async def test_a_batch_of_the_largest_size_is_stored(bus: Bus) -> None:
 async def test_what_is_no_batch_is_refused(bus: Bus, messages: list[Message]) -> None:
     with pytest.raises(BusRefused, match="are no batch"):
         await bus.publish_batch([(message, 0) for message in messages])
-    assert 0 == await bus.last_position(Stream.ALLOCATIONS)
+    assert 0 == await bus.last_position(Stream.RESERVATIONS)
 
 
 async def test_the_newest_message_of_a_subject_is_found(bus: Bus) -> None:
@@ -151,6 +151,6 @@ async def test_the_newest_message_of_a_subject_is_found(bus: Bus) -> None:
 
     assert (2, said(2).body) == await newest(bus, A)
     assert await newest(bus, f"{B}-2") is None
-    await bus.forget(Stream.ALLOCATIONS, A)
+    await bus.forget(Stream.RESERVATIONS, A)
     assert await newest(bus, A) is None
     assert 4 == await bus.publish(said(4, A), 0)

@@ -9,10 +9,10 @@ from bus_support import bodies, heard, killable, said
 
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.ports import Message, Received, Stream
-from topoalign.runtime.nats_bus import connect_bus
+from topoalign.runtime.nats_bus import connect_bus, follower
 from topoalign.runtime.nats_bus.connection import Connection
 from topoalign.runtime.nats_bus.delivered import Delivered
-from topoalign.runtime.nats_bus.follower import Follower, Pull
+from topoalign.runtime.nats_bus.follower import Follower, Reading
 
 pytestmark = pytest.mark.anyio
 
@@ -20,14 +20,15 @@ pytestmark = pytest.mark.anyio
 async def test_a_message_that_got_lost_on_its_way_is_fetched_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The consumer counts what it sends, and one number is missing."""
-    arrive, losses = Pull.heard, chain([False, False, True], repeat(False))
+    """Each message of a batch has the position of the one before it, and one is missing."""
+    arrive = Reading.hear
+    losses = chain([False, False, True], repeat(False))
 
-    def lose(self: Pull, delivered: Delivered) -> None:
-        if delivered.is_remark or not next(losses):
+    def lose(self: Reading, delivered: Delivered) -> None:
+        if not delivered.is_of_a_store or not next(losses):
             arrive(self, delivered)
 
-    monkeypatch.setattr(Pull, "heard", lose)
+    monkeypatch.setattr(Reading, "hear", lose)
     async with killable(tmp_path) as server, connect_bus(server.url) as bus:
         for number in range(10):
             await bus.publish(said(number))
@@ -47,13 +48,13 @@ async def test_follow_retries_slow_down_and_start_over_after_a_message(
     pauses: list[list[float]] = [[]]
 
     class Scripted(Follower):
-        async def begin(self, connection: Connection) -> Pull:
+        async def begin(self, connection: Connection) -> Reading:
             outcome = next(outcomes)
             if outcome is not None:
                 raise outcome
-            return OneMessage(connection, Stream.NODES, "x")
+            return OneMessage(connection, Stream.NODES, "x", 0, "")
 
-    class OneMessage(Pull):
+    class OneMessage(Reading):
         async def next(self) -> Received:
             return Received(message=Message(subject="x", headers={}, body=b""), position=1)
 
@@ -63,10 +64,7 @@ async def test_follow_retries_slow_down_and_start_over_after_a_message(
     async def note(seconds: float) -> None:
         pauses[-1].append(seconds)
 
-    async def repair(connection: Connection) -> None:
-        raise AssertionError
-
-    scripted = Scripted(connected, repair, Stream.NODES, "x", 0)
+    scripted = Scripted(connected, Stream.NODES, "x", 0)
     monkeypatch.setattr(anyio, "sleep", note)
     for _ in range(3):
         await anext(scripted)
@@ -75,3 +73,39 @@ async def test_follow_retries_slow_down_and_start_over_after_a_message(
 
     doubled = [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28]
     assert [[*doubled, 2.0, 2.0, 2.0], [0.02], [*doubled, 2.56, 5.0, 5.0, 5.0], []] == pauses
+
+
+async def test_a_message_is_read_although_its_news_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where another server of a cluster has taken over: the store is looked at."""
+    monkeypatch.setattr(follower, "LOOK", 0.1)
+    monkeypatch.setattr(Reading, "hear_news", lambda self, delivered: None)
+    async with (
+        killable(tmp_path) as server,
+        connect_bus(server.url) as bus,
+        bus.follow(Stream.ALLOCATIONS, "topoalign.v1.>") as messages,
+    ):
+        for number in range(3):
+            await bus.publish(said(number))
+            with anyio.fail_after(30):
+                assert said(number) == (await anext(messages)).message
+
+
+async def test_news_of_a_message_that_was_deleted_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "FIRST_PAUSE", 0.001)
+    async with killable(tmp_path) as server, connect_bus(server.url) as bus:
+        reading = await Follower(bus.up, Stream.ALLOCATIONS, "topoalign.v1.>", 0).begin(bus.live())
+        reading._news = 5
+        reads: list[int] = []
+        read = reading.read
+
+        async def counted() -> None:
+            reads.append(1)
+            await read()
+
+        reading.read = counted  # type: ignore[method-assign]  # as it is, counted
+        with anyio.move_on_after(1.0):
+            await reading.next()
+            raise AssertionError
+        await reading.end()
+
+    assert follower.MOST_TRIES == len(reads)

@@ -1,7 +1,5 @@
 """What only a real nats-server can do to the bus: die, come back, be old, be set up otherwise."""
 
-import json
-import os
 import signal
 from collections.abc import AsyncIterator
 from itertools import repeat
@@ -15,10 +13,11 @@ from raw_nats import raw_nats
 from scripted_nats import ScriptedNats, listening
 from structlog.testing import capture_logs
 
+from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken
 from topoalign.core.ports import Bus, Endpoint, Stream
 from topoalign.runtime import stores
-from topoalign.runtime.nats_bus import Access, NatsBus, bus, connect_bus, follower
+from topoalign.runtime.nats_bus import Access, NatsBus, apply_stores, bus, connect_bus, follower
 from topoalign.runtime.nats_bus.connection import Connection, open_connection
 
 pytestmark = pytest.mark.anyio
@@ -33,7 +32,7 @@ async def server(tmp_path: Path) -> AsyncIterator[KillableServer]:
 
 async def api(bus: NatsBus, subject: str, body: object = None) -> dict[str, object]:
     answer = await bus.live().api(f"$JS.API.{subject}", b"" if body is None else msgspec.json.encode(body))
-    return dict(json.loads(answer))
+    return dict(msgspec.json.decode(answer))
 
 
 async def test_a_server_killed_under_load_loses_doubles_and_disorders_nothing(server: KillableServer) -> None:
@@ -101,7 +100,7 @@ async def test_a_bus_can_be_entered_before_there_is_a_server(tmp_path: Path) -> 
     """C31: publishing fails meanwhile, following and serving wait, and all go on once the server comes up."""
 
     async def shout(body: bytes) -> bytes:
-        return body.upper()
+        return wire.answer(body.decode().upper())
 
     async with killable(tmp_path) as server:
         server.kill()
@@ -118,7 +117,7 @@ async def test_a_bus_can_be_entered_before_there_is_a_server(tmp_path: Path) -> 
                 await stored(bus, said(1))
 
                 assert said(1) == (await anext(messages)).message
-                assert b"HELLO" == await answered(bus, "test.shout", b"hello")
+                assert "HELLO" == wire.answered(await answered(bus, "test.shout", b"hello"), str)
 
 
 async def answered(bus: Bus, subject: str, body: bytes) -> bytes:
@@ -133,20 +132,52 @@ async def answered(bus: Bus, subject: str, body: bytes) -> bytes:
 async def test_a_service_serves_again_after_the_server_was_killed(
     server: KillableServer,
 ) -> None:
-    """After the server was killed the service serves again and is listed as a micro service."""
-
     async def shout(body: bytes) -> bytes:
-        return body.upper()
+        return wire.answer(body.decode().upper())
 
     endpoints = [Endpoint(name="shout", subject="test.shout", answer=shout)]
     async with connect_bus(server.url) as bus, bus.serve("topoalign-test", endpoints):
         server.kill()
         await server.start()
         answer = await answered(bus, "test.shout", b"again")
-        info = json.loads(await bus.ask("$SRV.INFO.topoalign-test", b"", 5))
 
-    assert b"AGAIN" == answer
-    assert ["test.shout"] == [endpoint["subject"] for endpoint in info["endpoints"]]
+    assert "AGAIN" == wire.answered(answer, str)
+
+
+async def test_an_acknowledgement_of_a_stream_is_no_answer(server: KillableServer) -> None:
+    """A stream that takes the subject of a request answers first; the service's answer counts."""
+
+    async def shout(body: bytes) -> bytes:
+        return wire.answer(body.decode().upper())
+
+    async with connect_bus(server.url) as bus:
+        stream = {"name": "EAVESDROPPER", "subjects": ["test.>"], "storage": "memory"}
+        await api(bus, "STREAM.CREATE.EAVESDROPPER", stream)
+        async with bus.serve("topoalign-test", [Endpoint(name="shout", subject="test.shout", answer=shout)]):
+            answers = {await bus.ask("test.shout", b"hello", 60) for _ in range(20)}
+
+    assert {wire.answer("HELLO")} == answers
+
+
+async def test_a_message_that_a_store_sends_is_no_request(server: KillableServer) -> None:
+    """Whoever may read a store may have it send a message to any subject, as if that were the subject of the answer."""
+    requests: list[bytes] = []
+
+    async def note(body: bytes) -> bytes:
+        requests.append(body)
+        return wire.answer(None)
+
+    async with (
+        connect_bus(server.url) as bus,
+        bus.serve("topoalign-test", [Endpoint(name="note", subject="test.note", answer=note)]),
+    ):
+        await bus.publish(said(1))
+        for wanted in ({"seq": 1}, {"seq": 1, "batch": 1}):
+            source = "$JS.API.DIRECT.GET.TOPOALIGN_ALLOCATIONS"
+            await bus.live().send(source, msgspec.json.encode(wanted), reply="test.note")
+        await bus.ask("test.note", b"a request", 60)
+
+    assert [b"a request"] == requests
 
 
 async def test_a_server_that_stops_moving_is_noticed_and_outcomes_are_unknown(server: KillableServer) -> None:
@@ -197,88 +228,37 @@ async def test_an_older_server_is_refused() -> None:
 
 
 async def test_a_server_without_jetstream_is_refused(tmp_path: Path) -> None:
-    async with killable(tmp_path, whole="listen: 127.0.0.1:-1\n") as server:
+    async with killable(tmp_path, whole="listen: 127.0.0.1:-1\n", administrator=None) as server:
         with pytest.raises(BusRefused, match="no JetStream"):
             async with connect_bus(server.url):
                 raise AssertionError
 
 
-async def test_the_stores_are_made_as_written_and_found_again(server: KillableServer) -> None:
-    async with connect_bus(server.url) as bus:
-        pass
-    async with connect_bus(server.url, replicas=1) as bus:
-        config = (await api(bus, "STREAM.INFO.TOPOALIGN_ALLOCATIONS"))["config"]
-
-    assert isinstance(config, dict)
-    assert ["topoalign.v1.allocation.>", "topoalign.v1.reservation.>"] == config["subjects"]
-    assert (600 * 10**9, 30 * 86400 * 10**9, True) == (
-        config["duplicate_window"],
-        config["max_age"],
-        config["allow_atomic"],
-    )
-    assert {"topoalign.owner": "topoalign", "topoalign.schema": "1"}.items() <= config["metadata"].items()
-
-
-@pytest.mark.parametrize(
-    ("store", "field", "value"),
-    [
-        ("TOPOALIGN_NODES", "max_msgs_per_subject", 7),
-        ("TOPOALIGN_ALLOCATIONS", "max_age", 3600 * 10**9),
-        ("TOPOALIGN_ALLOCATIONS", "duplicate_window", 60 * 10**9),
-        ("TOPOALIGN_ALLOCATIONS", "subjects", ["topoalign.v1.allocation.>"]),
-        ("KV_TOPOALIGN_RESERVATIONS", "max_msgs_per_subject", 2),
-        ("TOPOALIGN_DEADLETTERS", "metadata", {"topoalign.owner": "topoalign", "topoalign.schema": "2"}),
-    ],
-)
-async def test_a_store_with_other_settings_is_refused_and_left_alone(
-    server: KillableServer, store: str, field: str, value: object
+async def test_a_stream_that_was_deleted_in_use_is_followed_from_its_start(
+    server: KillableServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store with other settings is refused by name and not changed."""
-    async with connect_bus(server.url) as bus:
-        info = await api(bus, f"STREAM.INFO.{store}")
-        assert isinstance(info["config"], dict)
-        changed = {**info["config"], field: value}
-        assert "error" not in await api(bus, f"STREAM.UPDATE.{store}", changed)
-    with pytest.raises(BusRefused) as caught:
-        async with connect_bus(server.url):
-            raise AssertionError
-
-    assert store in str(caught.value)
-    assert field in str(caught.value)
-    assert "nats stream edit" in caught.value.remedy
-
-
-async def test_replicas_that_are_asked_for_must_be_there(server: KillableServer) -> None:
-    async with connect_bus(server.url):
-        pass
-    with pytest.raises(BusRefused, match="num_replicas is 1, expected 3"):
-        async with connect_bus(server.url, replicas=3):
-            raise AssertionError
-
-
-async def test_many_who_come_first_at_once_make_the_stores_together(server: KillableServer) -> None:
-    async def come() -> None:
-        async with connect_bus(server.url) as bus:
-            await bus.publish(said(os.getpid()))
-
-    async with anyio.create_task_group() as tasks:
-        for _ in range(10):
-            tasks.start_soon(come)
-
-
-async def test_a_stream_deleted_in_use_is_made_again_and_followed_from_start(
-    server: KillableServer,
-) -> None:
-    """C38."""
+    """C38. The administrator creates it again; until then followers wait, and the reason is logged once."""
+    monkeypatch.setattr(follower, "REFUSED_PAUSE", 0.02)
+    monkeypatch.setattr(follower, "LOOK", 0.1)
     async with connect_bus(server.url) as bus, bus.follow(Stream.ALLOCATIONS, ALL) as messages:
         for number in range(5):
             await bus.publish(said(number))
         await heard(messages, 5)
         await api(bus, "STREAM.DELETE.TOPOALIGN_ALLOCATIONS")
+        with capture_logs() as logs, anyio.move_on_after(0.5):
+            await anext(messages)
+            raise AssertionError
+        with pytest.raises(BusRefused, match="does not exist"):
+            await bus.last_position(Stream.ALLOCATIONS)
+        with pytest.raises(BusRefused, match="does not exist"):
+            await bus.publish(said(99))
+        await apply_stores(server.url)
         for number in range(100, 103):
             await stored(bus, said(number))
 
         assert [said(number).body for number in range(100, 103)] == bodies(await heard(messages, 3))
+    refusals = [line for line in logs if line["event"] == "cannot follow"]
+    assert ["store TOPOALIGN_ALLOCATIONS does not exist"] == [line["finding"] for line in refusals]
 
 
 async def test_an_id_whose_message_is_gone_from_the_store_is_taken(server: KillableServer) -> None:
@@ -311,50 +291,12 @@ async def test_what_was_sent_has_reached_the_server_when_a_connection_is_closed(
     assert ["PUB", "PING"] == list(scripted.verbs)[-2:]
 
 
-OVERLAPPING = {"name": "SOMEBODY_ELSES", "subjects": ["topoalign.v1.allocation.>"], "storage": "memory"}
-
-
-async def test_a_store_that_cannot_be_made_again_stops_no_follower(
-    server: KillableServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If a store cannot be created again, followers continue to wait, and the reason is logged."""
-    monkeypatch.setattr(follower, "REFUSED_PAUSE", 0.02)
-    async with connect_bus(server.url) as bus, bus.follow(Stream.ALLOCATIONS, ALL) as messages:
-        await bus.publish(said(1))
-        await anext(messages)
-        await api(bus, "STREAM.DELETE.TOPOALIGN_ALLOCATIONS")
-        await api(bus, "STREAM.CREATE.SOMEBODY_ELSES", OVERLAPPING)
-        with capture_logs() as logs, anyio.move_on_after(0.5):
-            await anext(messages)
-            raise AssertionError
-        with pytest.raises(BusRefused, match="subjects overlap"):
-            await bus.last_position(Stream.ALLOCATIONS)
-        await api(bus, "STREAM.DELETE.SOMEBODY_ELSES")
-        await stored(bus, said(2))
-
-        assert said(2) == (await anext(messages)).message
-    refusals = [line for line in logs if line["event"] == "cannot follow"]
-    assert 1 == len(refusals)
-    assert "store TOPOALIGN_ALLOCATIONS: NATS refuses: subjects overlap" in refusals[0]["finding"]
-    assert "another stream takes its subjects" in refusals[0]["remedy"]
-
-
-async def test_asking_a_missing_store_for_its_end_makes_it(server: KillableServer) -> None:
-    async with connect_bus(server.url) as bus:
-        await api(bus, "STREAM.DELETE.TOPOALIGN_ALLOCATIONS")
-        with pytest.raises(BusUnavailable, match="was missing"):
-            await bus.last_position(Stream.ALLOCATIONS)
-
-        assert 0 == await bus.last_position(Stream.ALLOCATIONS)
-
-
 async def test_a_server_with_too_little_room_is_refused_with_a_remedy(tmp_path: Path) -> None:
     """C37."""
     settings = f'listen: 127.0.0.1:-1\njetstream {{ store_dir: "{tmp_path}", max_file_store: 1MB }}\n'
-    async with killable(tmp_path, whole=settings) as server:
+    async with killable(tmp_path, whole=settings, administrator=None) as server:
         with pytest.raises(BusRefused, match="TOPOALIGN_ALLOCATIONS") as caught:
-            async with connect_bus(server.url):
-                raise AssertionError
+            await apply_stores(server.url)
 
     assert "max_file_store" in caught.value.remedy
 
@@ -366,10 +308,10 @@ async def test_an_error_inside_the_context_comes_out_as_itself(server: KillableS
 
 
 def test_a_difference_names_what_was_expected_and_found() -> None:
-    found = {**msgspec.to_builtins(stores.NODES), "subjects": list(stores.NODES.subjects), "storage": "memory"}
+    found = {**msgspec.to_builtins(stores.NODES), "retention": "interest"}
 
-    with pytest.raises(BusRefused, match="store TOPOALIGN_NODES: storage is 'memory', expected 'file'"):
-        stores.check(stores.NODES, found, any_replicas=False)
+    with pytest.raises(BusRefused, match="store TOPOALIGN_NODES: retention is 'interest', expected 'limits'"):
+        stores.check(stores.NODES, msgspec.json.decode(msgspec.json.encode(found)))
 
 
 async def test_unreachable_servers_are_reported_in_the_same_words() -> None:
@@ -399,7 +341,7 @@ async def test_a_bus_away_for_long_is_logged_once_for_each_reason(
                 raise BusUnavailable(f"no way to {tries % 2}")
             return await super().connection()
 
-    unlucky = Unlucky(server.url, "test", Access(), replicas=1, speaks=())
+    unlucky = Unlucky(server.url, "test", Access(), node=None, speaks=())
     with capture_logs() as logs:
         for outage in (1, 2):
             async with anyio.create_task_group() as tasks:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import anyio
 import msgspec
 import pytest
 from bus_support import KillableServer, killable, said
@@ -13,11 +14,12 @@ from topoalign.core.model.errors import BusRefused
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Stream
 from topoalign.runtime import stores
-from topoalign.runtime.nats_bus import NatsBus, connect_bus
+from topoalign.runtime.nats_bus import Access, apply_stores, connect_bus
+from topoalign.runtime.nats_bus.connection import open_connection
 
 NODE = NodeName("node-1")
 OF_NODES = ("topoalign.v1.topology.>", "topoalign.v1.health.>", "topoalign.v1.usage.>")
-OF_ALLOCATIONS = ("topoalign.v1.allocation.>", "topoalign.v1.reservation.>")
+OF_ALLOCATIONS = ("topoalign.v1.allocation.>",)
 HEALTH, LATER = "topoalign.v1.health.node-1", "topoalign.v1.later.node-1"
 WIDE = msgspec.structs.replace(stores.NODES, subjects=(*stores.NODES.subjects, "topoalign.v1.later.>"))
 
@@ -28,21 +30,9 @@ def test_stores_begin_with_the_subjects_of_the_first_version() -> None:
     assert OF_ALLOCATIONS == stores.ALLOCATIONS.subjects[: len(OF_ALLOCATIONS)] == stores.FIRST[stores.ALLOCATIONS.name]
 
 
-def test_reservations_leave_the_store_of_earlier_versions_as_it_is() -> None:
-    """Its subjects, and that it takes atomic batches: an older service beside a newer one finds what it expects."""
-    earlier = {
-        "subjects": [*OF_ALLOCATIONS],
-        "allow_atomic": True,
-        "retention": "limits",
-        "discard": "old",
-        "max_msgs_per_subject": -1,
-        "duplicate_window": 600 * 10**9,
-        "metadata": {"topoalign.owner": "topoalign", "topoalign.schema": "1"},
-    }
-    now = msgspec.to_builtins(stores.ALLOCATIONS)
-
-    assert earlier == {name: [*now[name]] if name == "subjects" else now[name] for name in earlier}
-    stores.check(stores.ALLOCATIONS, {**now, **earlier}, any_replicas=False)
+def test_only_reservations_are_stored_in_batches() -> None:
+    """Registries write them: a node that may not begin a batch cannot use up the batches that a server has at once."""
+    assert [stores.RESERVATIONS] == [store for store in stores.STORES if store.allow_atomic]
 
 
 def test_each_subject_of_the_table_has_exactly_one_store() -> None:
@@ -61,14 +51,15 @@ def test_entries_of_the_journal_have_subjects_that_every_store_takes() -> None:
     assert [] == later, "begin the subject of a LedgerFact with `allocation.{node}.`"
 
 
-def test_no_store_takes_a_question_or_a_self_test() -> None:
+def test_no_store_takes_a_request_or_news() -> None:
     """NATS would answer it in the place of the service, and a store that takes it counts as set up otherwise."""
     asked = [
         wire.hints_subject(NODE),
         wire.admission_subject(NODE, "alive"),
         wire.announce_subject(NODE),
         wire.devices_subject(NODE, "heal"),
-        f"{wire.PREFIX}.selftest.topoalign",
+        wire.foreign_subject(),
+        f"{stores.NEWS}.allocation.node-1.granted",
     ]
 
     assert [] == [subject for subject in asked for store in stores.STORES if stores.takes(store.subjects, subject)]
@@ -83,7 +74,7 @@ def test_no_store_takes_a_question_or_a_self_test() -> None:
     ],
 )
 def test_a_store_of_another_version_passes(subjects: tuple[str, ...]) -> None:
-    stores.check(WIDE, {**msgspec.to_builtins(WIDE), "subjects": list(subjects)}, any_replicas=False)
+    stores.check(WIDE, {**msgspec.to_builtins(WIDE), "subjects": list(subjects)})
 
 
 @pytest.mark.parametrize(
@@ -98,7 +89,7 @@ def test_a_store_of_another_version_passes(subjects: tuple[str, ...]) -> None:
 )
 def test_a_store_with_subjects_of_no_version_is_refused(store: stores.Store, subjects: tuple[str, ...]) -> None:
     with pytest.raises(BusRefused, match=f"store {store.name}: subjects is "):
-        stores.check(store, {**msgspec.to_builtins(store), "subjects": list(subjects)}, any_replicas=False)
+        stores.check(store, {**msgspec.to_builtins(store), "subjects": list(subjects)})
 
 
 @pytest.fixture
@@ -110,13 +101,7 @@ async def server(tmp_path: Path) -> AsyncIterator[KillableServer]:
 def upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on there is a reading on `later.<node>`."""
     monkeypatch.setattr(stores, "NODES", WIDE)
-    monkeypatch.setattr(stores, "STORES", (stores.ALLOCATIONS, WIDE, stores.DEADLETTERS, stores.RESERVATIONS))
-
-
-async def widen(bus: NatsBus) -> None:
-    """What the remedy tells the operator to do."""
-    answer = await bus.live().api(f"$JS.API.STREAM.UPDATE.{WIDE.name}", msgspec.json.encode(WIDE))
-    assert b'"error"' not in answer
+    monkeypatch.setattr(stores, "STORES", (stores.ALLOCATIONS, stores.RESERVATIONS, WIDE, stores.DEADLETTERS))
 
 
 @pytest.mark.anyio
@@ -135,10 +120,10 @@ async def test_a_store_of_an_older_version_takes_what_it_did(
             await bus.publish(said(1, HEALTH))
             with pytest.raises(BusRefused, match=r"older version and does not take topoalign\.v1\.later\.>") as caught:
                 await bus.publish(said(2, LATER))
-            assert f"--subjects '{','.join(WIDE.subjects)}'" in caught.value.remedy
+            assert "topoalign stores apply" in caught.value.remedy
             assert 0 == await bus.last_position(Stream.NODES, LATER)
             await bus.forget(Stream.NODES, LATER)
-            await widen(bus)
+            assert ["changed subjects of TOPOALIGN_NODES"] == await apply_stores(server.url)
             await bus.publish(said(2, LATER))
             assert 2 == await bus.last_position(Stream.NODES)
 
@@ -150,6 +135,7 @@ async def test_a_store_of_an_older_version_takes_what_it_did(
 async def test_a_store_of_a_newer_version_is_used(server: KillableServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as newer:
         upgrade(newer)
+        await apply_stores(server.url)
         async with connect_bus(server.url) as bus:
             await bus.publish(said(1, LATER))
     with capture_logs() as logs:
@@ -157,3 +143,122 @@ async def test_a_store_of_a_newer_version_is_used(server: KillableServer, monkey
             assert 2 == await bus.publish(said(2, HEALTH))
 
     assert [] == [line["event"] for line in logs if line["log_level"] == "warning"]
+
+
+async def config_of(url: str, name: str) -> dict[str, object]:
+    async with connect_bus(url) as bus:
+        info = await stores.stream_info(bus.live().api, name)
+    return info.config
+
+
+async def update(url: str, config: dict[str, object]) -> None:
+    """As an operator does with another tool."""
+    connection = await open_connection([url], "operator", Access())
+    answer = await connection.api(f"$JS.API.STREAM.UPDATE.{config['name']}", msgspec.json.encode(config))
+    await connection.close()
+    assert b'"error"' not in answer
+
+
+@pytest.mark.anyio
+async def test_apply_creates_what_is_missing_and_then_changes_nothing(tmp_path: Path) -> None:
+    async with killable(tmp_path / "nats", administrator=None) as server:
+        first = await apply_stores(server.url)
+        again = await apply_stores(server.url)
+        config = await config_of(server.url, "TOPOALIGN_ALLOCATIONS")
+
+    assert [f"created {store.name}" for store in stores.STORES] == first
+    assert [] == again
+    assert (["topoalign.v1.allocation.>"], 30 * 86400 * 10**9, True) == (
+        config["subjects"],
+        config["max_age"],
+        config["allow_direct"],
+    )
+
+
+@pytest.mark.anyio
+async def test_many_who_apply_at_once_create_the_stores_together(tmp_path: Path) -> None:
+    async with killable(tmp_path / "nats", administrator=None) as server:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(10):
+                tasks.start_soon(apply_stores, server.url)
+        async with connect_bus(server.url):
+            pass
+
+
+@pytest.mark.anyio
+async def test_a_service_creates_nothing(tmp_path: Path) -> None:
+    async with killable(tmp_path / "nats", administrator=None) as server:
+        with pytest.raises(BusRefused, match="store TOPOALIGN_ALLOCATIONS does not exist") as caught:
+            async with connect_bus(server.url):
+                raise AssertionError
+
+    assert "topoalign stores apply" in caught.value.remedy
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("store", "field", "value"),
+    [
+        ("TOPOALIGN_NODES", "allow_direct", False),
+        ("TOPOALIGN_ALLOCATIONS", "republish", {"src": "topoalign.v1.allocation.node-1.>", "dest": "elsewhere.>"}),
+        ("TOPOALIGN_ALLOCATIONS", "sources", [{"name": "TOPOALIGN_DEADLETTERS"}]),
+        ("TOPOALIGN_RESERVATIONS", "allow_atomic", False),
+        ("TOPOALIGN_DEADLETTERS", "discard", "new"),
+    ],
+)
+async def test_a_store_with_other_settings_is_refused_until_it_is_applied(
+    server: KillableServer, store: str, field: str, value: object
+) -> None:
+    """A service names the field and leaves the store as it is."""
+    await update(server.url, {**await config_of(server.url, store), field: value})
+    with pytest.raises(BusRefused, match=f"store {store}: {field} is ") as caught:
+        async with connect_bus(server.url):
+            raise AssertionError
+    changes = await apply_stores(server.url)
+    async with connect_bus(server.url):
+        pass
+
+    assert "topoalign stores apply" in caught.value.remedy
+    assert [f"changed {field} of {store}"] == changes
+
+
+@pytest.mark.anyio
+async def test_bounds_are_the_administrators(server: KillableServer) -> None:
+    """Services accept them, and `apply` leaves them as they are."""
+    config = await config_of(server.url, "TOPOALIGN_NODES")
+    bounds = {"max_bytes": 2 * 1024**3, "max_msgs_per_subject": 7, "max_age": 3600 * 10**9}
+    await update(server.url, {**config, **bounds, "allow_direct": False})
+    await apply_stores(server.url)
+    now = await config_of(server.url, "TOPOALIGN_NODES")
+
+    assert bounds | {"allow_direct": True} == {field: now[field] for field in (*bounds, "allow_direct")}
+
+
+@pytest.mark.anyio
+async def test_a_stream_of_somebody_else_is_left_alone(server: KillableServer) -> None:
+    """Also one of a later schema, which `apply` of this version would damage."""
+    config = await config_of(server.url, "TOPOALIGN_DEADLETTERS")
+    await update(server.url, {**config, "metadata": {"topoalign.owner": "topoalign", "topoalign.schema": "3"}})
+
+    with pytest.raises(BusRefused, match=r"TOPOALIGN_DEADLETTERS: metadata\[topoalign\.schema\] is '3'"):
+        await apply_stores(server.url)
+
+
+@pytest.mark.anyio
+async def test_copies_that_a_single_server_cannot_keep_are_refused(tmp_path: Path) -> None:
+    async with killable(tmp_path / "nats", administrator=None) as server:
+        with pytest.raises(BusRefused, match="store TOPOALIGN_ALLOCATIONS: NATS refuses: replicas > 1"):
+            await apply_stores(server.url, replicas=3)
+
+
+@pytest.mark.anyio
+async def test_subjects_that_another_stream_takes_are_refused_with_a_remedy(tmp_path: Path) -> None:
+    async with killable(tmp_path / "nats", administrator=None) as server:
+        connection = await open_connection([server.url], "operator", Access())
+        body = {"name": "ANOTHER", "subjects": ["topoalign.v1.allocation.>"], "storage": "memory"}
+        await connection.api("$JS.API.STREAM.CREATE.ANOTHER", msgspec.json.encode(body))
+        await connection.close()
+        with pytest.raises(BusRefused, match="subjects overlap") as caught:
+            await apply_stores(server.url)
+
+    assert "another stream takes its subjects" in caught.value.remedy

@@ -97,7 +97,7 @@ async def test_every_node_is_asked_under_its_own_name(bus: Bus) -> None:
 
     def saying(name: str) -> Endpoint:
         async def answer(body: bytes) -> bytes:
-            return name.encode() + b" heard " + body
+            return wire.answer([name, body.decode()])
 
         return Endpoint(name="explain", subject=wire.admission_subject(NodeName(name), "explain"), answer=answer)
 
@@ -105,7 +105,7 @@ async def test_every_node_is_asked_under_its_own_name(bus: Bus) -> None:
         for name in NAMES:
             answer = await bus.ask(wire.admission_subject(NodeName(name), "explain"), b"it", 5)
 
-            assert f"{name} heard it" == answer.decode()
+            assert [name, "it"] == wire.answered(answer, list[str])
 
 
 def test_tokens_can_be_turned_back_are_one_token_and_differ() -> None:

@@ -287,7 +287,7 @@ def test_a_reservation_travels_on_a_subject_of_its_own() -> None:
     assert "topoalign.v1.reservation.node-1" == message.subject == wire.reservation_subject(NODE)
     assert "registry-r=2E1.node-1.1.7" == message.headers["ce-id"]
     assert "/topoalign/registry/node-1" == message.headers["ce-source"]
-    assert Stream.ALLOCATIONS is wire.STORED[type(event)]
+    assert Stream.RESERVATIONS is wire.STORED[type(event)]
     assert event == wire.decode(message)
 
 

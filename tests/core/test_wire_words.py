@@ -40,7 +40,7 @@ SUBJECTS = {
         for kind in ("granted", "bound", "released", "refused", "deviated")
     },
     "AllocationsSnapshot": ("topoalign.v1.allocation.gpu-1=2Eexample=2Ecom.snapshot", "allocator", Stream.ALLOCATIONS),
-    "ReservationsChanged": ("topoalign.v1.reservation.gpu-1=2Eexample=2Ecom", "registry", Stream.ALLOCATIONS),
+    "ReservationsChanged": ("topoalign.v1.reservation.gpu-1=2Eexample=2Ecom", "registry", Stream.RESERVATIONS),
 }
 """Event -> its subject, who says it, the stream that keeps it."""
 

@@ -108,7 +108,7 @@ async def test_a_pod_that_gets_nothing_of_its_own_is_bound(site: Site, registry:
     await registry.bind("a", site.add("a", gpus=0))
 
     assert "node-1" == site.node_of("a")
-    assert 0 == await bus.last_position(Stream.ALLOCATIONS, "topoalign.v1.reservation.*")
+    assert 0 == await bus.last_position(Stream.RESERVATIONS, "topoalign.v1.reservation.*")
 
 
 async def test_ok_is_not_answered_for_a_binding_that_was_not_made(
@@ -582,7 +582,7 @@ async def test_two_registries_never_reserve_one_device_twice(site: Site, bus: Me
             tasks.start_soon(bind, (one, other)[number % 2], pod)
 
     for name in ("node-1", "node-2"):
-        newest = await bus.newest(Stream.ALLOCATIONS, wire.reservation_subject(NodeName(name)))
+        newest = await bus.newest(Stream.RESERVATIONS, wire.reservation_subject(NodeName(name)))
         assert newest is not None
         said = wire.decode(newest.message)
         gpus = [gpu for gpus in one.reserved(name).values() for gpu in gpus]

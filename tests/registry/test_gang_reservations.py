@@ -134,7 +134,7 @@ async def test_an_incomplete_gang_gives_everything_back(site: Site, bus: Countin
 
         assert {"node-1": ["a"]} == reserved(registry)
         assert registry.gangs.node_of(uids["b"]) is None
-        newest = await bus.newest(Stream.ALLOCATIONS, wire.reservation_subject(NodeName("node-2")))
+        newest = await bus.newest(Stream.RESERVATIONS, wire.reservation_subject(NodeName("node-2")))
         assert newest is not None
         said = wire.decode(newest.message)
         assert isinstance(said, ReservationsChanged)

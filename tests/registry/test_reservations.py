@@ -108,7 +108,7 @@ async def test_no_number_of_a_change_comes_twice_though_its_node_was_forgotten()
         with pytest.raises(BusConflict):  # once: it did not know what the change stands on
             await one.reserve("b", "GPU-1")
         await one.reserve("b", "GPU-1")
-        newest = await bus.newest(Stream.ALLOCATIONS, wire.reservation_subject(NODE))
+        newest = await bus.newest(Stream.RESERVATIONS, wire.reservation_subject(NODE))
         assert newest is not None
         event = wire.decode(newest.message)
 
@@ -147,7 +147,7 @@ async def test_registries_conflict_over_a_real_server(tmp_path: Path) -> None:
             await stale.reservations.write(gang)
 
         assert ["a"] == stale.pods()
-        assert await bus.newest(Stream.ALLOCATIONS, wire.reservation_subject(OTHER)) is None
+        assert await bus.newest(Stream.RESERVATIONS, wire.reservation_subject(OTHER)) is None
         for_now = {each.node: stale.reservations.of(each.node).position for each in gang}
         await stale.reservations.write([msgspec.structs.replace(each, position=for_now[each.node]) for each in gang])
         assert (["c"], ["a", "c"]) == (stale.pods(OTHER), stale.pods())
@@ -227,7 +227,7 @@ async def test_a_cancelled_reservation_frees_its_node() -> None:
 
     assert ([], []) == (one.pods(), one.pods(OTHER))
     assert [NODE, OTHER] == sorted(one.freed)
-    assert 4 == await bus.last_position(Stream.ALLOCATIONS)
+    assert 4 == await bus.last_position(Stream.RESERVATIONS)
 
 
 class Unsure(MemoryBus):
@@ -252,7 +252,7 @@ async def test_a_write_whose_confirmation_was_lost_is_repeated() -> None:
         await clock.advance(1.0)
 
     assert ["a"] == one.pods()
-    assert 1 == await bus.last_position(Stream.ALLOCATIONS)
+    assert 1 == await bus.last_position(Stream.RESERVATIONS)
     assert 0 == one.reservations.counts["conflicts"]
 
 
@@ -284,7 +284,7 @@ async def test_reservations_outlive_a_lost_stream() -> None:
         await one.reserve("b", "GPU-1")
     await one.reserve("b", "GPU-1")
 
-    received = await empty.newest(Stream.ALLOCATIONS, wire.reservation_subject(NODE))
+    received = await empty.newest(Stream.RESERVATIONS, wire.reservation_subject(NODE))
     assert received is not None
     assert ["x", "a", "b"] == one.pods()
     assert wire.decode(received.message) == one.reservations.of(NODE).newest

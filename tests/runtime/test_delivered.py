@@ -1,4 +1,4 @@
-"""What a follower reads of a message that a consumer delivers."""
+"""What a follower reads of a message that a store delivers."""
 
 import pytest
 from hypothesis import example, given
@@ -20,8 +20,8 @@ def head(*lines: bytes) -> bytes:
     return b"NATS/1.0\r\n" + b"".join(line + b"\r\n" for line in lines) + b"\r\n"
 
 
-def delivered(reply: str, first: bytes = b"") -> Delivered:
-    return Delivered(b"topoalign.v1.x", reply.encode(), b"{}", first)
+def delivered(headers: bytes) -> Delivered:
+    return Delivered(b"_INBOX.x", b"", b"{}", headers)
 
 
 @given(st.lists(LINE, max_size=8))
@@ -56,36 +56,55 @@ def test_a_name_within_another_or_within_a_value_is_not_that_header() -> None:
     assert ("", "") == (headers.get("ce-id", ""), Headers(b"").get("ce-id", ""))
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        "$JS.ACK.S.follow-1.1.41.7.1763715600000000000.12",
-        "$JS.ACK._.ACCOUNT.S.follow-1.1.41.7.1763715600000000000.12",
-        "$JS.ACK.hub.ACCOUNT.S.follow-1.1.41.7.1763715600000000000.12.x7Fq",
-    ],
+ADDED = (
+    b"Nats-Stream: S",
+    b"Nats-Subject: topoalign.v1.y",
+    b"Nats-Sequence: 41",
+    b"Nats-Time-Stamp: 2026-11-21T09:00:00Z",
+    b"Nats-Num-Pending: 12",
+    b"Nats-Last-Sequence: 40",
 )
-def test_position_count_and_what_waits_are_in_the_reply(reply: str) -> None:
-    """In both forms that servers use, with and without a domain."""
-    count, received = delivered(reply, head(b"ce-id: a")).counted()
-
-    assert (7, 41, 12, "a") == (count, received.position, received.waiting, received.message.headers["ce-id"])
 
 
-@pytest.mark.parametrize("reply", ["$JS.ACK.S", "$JS.ACK.S.f.1.x.7.0.12", "$JS.ACK."])
-def test_a_message_that_no_consumer_delivered_has_it_fetched_again(reply: str) -> None:
-    with pytest.raises(BusUnavailable, match="no consumer"):
-        delivered(reply).counted()
+@given(st.dictionaries(NAME, VALUE, max_size=8))
+def test_a_stored_message_is_as_it_was_published(pairs: dict[str, str]) -> None:
+    lines = [f"{name}: {value}".encode() for name, value in pairs.items()]
+    stored = delivered(head(*lines, *ADDED))
+    there = stored.in_store()
+    received = stored.received_at(there)
+
+    assert stored.is_of_a_store
+    assert (41, 40, 12, "topoalign.v1.y") == (
+        received.position,
+        there.before,
+        received.waiting,
+        received.message.subject,
+    )
+    assert dict(received.message.headers) == (dict(Headers(head(*lines))) if lines else {})
 
 
-def test_a_remark_of_the_server_has_a_number_and_a_text() -> None:
-    remarks = [
-        delivered("", b"NATS/1.0 408 Request Timeout\r\nNats-Pending-Messages: 1\r\n\r\n"),
-        delivered("", b"NATS/1.0 100 Idle Heartbeat\r\n\r\n"),
-        delivered("", b"NATS/1.0 503\r\n\r\n"),
-        delivered("reply", b""),
+def test_what_a_writer_adds_as_if_it_were_the_store_is_a_header_of_the_message() -> None:
+    """The store adds its own behind it."""
+    forged = [b"Nats-Stream: T", b"Nats-Sequence: 7", b"Nats-Subject: topoalign.v1.z"]
+    stored = delivered(head(*forged, *ADDED))
+
+    assert (41, "S") == stored.in_store()[1::-1]
+    assert "7" == stored.received_at(stored.in_store()).message.headers["Nats-Sequence"]
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_an_answer_without_a_place_in_a_store_is_read_again(missing: int) -> None:
+    with pytest.raises(BusUnavailable, match="something else than a message"):
+        delivered(head(*ADDED[:missing], *ADDED[missing + 1 :])).in_store()
+
+
+def test_an_answer_without_a_message_has_a_number_and_a_text() -> None:
+    answers = [
+        delivered(b"NATS/1.0 204 EOB\r\nNats-Num-Pending: 1\r\n\r\n"),
+        delivered(b"NATS/1.0 404 Message Not Found\r\n\r\n"),
+        delivered(b"NATS/1.0 503\r\n\r\n"),
+        delivered(b""),
     ]
 
-    assert all(each.is_remark for each in remarks)
-    assert [("408", "Request Timeout"), ("100", "Idle Heartbeat"), ("503", ""), ("", "")] == [
-        each.status for each in remarks
-    ]
+    assert not any(each.is_of_a_store for each in answers)
+    assert [("204", "EOB"), ("404", "Message Not Found"), ("503", ""), ("", "")] == [each.status for each in answers]

@@ -303,7 +303,7 @@ class Cluster:
 
     async def _check(self) -> None:
         """I14: no device is reserved for two pods."""
-        async with self.broker.bus.follow(Stream.ALLOCATIONS, wire.reservation_subject()) as messages:
+        async with self.broker.bus.follow(Stream.RESERVATIONS, wire.reservation_subject()) as messages:
             async for received in messages:
                 said = wire.decode(received.message)
                 assert isinstance(said, ReservationsChanged)

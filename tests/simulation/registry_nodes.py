@@ -96,7 +96,7 @@ class Node:
 
     async def reserved(self) -> tuple[Reservation, ...]:
         """What is reserved on the node, as the newest message says."""
-        newest = await self._world.broker.bus.newest(Stream.ALLOCATIONS, wire.reservation_subject(self.name))
+        newest = await self._world.broker.bus.newest(Stream.RESERVATIONS, wire.reservation_subject(self.name))
         said = wire.decode(newest.message) if newest is not None else None
         return said.reservations if isinstance(said, ReservationsChanged) else ()
 

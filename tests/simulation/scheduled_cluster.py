@@ -211,7 +211,7 @@ class ScheduledCluster:
             return ""
 
     async def _follow_reservations(self) -> None:
-        async with self.bus.follow(Stream.ALLOCATIONS, wire.reservation_subject()) as messages:
+        async with self.bus.follow(Stream.RESERVATIONS, wire.reservation_subject()) as messages:
             async for received in messages:
                 event = wire.decode(received.message)
                 assert isinstance(event, ReservationsChanged)

@@ -13,6 +13,7 @@ from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Message, Received
 from topoalign.runtime import nats_server
+from topoalign.runtime.nats_bus import apply_stores
 
 GRANTED = "topoalign.v1.allocation.node-1.granted"
 
@@ -83,11 +84,23 @@ class KillableServer:
 
 
 @asynccontextmanager
-async def killable(store: Path, more: str = "", whole: str | None = None) -> AsyncIterator[KillableServer]:
-    """`more` settings beside the usual ones, or the `whole` of them."""
+async def killable(
+    store: Path, more: str = "", whole: str | None = None, *, administrator: str | None = ""
+) -> AsyncIterator[KillableServer]:
+    """
+    `more` settings beside the usual ones, or the `whole` of them. With all stores, which the `administrator`
+    (`user:password`) creates; None: without stores.
+    """
     server = KillableServer(store, more, whole)
     await server.start()
     try:
+        if administrator is not None:
+            await apply_stores(as_user(server.url, administrator))
         yield server
     finally:
         server.kill()
+
+
+def as_user(url: str, credentials: str) -> str:
+    """The URL with `user:password` in it."""
+    return url.replace("nats://", f"nats://{credentials}@") if credentials else url

@@ -25,5 +25,5 @@ async def forget_node(bus: Bus, node: NodeName) -> None:
     Deletes everything that the node said, and what was reserved on it. Raises BusUnavailable, and BusRefused where it may
     not be done.
     """
-    for stream, subject in [*subjects_of(node), (Stream.ALLOCATIONS, wire.reservation_subject(node))]:
+    for stream, subject in [*subjects_of(node), (Stream.RESERVATIONS, wire.reservation_subject(node))]:
         await bus.forget(stream, subject)

@@ -120,7 +120,7 @@ async def silent_nodes(bus: Bus, clock: Clock, nodes: Iterable[NodeName]) -> set
 
 async def newest_reservations(bus: Bus, node: NodeName) -> ReservationsChanged | None:
     """What is reserved on a node; None where nothing is, or nothing that can be read."""
-    received = await bus.newest(Stream.ALLOCATIONS, wire.reservation_subject(node))
+    received = await bus.newest(Stream.RESERVATIONS, wire.reservation_subject(node))
     if received is None:
         return None
     try:

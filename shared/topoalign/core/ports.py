@@ -38,6 +38,7 @@ class Stream(StrEnum):
     """The streams a subscriber can follow (design: events.md, Stores)."""
 
     ALLOCATIONS = "TOPOALIGN_ALLOCATIONS"
+    RESERVATIONS = "TOPOALIGN_RESERVATIONS"
     NODES = "TOPOALIGN_NODES"
     DEADLETTERS = "TOPOALIGN_DEADLETTERS"
 

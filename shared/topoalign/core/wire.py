@@ -73,8 +73,8 @@ KINDS = frozenset(f"{PREFIX}.{event.__name__}" for event in SUBJECTS)
 
 STORED: dict[type[Fact], Stream] = {
     event: Stream.NODES if issubclass(event, Reading) else Stream.ALLOCATIONS for event in SUBJECTS
-}
-"""Event -> the stream that keeps it, by its base: readings in one, entries of the journal and reservations in the other."""
+} | {ReservationsChanged: Stream.RESERVATIONS}
+"""Event -> the stream that keeps it: readings, entries of the journal, and reservations, which registries write."""
 
 READINGS = {
     pattern.split(".")[0]: writer.split("-")[0]
@@ -270,6 +270,14 @@ def failure(error: TopoalignError) -> bytes:
     fault = "request" if isinstance(error, BadRequest) else "fit" if isinstance(error, NoFit) else "service"
     code = error.failure.code if isinstance(error, RemoteFailure) else error.code
     return msgspec.json.encode({"failure": Failure(fault=fault, code=code, finding=error.finding, remedy=error.remedy)})
+
+
+def is_answer(body: bytes) -> bool:
+    """Whether this is the body of an answer of a service, and not an acknowledgement of NATS."""
+    try:
+        return not {"ok", "failure"}.isdisjoint(msgspec.json.decode(body, type=dict[str, msgspec.Raw]))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
 
 
 def answered(body: bytes, kind: type[T]) -> T:

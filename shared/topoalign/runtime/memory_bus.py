@@ -23,7 +23,9 @@ from topoalign.runtime.tasks import background
 
 MOST_MESSAGES = 100_000
 """Kept per stream; NATS bounds bytes and age instead."""
-KEPT_PER_SUBJECT = {Stream.NODES: stores.NODES.max_msgs_per_subject}
+KEPT_PER_SUBJECT = {
+    Stream(store.name): store.max_msgs_per_subject for store in stores.STORES if store.max_msgs_per_subject > 0
+}
 
 
 class Log:

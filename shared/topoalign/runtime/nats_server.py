@@ -19,6 +19,7 @@ from pathlib import Path
 import anyio
 
 from topoalign.core.model.errors import Unavailable, clean
+from topoalign.runtime.nats_bus import apply_stores
 from topoalign.runtime.tasks import background
 
 START_SECONDS = 10.0
@@ -59,13 +60,14 @@ def configuration(store: Path, port: int | None) -> str:
 @asynccontextmanager
 async def local_nats(store: Path, port: int | None = None) -> AsyncIterator[str]:
     """
-    Runs nats-server with its data in `store` and yields its URL. None: any free port.
+    Runs nats-server with its data in `store`, with all stores of topoalign, and yields its URL. None: any free port.
 
     Raises NatsServerFailed, also when the server ends while it is in use.
     """
     server = start(store, configuration(store, port))
     try:
         url = await url_of(server, store)
+        await apply_stores(url)
         async with background() as tasks:
             tasks.start_soon(watch, server, store)
             yield url

@@ -150,7 +150,7 @@ async def bus_of(
         name=f"topoalign-{next(iter(services))}" if len(services) == 1 else "topoalign",
         wait=settings.nats_wait,
         access=Access.of(settings),
-        replicas=settings.nats_replicas,
+        node=node if "registry" not in services else None,
         speaks=spoken(services, node),
     ) as connected:
         with anyio.move_on_after(CONNECT_SECONDS):  # most often it is there, and nothing need be said twice

@@ -72,9 +72,6 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     without NATS and connects when it can, because a node continues to give devices to pods while the hub is away.
     """
 
-    nats_replicas: Literal[1, 3] | None = None
-    """Copies of each store in a NATS cluster. Default: existing stores stay as they are, a missing one gets one copy."""
-
     nats_creds: str | None = None
     """Credentials file (JWT and seed)."""
 

@@ -1,15 +1,16 @@
 """
-The stores on the bus: their subjects, their limits, and how they are created and checked.
+The stores on the bus: their subjects, their limits, and how they are created, changed and checked.
 
 They are data (the field names are those of NATS' stream configuration), so that the two buses and the documents agree.
-The first client creates missing stores. An existing store is compared field by field and never changed: a store with
-other settings may hold data that others rely on, so a difference is refused by name and left to the operator.
+`apply` is the administrative step that creates missing stores and changes others (`topoalign stores apply`). Services
+only check them: a right to manage streams is a right to publish on every subject, so no service has it. A service accepts
+any bounds of age and size, which are the administrator's, and refuses by name whatever else differs.
 
-The subjects of the two stores of facts follow from the table of events (`wire.SUBJECTS`). A store that another version
+The subjects of the stores of facts follow from the table of events (`wire.SUBJECTS`). A store that another version
 has made may take fewer events or more. It is used for what it takes, as long as it has the subjects of `FIRST`.
 
 The limits of age and bytes may cut off old events, because state never depends on old events: allocators publish
-snapshots, and of a node's hardware only the newest facts matter.
+snapshots, and of a node's hardware and reservations only the newest messages matter.
 """
 
 import re
@@ -30,22 +31,38 @@ SCHEMA = {"topoalign.owner": "topoalign", "topoalign.schema": "1"}
 """Written into every store: whose it is, and the version of these settings."""
 
 FIRST: dict[str, tuple[str, ...]] = {
-    Stream.ALLOCATIONS: (f"{PREFIX}.allocation.>", f"{PREFIX}.reservation.>"),
+    Stream.ALLOCATIONS: (f"{PREFIX}.allocation.>",),
+    Stream.RESERVATIONS: (f"{PREFIX}.reservation.>",),
     Stream.NODES: (f"{PREFIX}.topology.>", f"{PREFIX}.health.>", f"{PREFIX}.usage.>"),
 }
 """Store -> what it takes in every version. Later events are not added here: stores that exist do not take them."""
-ANSWERED = ("admission", "discovery", "hints", "devices", "selftest")
-"""Subjects below the prefix that no store may take: NATS would answer there, and not the service that is asked."""
+ANSWERED = ("admission", "discovery", "hints", "devices", "registry", "stored")
+"""Subjects below the prefix that no store may take: requests, which NATS would answer, and `NEWS`."""
 OF_EVENTS = re.compile(rf"{re.escape(PREFIX)}\.(?!(?:{'|'.join(ANSWERED)})\.)[a-z0-9_-]+\.>")
 """Subjects of one kind of event, of this version or another."""
 
-NOT_FOUND = 10059
+NOT_FOUND, NAME_IN_USE = 10059, 10058
+"""NATS' error codes of a stream that does not exist, and of one that exists with another configuration."""
 SUBJECTS_OVERLAP = 10065
-"""NATS' error code of a stream that does not exist."""
+
+
+NEWS = f"{PREFIX}.stored"
+"""
+After a store has stored a message on `topoalign.v1.<rest>`, NATS publishes the headers of the message, with its position, on
+`topoalign.v1.stored.<rest>` (`republish` of the stream configuration). A follower then reads the message from the store.
+"""
+
+
+class Republish(msgspec.Struct, frozen=True, kw_only=True):
+    """Where NATS announces what a store has stored."""
+
+    src: str = f"{PREFIX}.>"
+    dest: str = f"{NEWS}.>"
+    headers_only: bool = True
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True):
-    """One store, as NATS' stream configuration. KV buckets are streams named `KV_<bucket>`."""
+    """One store, as NATS' stream configuration."""
 
     name: str
     description: str
@@ -63,9 +80,9 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     max_msgs: int = -1
     num_replicas: int = 1
     allow_atomic: bool = False
-    allow_direct: bool = False
-    allow_rollup_hdrs: bool = False
-    deny_delete: bool = False
+    allow_direct: bool = True
+    """Followers read by `$JS.API.DIRECT.GET.<stream>`, which needs no consumer."""
+    republish: Republish = Republish()
     metadata: dict[str, str] = msgspec.field(default_factory=SCHEMA.copy)
 
 
@@ -78,11 +95,19 @@ def subjects_of(stream: Stream) -> tuple[str, ...]:
 
 ALLOCATIONS = Store(
     name=Stream.ALLOCATIONS,
-    description="Allocations and reservations, in the order in which they became true.",
+    description="Allocations, in the order in which they became true.",
     subjects=subjects_of(Stream.ALLOCATIONS),
     max_age=30 * DAY,
     max_bytes=512 * MIB,  # some 800,000 events
-    allow_atomic=True,
+)
+RESERVATIONS = Store(
+    name=Stream.RESERVATIONS,
+    description="What the registries reserve: the newest message of a node has all its reservations.",
+    subjects=subjects_of(Stream.RESERVATIONS),
+    max_age=0,
+    max_bytes=128 * MIB,
+    max_msgs_per_subject=64,
+    allow_atomic=True,  # a gang is reserved on all its nodes, or on none
 )
 NODES = Store(
     name=Stream.NODES,
@@ -102,20 +127,12 @@ DEADLETTERS = Store(
     max_age=7 * DAY,
     max_bytes=32 * MIB,
 )
-RESERVATIONS = Store(
-    name="KV_TOPOALIGN_RESERVATIONS",
-    description="Key-value: node token -> the node's reservations, each with its own deadline.",
-    subjects=("$KV.TOPOALIGN_RESERVATIONS.>",),
-    max_age=0,
-    max_bytes=32 * MIB,
-    max_msgs_per_subject=1,
-    duplicate_window=120 * SECOND,
-    discard="new",
-    allow_direct=True,
-    allow_rollup_hdrs=True,
-    deny_delete=True,
-)
-STORES = (ALLOCATIONS, NODES, DEADLETTERS, RESERVATIONS)
+STORES = (ALLOCATIONS, RESERVATIONS, NODES, DEADLETTERS)
+
+BOUNDS = ("max_age", "max_bytes", "max_msgs", "num_replicas", "storage", "duplicate_window", "max_msgs_per_subject")
+"""Fields that an administrator may set otherwise; `apply` leaves them as they are."""
+FOREIGN = ("mirror", "sources", "subject_transform", "allow_msg_schedules", "allow_rollup_hdrs", "allow_msg_ttl")
+"""Fields that no store has: with them messages that nobody published could be in it, or messages could be missing."""
 
 Request = Callable[[str, bytes], Awaitable[bytes]]
 """Asks NATS' JetStream API; raises BusUnavailable and BusRefused."""
@@ -158,10 +175,9 @@ class Narrow(msgspec.Struct, frozen=True, kw_only=True):
     def error(self) -> BusRefused:
         """What it does not take, and how an operator changes that."""
         missing = [subject for subject in self.store.subjects if subject not in self.taken]
-        whole = ",".join([*self.taken, *missing])
         return BusRefused(
             f"store {self.store.name} was made by an older version and does not take {', '.join(missing)}",
-            f"`nats stream edit {self.store.name} --subjects '{whole}'`: what is stored stays",
+            "run `topoalign stores apply` of this version: what is stored stays",
         )
 
     def lacks(self, subject: str) -> bool:
@@ -172,7 +188,7 @@ class Narrow(msgspec.Struct, frozen=True, kw_only=True):
 def store_of(message: Message) -> Stream:
     """The stream that stores this message. Raises BusRefused if none does, or if the message is too large for a bus."""
     check_size(message.subject, message.body)
-    for store in (ALLOCATIONS, NODES, DEADLETTERS):
+    for store in STORES:
         if takes(store.subjects, message.subject):
             return Stream(store.name)
     raise BusRefused(f"no store takes {clean(message.subject, 200)}", "publish on the subjects of topoalign only")
@@ -185,12 +201,12 @@ def store_of_batch(messages: Sequence[Message]) -> Stream:
     """
     streams = {store_of(message) for message in messages}
     subjects = {message.subject for message in messages}
-    if streams != {Stream.ALLOCATIONS} or len(messages) > MOST_IN_BATCH or len(subjects) < len(messages):
+    if streams != {Stream.RESERVATIONS} or len(messages) > MOST_IN_BATCH or len(subjects) < len(messages):
         raise BusRefused(
             f"{len(messages)} messages on {len(subjects)} subjects of {len(streams)} streams are no batch",
-            f"publish 1 to {MOST_IN_BATCH} messages of {ALLOCATIONS.name} at once, each on another subject",
+            f"publish 1 to {MOST_IN_BATCH} messages of {RESERVATIONS.name} at once, each on another subject",
         )
-    return Stream.ALLOCATIONS
+    return Stream.RESERVATIONS
 
 
 def check_size(subject: str, body: bytes) -> None:
@@ -218,30 +234,62 @@ def matches(pattern: str, subject: str) -> bool:
     return len(wanted) == len(tokens) and all(w in ("*", t) for w, t in zip(wanted, tokens, strict=True))
 
 
-async def ensure(request: Request, replicas: int | None) -> list["Narrow"]:
+async def apply(request: Request, replicas: int | None) -> list[str]:
     """
-    Creates the stores that are missing and checks those that exist. Returns those that do not take every event.
+    Creates the stores that are missing and changes those that differ, bounds excepted. Returns a line for each change.
 
-    `replicas` is 1 or 3; None creates with 1 and takes what exists. Raises BusRefused that names the store, the field,
-    what is expected, what was found, and the remedy; raises BusUnavailable if NATS cannot say.
+    `replicas` is 1 or 3; None creates with 1 and leaves what exists. Raises BusRefused that names the store and the reason,
+    also for a stream of this name that is not topoalign's; raises BusUnavailable if NATS cannot say.
+    """
+    changes: list[str] = []
+    for store in STORES:
+        info = await stream_info(request, store.name)
+        if info.error is not None and info.error.err_code == NOT_FOUND:
+            wanted = msgspec.structs.replace(store, num_replicas=replicas or store.num_replicas)
+            verb, done = "CREATE", f"created {store.name}"
+        elif info.error is not None:
+            raise refused(f"store {store.name}", info.error)
+        else:
+            check_owner(store, info.config)
+            wanted = kept_bounds(store, info.config, replicas)
+            found = differences(wanted, info.config, [])
+            if not found:
+                continue
+            verb, done = "UPDATE", f"changed {', '.join(field for field, _, _ in found)} of {store.name}"
+        answer = await request(f"$JS.API.STREAM.{verb}.{store.name}", msgspec.json.encode(wanted))
+        error = msgspec.json.decode(answer, type=Info).error
+        if error is not None and error.err_code == NAME_IN_USE:  # created by another meanwhile
+            continue
+        if error is not None:
+            raise refused(f"store {store.name}", error)
+        changes.append(done)
+    return changes
+
+
+async def examine(request: Request) -> list["Narrow"]:
+    """
+    Checks all stores. Returns those that do not take every event of this version.
+
+    Raises BusRefused that names the store, the field, what is expected, what was found, and the remedy; raises
+    BusUnavailable if NATS cannot say.
     """
     narrow: list[Narrow] = []
     for store in STORES:
-        wanted = msgspec.structs.replace(store, num_replicas=replicas or store.num_replicas)
         info = await stream_info(request, store.name)
-        if info.error is not None and info.error.err_code == NOT_FOUND:
-            created = await request(f"$JS.API.STREAM.CREATE.{store.name}", msgspec.json.encode(wanted))
-            info = msgspec.json.decode(created, type=Info)
-            if info.error is not None and info.error.code == 400:  # created by another, meanwhile and otherwise?
-                found = await stream_info(request, store.name)
-                info = info if found.error is not None and found.error.err_code == NOT_FOUND else found
         if info.error is not None:
-            raise refused(f"store {store.name}", info.error)
-        check(wanted, info.config, any_replicas=replicas is None)
+            raise (
+                missing(store.name) if info.error.err_code == NOT_FOUND else refused(f"store {store.name}", info.error)
+            )
+        check(store, info.config)
         taken = subjects_in(info.config)
-        if not {*wanted.subjects} <= {*taken}:
-            narrow.append(Narrow(store=wanted, taken=taken))
+        if not {*store.subjects} <= {*taken}:
+            narrow.append(Narrow(store=store, taken=taken))
     return narrow
+
+
+def missing(name: str) -> BusRefused:
+    """A store that nobody has created, or that was deleted."""
+    return BusRefused(f"store {name} does not exist", "run `topoalign stores apply` as the administrator of NATS")
 
 
 async def stream_info(request: Request, name: str) -> Info:
@@ -249,24 +297,47 @@ async def stream_info(request: Request, name: str) -> Info:
     return msgspec.json.decode(await request(f"$JS.API.STREAM.INFO.{name}", b""), type=Info)
 
 
-def check(wanted: Store, found: dict[str, object], any_replicas: bool) -> None:
-    """Compares a store as it should be with one as it is. Raises BusRefused for the first difference."""
-    expected: dict[str, object] = msgspec.to_builtins(wanted)
-    ignored = {"name", "description", "metadata", *(["num_replicas"] if any_replicas else [])}
-    metadata = found.get("metadata")
-    tags = metadata if isinstance(metadata, dict) else {}
-    pairs = [(field, expected[field], found.get(field)) for field in expected if field not in ignored]
-    pairs += [(f"metadata[{name}]", value, tags.get(name)) for name, value in wanted.metadata.items()]
-    for field, want, have in pairs:
+def check(wanted: Store, found: dict[str, object]) -> None:
+    """Compares a store as it should be with one as it is, bounds excepted. Raises BusRefused for the first difference."""
+    check_owner(wanted, found)
+    for field, want, have in differences(wanted, found, BOUNDS):
         if field == "subjects" and is_of_another_version(wanted, subjects_in(found)):
             continue
-        have = type(want)() if have is None else have  # NATS leaves out what is false, empty or 0
-        if want != have and not (isinstance(want, (list, tuple)) and isinstance(have, list) and list(want) == have):
+        raise BusRefused(
+            f"store {wanted.name}: {field} is {clean(repr(have))}, expected {want!r}",
+            "run `topoalign stores apply` as the administrator of NATS: what is stored stays",
+        )
+
+
+def check_owner(wanted: Store, found: dict[str, object]) -> None:
+    """Raises BusRefused for a stream that `apply` has not created."""
+    metadata = found.get("metadata")
+    tags = metadata if isinstance(metadata, dict) else {}
+    for name, value in wanted.metadata.items():
+        if tags.get(name) != value:
             raise BusRefused(
-                f"store {wanted.name}: {field} is {clean(repr(have))}, expected {want!r}",
-                f"set it with `nats stream edit {wanted.name}`, or move the store away with `nats stream backup` and "
-                f"`nats stream rm {wanted.name}`: allocators announce everything live again",
+                f"store {wanted.name}: metadata[{name}] is {clean(repr(tags.get(name)))}, expected {value!r}",
+                f"a stream of this name is not topoalign's: move it away with `nats stream backup {wanted.name}` and "
+                f"`nats stream rm {wanted.name}`, then run `topoalign stores apply`",
             )
+
+
+def differences(wanted: Store, found: dict[str, object], ignored: Collection[str]) -> list[tuple[str, object, object]]:
+    """Field, wanted value and value found of each field that differs; metadata and description aside."""
+    expected: dict[str, object] = msgspec.json.decode(msgspec.json.encode(wanted))
+    expected |= dict.fromkeys(FOREIGN)
+    kept = [field for field in expected if field not in ("description", "metadata", *ignored)]
+    pairs = [(field, expected[field], found.get(field)) for field in kept]
+    return [
+        (field, want, have) for field, want, have in pairs if (want or None) != (have or None)
+    ]  # NATS omits what is empty
+
+
+def kept_bounds(store: Store, found: dict[str, object], replicas: int | None) -> Store:
+    """The store with the bounds of an existing one; `replicas` not None: with so many copies."""
+    bounds = {field: found[field] for field in BOUNDS if field in found}
+    kept = msgspec.convert(msgspec.to_builtins(store) | bounds, Store)
+    return kept if replicas is None else msgspec.structs.replace(kept, num_replicas=replicas)
 
 
 def subjects_in(config: dict[str, object]) -> tuple[str, ...]:

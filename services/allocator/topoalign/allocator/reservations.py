@@ -81,7 +81,7 @@ class Reservations:
     async def _until_newest(self) -> None:
         """Returns once the newest message of the stream is heard, or where the stream does not answer."""
         with suppress(Unavailable, BadRequest):
-            newest = await self._bus.last_position(Stream.ALLOCATIONS, wire.reservation_subject(self._ledger.node))
+            newest = await self._bus.last_position(Stream.RESERVATIONS, wire.reservation_subject(self._ledger.node))
             while self._position < newest:
                 await self._more.wait()
 
@@ -90,14 +90,14 @@ class Reservations:
         subject = wire.reservation_subject(self._ledger.node)
         while True:
             try:
-                newest = await self._bus.last_position(Stream.ALLOCATIONS, subject)
+                newest = await self._bus.last_position(Stream.RESERVATIONS, subject)
                 break
             except Unavailable as error:
                 log.debug("the reservations cannot be read yet", finding=error.finding)
                 await self._clock.sleep(AGAIN_SECONDS)
         if not newest:
             self._read.set()
-        async with self._bus.follow(Stream.ALLOCATIONS, subject, after=max(0, newest - 1)) as received:
+        async with self._bus.follow(Stream.RESERVATIONS, subject, after=max(0, newest - 1)) as received:
             async for each in received:
                 self.take(each)
                 self._position = each.position

@@ -2,9 +2,9 @@
 `NatsBus`: the bus port over NATS and JetStream.
 
 One task keeps a connection: it opens one, checks server, stores and permissions, passes it to all waiting callers, and
-starts again when it is lost. Publishing and asking use the current connection and fail at once if there is none,
-because the caller has important facts in a journal and will publish them again. Following and serving wait and then
-continue.
+starts again when it is lost. It creates and changes nothing at the server (`stores.apply` does). Publishing and asking
+use the current connection and fail at once if there is none, because the caller has important facts in a journal and will
+publish them again. Following and serving wait and then continue.
 """
 
 import random
@@ -15,8 +15,7 @@ import anyio
 import nats.errors
 import structlog
 from anyio.abc import TaskStatus
-from nats.micro import add_service
-from nats.micro.request import Handler, Request
+from nats.aio.msg import Msg
 
 from topoalign.core import wire
 from topoalign.core.model.errors import (
@@ -26,6 +25,7 @@ from topoalign.core.model.errors import (
     NobodyAnswers,
     clean,
 )
+from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Endpoint, Message, Received, Stream
 from topoalign.runtime import stores
 from topoalign.runtime.answers import reply_to
@@ -43,8 +43,10 @@ PUBLISH_SECONDS = 2.0
 """Longer than a sync to disk takes, shorter than anybody wants to wait for a server that may be gone."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between tries to connect; doubled each time, and spread so that a cluster does not come back all at once."""
-SERVICE_VERSION = "1.0.0"
-"""Of the questions and answers: `topoalign.v1`."""
+QUEUE = "q"
+"""Of the subscribers to one subject of requests one answers."""
+OF_A_STORE = "Nats-Stream"
+"""A header of messages that NATS sends from a store, to whatever reply subject the reader names. They are no requests."""
 
 log = structlog.get_logger("topoalign.runtime.nats")
 
@@ -52,7 +54,7 @@ log = structlog.get_logger("topoalign.runtime.nats")
 class NatsBus:
     """Made by `connect_bus`."""
 
-    def __init__(self, url: str, name: str, access: Access, replicas: int | None, speaks: Sequence[str]) -> None:
+    def __init__(self, url: str, name: str, access: Access, node: NodeName | None, speaks: Sequence[str]) -> None:
         if wire.token(name) != name or not name:
             raise InvalidField("name", f"{clean(name)!r}", "use letters, digits, `_` and `-`")
         self.url = shown(url)
@@ -61,10 +63,10 @@ class NatsBus:
         """Why there is no connection; None while there is one."""
         self._urls, self._name, self._access = addresses(url), name, access
         access.options(), access.tls(self._urls)  # so that a wrong file is told at once, and not by a task
-        self._replicas, self._self_test = replicas, SelfTest(name, speaks)
+        self._inbox = f"_INBOX_{name}" if node is None else f"_INBOX_{name}.{wire.token(node)}"
+        self._self_test = SelfTest(speaks)
         self._connection: Connection | None = None
         self._came = anyio.Event()
-        self._repairing = anyio.Lock()
 
     @property
     def connected(self) -> bool:
@@ -90,8 +92,8 @@ class NatsBus:
             raise await self._not_taken(connection, batch[-1][0]) from error
 
     async def _not_taken(self, connection: Connection, message: Message) -> BusRefused | BusUnavailable:
-        """Why no store took a message. Stores that have gone missing are made."""
-        for narrow in await self.repair(connection):
+        """Why no store took a message."""
+        for narrow in await stores.examine(connection.api):
             if narrow.lacks(message.subject):
                 return narrow.error
         return BusUnavailable(f"no store took {clean(message.subject, 200)}; it was not stored")
@@ -110,7 +112,7 @@ class NatsBus:
     @asynccontextmanager
     async def follow(self, stream: Stream, subject: str, after: int = 0) -> AsyncIterator[AsyncIterator[Received]]:
         """Yields the messages of a stream on this subject after a position, across lost connections."""
-        follower = Follower(self.up, self.repair, stream, subject, after)
+        follower = Follower(self.up, stream, subject, after)
         try:
             yield follower
         finally:
@@ -124,8 +126,7 @@ class NatsBus:
         connection = self.live()
         last = await found(connection, stream, {"last_by_subj": subject})
         if last.error is not None and last.error.err_code == stores.NOT_FOUND:
-            await self.repair(connection)
-            raise BusUnavailable(f"store {stream} was missing")
+            raise stores.missing(stream)
         if last.error is not None and last.error.err_code != NO_MESSAGE:
             raise stores.refused(f"store {stream}", last.error)
         return last
@@ -137,7 +138,7 @@ class NatsBus:
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
         """As `Bus.ask`."""
         stores.check_size(subject, body)
-        return await self.live().request(subject, body, within)
+        return await self.live().request(subject, body, within, accept=wire.is_answer)
 
     @asynccontextmanager
     async def serve(self, service: str, endpoints: Sequence[Endpoint]) -> AsyncIterator[None]:
@@ -148,37 +149,25 @@ class NatsBus:
 
     async def keep_serving(self, service: str, endpoints: Sequence[Endpoint], *, task_status: TaskStatus[None]) -> None:
         """Serves on every connection in turn. Has started once it serves, or at once if there is no connection."""
-        waiting = True
+        started = False
         while True:
-            if waiting and self._connection is None:
-                waiting = False
+            if not started and self._connection is None:
+                started = True
                 task_status.started()
             connection = await self.up()
             try:
-                with contained():
-                    serving = await add_service(connection.client, name=service, version=SERVICE_VERSION)
+                async with background() as tasks:
                     for endpoint in endpoints:
-                        await serving.add_endpoint(
-                            name=endpoint.name, subject=endpoint.subject, handler=handler(endpoint)
-                        )
-                    await connection.client.flush()
-            except (nats.errors.Error, OSError) as error:
-                log.warning("cannot serve", service=service, finding=clean(str(error), 200))
+                        await tasks.start(answer_requests, connection, endpoint)
+                    with connection.translated(service):
+                        await connection.client.flush()
+                    if not started:
+                        started = True
+                        task_status.started()
+                    await connection.lost.wait()
+            except (BusUnavailable, BusRefused) as error:
+                log.warning("cannot serve", service=service, finding=error.finding)
                 await anyio.sleep(FIRST_PAUSE)
-                continue
-            if waiting:
-                waiting = False
-                task_status.started()
-            try:
-                await connection.lost.wait()
-            finally:
-                with (
-                    anyio.CancelScope(shield=True),
-                    anyio.move_on_after(1),
-                    suppress(nats.errors.Error, OSError),
-                    contained(),
-                ):
-                    await serving.stop()
 
     async def up(self) -> Connection:
         """The connection, as soon as there is one."""
@@ -191,11 +180,6 @@ class NatsBus:
         if self._connection is None:
             raise BusUnavailable(f"not connected to {self.url}: {self.trouble}")
         return self._connection
-
-    async def repair(self, connection: Connection) -> Sequence[stores.Narrow]:
-        """Makes stores that have gone missing. Returns and raises what `stores.ensure` does."""
-        async with self._repairing:
-            return await stores.ensure(connection.api, self._replicas)
 
     async def keep_connected(self, strict: bool) -> None:
         """
@@ -239,25 +223,39 @@ class NatsBus:
 
     async def connection(self) -> Connection:
         """A connection whose server, stores and permissions have been checked."""
-        connection = await open_connection(self._urls, self._name, self._access)
+        connection = await open_connection(self._urls, self._name, self._access, self._inbox)
         try:
-            narrow = await self.repair(connection)
-            await self._self_test.run(connection, narrow)
+            await self._self_test.run(connection, await stores.examine(connection.api))
         except BaseException:
             await connection.close()
             raise
         return connection
 
 
-def handler(endpoint: Endpoint) -> Handler:
-    """The callback of an endpoint: answer a request, and ignore an asker that is gone."""
+async def answer_requests(connection: Connection, endpoint: Endpoint, *, task_status: TaskStatus[None]) -> None:
+    """
+    Answers the requests on the subject of an endpoint, one at a time. Has started once it is subscribed.
 
-    async def handle(request: Request) -> None:
-        reply = await reply_to(endpoint, request.data)
-        with suppress(nats.errors.Error, OSError, ValueError), contained():  # the asker has gone, or wants no answer
-            await request.respond(reply)
+    Requests are answered in this task, because the library cancels its own tasks in a way that task groups inside an
+    endpoint would take for their own end.
+    """
+    send, receive = anyio.create_memory_object_stream[Msg](0)
 
-    return handle
+    async def take(request: Msg) -> None:
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # nobody answers any more
+            await send.send(request)
+
+    with send, receive:
+        subscription = await connection.subscribe(endpoint.subject, take, QUEUE)
+        try:
+            task_status.started()
+            async for request in receive:
+                if OF_A_STORE not in (request.headers or {}):
+                    reply = await reply_to(endpoint, request.data)
+                    with suppress(nats.errors.Error, OSError, ValueError), contained():  # no answer is wanted any more
+                        await request.respond(reply)
+        finally:
+            await connection.unsubscribe(subscription)
 
 
 @asynccontextmanager
@@ -267,7 +265,7 @@ async def connect_bus(
     name: str = "topoalign",
     wait: float | None = 10.0,
     access: Access = Access(),  # noqa: B008  # frozen
-    replicas: int | None = None,
+    node: NodeName | None = None,
     speaks: Sequence[str] = (),
 ) -> AsyncIterator[NatsBus]:
     """
@@ -275,10 +273,11 @@ async def connect_bus(
 
     `wait`: seconds to wait for a server; then BusUnavailable, and BusRefused at once for a server that cannot be used.
     None waits for nothing: the context is entered without a connection, which is made and checked in the background.
-    `replicas`: see `stores.ensure`. `speaks`: subjects this process will publish on; the permission is tried on every
-    new connection. Raises InvalidField for an unusable address, name or credentials file.
+    `node`: whose services use the connection; then its name is in the subjects on which answers come. `speaks`: subjects
+    this process will publish on; the permission is tried on every new connection. Raises InvalidField for an unusable
+    address, name or credentials file.
     """
-    bus = NatsBus(url, name, access, replicas, speaks)
+    bus = NatsBus(url, name, access, node, speaks)
     async with background() as tasks:
         tasks.start_soon(lasting, "the connection to NATS", lambda: bus.keep_connected(wait is not None))
         if wait is not None:

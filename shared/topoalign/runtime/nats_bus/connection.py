@@ -27,7 +27,7 @@ from topoalign.runtime.clock import until_tick
 from topoalign.runtime.nats_bus.access import Access, shown
 from topoalign.runtime.nats_bus.deferred import load_websockets
 from topoalign.runtime.nats_bus.delivered import Delivered
-from topoalign.runtime.nats_bus.inbox import Inbox
+from topoalign.runtime.nats_bus.inbox import Accept, Inbox, anything
 from topoalign.runtime.nats_bus.library import CLOCK, TolerantClient, abandon, contained, parked, socket_of
 
 OLDEST_SERVER = (2, 12)
@@ -36,6 +36,7 @@ PING_SECONDS, PINGS_MISSED = 2, 1
 """A peer that has fallen silent is noticed after four seconds instead of the library's four minutes."""
 CONNECT_SECONDS = 2
 CLOSE_SECONDS = 2
+UNSUBSCRIBE_SECONDS = 1
 
 log = structlog.get_logger("topoalign.runtime.nats")
 
@@ -101,9 +102,17 @@ class Connection:
         raise BusUnavailable(f"no connection to {self.url}: {reason}") from failure
 
     async def request(
-        self, subject: str, body: bytes, seconds: float, headers: Mapping[str, str] | None = None
+        self,
+        subject: str,
+        body: bytes,
+        seconds: float,
+        headers: Mapping[str, str] | None = None,
+        accept: Accept = anything,
     ) -> bytes:
-        """Raises NobodyAnswers, BusUnavailable for an unknown outcome, BusRefused without permission or for its size."""
+        """
+        The first answer that `accept` takes. Raises NobodyAnswers, BusUnavailable for an unknown outcome, BusRefused without
+        permission or for its size.
+        """
         if not self.fits(body, headers):
             raise BusRefused(
                 f"a message of {len(body)} bytes on {clean(subject, 200)} is more than the server's "
@@ -111,7 +120,7 @@ class Connection:
                 "raise `max_payload` of nats-server to its default of 1 MiB, or say less",
             )
         with self.waiting(subject, seconds), self.translated(subject):
-            return await self._inbox.ask(subject, body, headers)
+            return await self._inbox.ask(subject, body, headers, accept)
 
     def fits(self, body: bytes, headers: Mapping[str, str] | None = None) -> bool:
         """Whether the server takes a message so large, headers included. It ends the connection for one that is larger."""
@@ -133,10 +142,13 @@ class Connection:
         with self.waiting(subject, CONNECT_SECONDS), self.translated(subject):
             await self.client.publish(subject, body, reply=reply, headers=dict(headers) if headers else None)
 
-    async def subscribe(self, subject: str, heard: Callable[[Msg], Awaitable[None]]) -> Subscription:
-        """Subscribe to a subject. Raises BusUnavailable, and BusRefused without the permission."""
+    async def subscribe(self, subject: str, heard: Callable[[Msg], Awaitable[None]], queue: str = "") -> Subscription:
+        """
+        Subscribes to a subject; of the subscribers of one queue one gets each message. Raises BusUnavailable, and BusRefused
+        without the permission.
+        """
         with self.waiting(subject, CONNECT_SECONDS), self.translated(subject):
-            return await self.client.subscribe(subject, cb=heard)
+            return await self.client.subscribe(subject, queue=queue, cb=heard)
 
     async def take(self, subject: str, take: Callable[[Delivered], None]) -> Subscription:
         """Subscribe to a subject; `take` is called with each message as it comes. Raises as `subscribe` does."""
@@ -144,6 +156,17 @@ class Connection:
             subscription = await self.client.subscribe(subject)
             self.client.deliver(subscription, take)
             return subscription
+
+    async def unsubscribe(self, subscription: Subscription) -> None:
+        """Ends a subscription, if the server can still be reached. Never raises and never takes longer than a second."""
+        with (
+            anyio.CancelScope(shield=True),
+            anyio.move_on_after(UNSUBSCRIBE_SECONDS),
+            suppress(nats.errors.Error, OSError),
+            contained(),
+        ):
+            if not self.lost.is_set():
+                await subscription.unsubscribe()
 
     @contextmanager
     def translated(self, subject: str) -> Iterator[None]:
@@ -240,9 +263,10 @@ class Connection:
         self.lose()
 
 
-async def open_connection(urls: Sequence[str], name: str, access: Access) -> Connection:
+async def open_connection(urls: Sequence[str], name: str, access: Access, inbox: str = "") -> Connection:
     """
-    Connects to one of the servers, in any order, and checks its version.
+    Connects to one of the servers, in any order, and checks its version. `inbox`: prefix of the subjects on which answers
+    come; default: `_INBOX_<name>`.
 
     Raises InvalidField for unusable credential files, BusRefused for wrong credentials or an old server, BusUnavailable
     if none can be reached.
@@ -250,7 +274,7 @@ async def open_connection(urls: Sequence[str], name: str, access: Access) -> Con
     options, tls = access.options(), access.tls(urls)
     reasons: dict[str, str] = {}
     for url in random.sample(urls, len(urls)):
-        connection = Connection(shown(url), f"_INBOX_{name}")
+        connection = Connection(shown(url), inbox or f"_INBOX_{name}")
         try:
             await connection.open(url, name, options, tls)
             check_server(connection, tls_wanted=tls is not None)

@@ -1,14 +1,13 @@
 """
-Messages as a consumer delivers them, read no further than somebody asks.
+Messages as a store delivers them, read no further than somebody asks.
 
 A registry that starts reads a million messages, and of most of them nothing but the position and the id: a later snapshot
 stands for them. The client library makes of each message an object with all its headers and hands it to a task over a queue,
 which took two thirds of the time of a start. So a follower takes the bytes themselves.
 
-The position is in the reply subject that a consumer gives each message (NATS ADR-15):
+A store adds these headers behind those of a message that is read directly (nats-server 2.11 and later, ADR-31):
 
-    $JS.ACK.<stream>.<consumer>.<deliveries>.<position>.<count>.<time>.<waiting>
-    $JS.ACK.<domain>.<account>.<stream>.<consumer>.<deliveries>.<position>.<count>.<time>.<waiting>[.<random>]
+    Nats-Stream, Nats-Subject, Nats-Sequence, Nats-Time-Stamp, and in a batch Nats-Num-Pending, Nats-Last-Sequence
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,12 +16,10 @@ from typing import NamedTuple
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.ports import Message, Received
 
-ACKNOWLEDGED_ON = b"$JS.ACK."
-"""How the reply subject of a message of a stream begins; what the server remarks about a fetch has another or none."""
-SHORT = 9
-"""Tokens of the short form of that subject."""
 LINE, VERSION = b"\r\n", b"NATS/1.0"
 """What ends each line of the headers, and what their first line begins with."""
+OF_A_STORE = b"\r\nNats-Stream: "
+"""With what the headers begin that a store adds to a message."""
 
 
 class Delivered(NamedTuple):
@@ -35,29 +32,51 @@ class Delivered(NamedTuple):
     """The headers with the line before them, or nothing."""
 
     @property
-    def is_remark(self) -> bool:
-        """Whether the server says something about a fetch, and this is no message of a stream."""
-        return not self.reply.startswith(ACKNOWLEDGED_ON)
+    def is_of_a_store(self) -> bool:
+        """Whether NATS sent a stored message or its headers: an answer to a read, or the news that it was stored."""
+        return OF_A_STORE in self.head
 
     @property
     def status(self) -> tuple[str, str]:
-        """Number and text of a remark; empty where there is none. Example: `NATS/1.0 408 Request Timeout`."""
+        """Number and text of an answer without a message; empty where there is none. Example: `NATS/1.0 204 EOB`."""
         line = self.head.partition(LINE)[0].removeprefix(VERSION).decode(errors="replace")
         number, _, text = line.strip().partition(" ")
         return number, text
 
-    def counted(self) -> tuple[int, Received]:
-        """How many messages its consumer has delivered with this one, and the message. Raises BusUnavailable."""
-        tokens = self.reply.split(b".")
-        at = 5 if len(tokens) == SHORT else 7
+    def in_store(self) -> "InStore":
+        """Where a store has it. Raises BusUnavailable."""
+        at = self.head.rfind(OF_A_STORE)
         try:
-            position, count, waiting = int(tokens[at]), int(tokens[at + 1]), int(tokens[at + 3])
+            added = dict(line.split(b": ", 1) for line in self.head[at:].split(LINE) if line)
+            return InStore(
+                stream=added[b"Nats-Stream"].decode(),
+                position=int(added[b"Nats-Sequence"]),
+                before=int(added.get(b"Nats-Last-Sequence", 0)),
+                waiting=int(added.get(b"Nats-Num-Pending", 0)),
+                subject=added[b"Nats-Subject"].decode(errors="replace"),  # who decodes such a message puts it aside
+                head=b"" if self.head[:at] == VERSION else self.head[:at] + LINE + LINE,
+            )
         except (LookupError, ValueError) as error:
-            raise BusUnavailable("a fetch brought a message that no consumer has delivered") from error
-        headers = Headers(self.head)
-        subject = self.subject.decode(errors="replace")  # such a message is put aside by whoever decodes it
-        message = Message(subject=subject, headers=headers, body=self.body)
-        return count, Received(message=message, position=position, waiting=waiting)
+            raise BusUnavailable("a store answered with something else than a message of its own") from error
+
+    def received_at(self, there: "InStore") -> Received:
+        """The message as it was published."""
+        message = Message(subject=there.subject, headers=Headers(there.head), body=self.body)
+        return Received(message=message, position=there.position, waiting=there.waiting)
+
+
+class InStore(NamedTuple):
+    """Where a store has a message."""
+
+    stream: str
+    position: int
+    before: int
+    """The position of the message before it, in the same batch; in news, of the same subject. 0: there is none."""
+    waiting: int
+    """Messages behind it that the batch has not delivered."""
+    subject: str
+    head: bytes
+    """The headers as they were published, with the line before them; or nothing."""
 
 
 class Headers(Mapping[str, str]):

@@ -1,10 +1,11 @@
 """
 Follows a stream: messages in order, each at least once, through any number of lost connections.
 
-The server keeps only a short-lived consumer without acknowledgements; the position is kept here. Messages are
-fetched in batches when the reader asks, so a slow reader costs the server nothing. While a batch is under way the
-server sends a heartbeat every two seconds. If a heartbeat is missing, or a message is missing from the count, or the
-connection is lost, the consumer is created again from the position after the last message that the reader had.
+Nothing is created at the server for a follower, because whoever may create consumers may publish on every subject. It reads
+messages directly from the store, in batches, from the position after the last message that its reader had. After the last
+message it waits for news: the store publishes the position of each message that it has stored (`stores.NEWS`). News may be
+lost, for example when another server of a cluster takes over, so a follower also looks at the store every few seconds.
+A slow reader costs the server nothing: the next batch is requested when the reader has had this one.
 
 A refusal is treated like a loss, because operators change permissions and limits while the process runs. It is logged
 once, with its remedy.
@@ -13,161 +14,187 @@ once, with its remedy.
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from secrets import token_hex
 
 import anyio
 import msgspec
-import nats.errors
 import structlog
 from nats.aio.subscription import Subscription
 
 from topoalign.core.model.errors import BusRefused, BusUnavailable, clean
 from topoalign.core.ports import Received, Stream
+from topoalign.core.wire import PREFIX
 from topoalign.runtime.backoff import backoff_seconds
+from topoalign.runtime.clock import until_tick
 from topoalign.runtime.nats_bus.connection import Connection
 from topoalign.runtime.nats_bus.delivered import Delivered
-from topoalign.runtime.nats_bus.library import contained
-from topoalign.runtime.stores import NOT_FOUND, SECOND, Info, refused, stream_info
+from topoalign.runtime.nats_bus.library import CLOCK
+from topoalign.runtime.stores import NEWS, NOT_FOUND, missing, refused, stream_info
 
 BATCH, LARGEST_BATCH = 128, 1000
-"""Messages of one fetch. It is larger where more wait: each costs a round trip, in which nothing is read."""
+"""Messages of one read. It is larger where more wait: each costs a round trip."""
 BATCH_BYTES = 4 * 1024 * 1024
-EXPIRES = 30.0
-"""Seconds a fetch waits at the server for messages to come."""
-HEARTBEAT = 2.0
+LOOK = 4.0
+"""Seconds after which a follower without news looks at the store."""
 SILENCE = 5.0
-"""Seconds without message or sign of life after which the consumer is taken for dead."""
-IDLE = 60
-"""Seconds after which the server forgets a consumer that nobody fetches from."""
+"""Seconds without a message after which a batch under way is taken for lost."""
 FIRST_PAUSE, LONGEST_PAUSE, REFUSED_PAUSE = 0.02, 2.0, 5.0
 """Seconds between tries: after the first failure, and at most after a loss and after a refusal."""
+MOST_TRIES = 8
+"""Reads, within a second or two, after which a message that was announced and cannot be found is taken for deleted."""
+END_OF_BATCH, NO_MESSAGE, NO_RESPONDERS = "204", "404", "503"
 
 log = structlog.get_logger("topoalign.runtime.nats")
 
 
-class Pull:
-    """A consumer on one connection."""
+class Reading:
+    """What a follower reads on one connection."""
 
-    def __init__(self, connection: Connection, stream: Stream, name: str) -> None:
+    def __init__(self, connection: Connection, stream: Stream, subject: str, position: int, created: str) -> None:
+        """`created`: when the stream was created, which distinguishes it from another one of the same name."""
         self.connection = connection
-        self._stream, self._name = stream, name
+        self._stream, self._subject, self._position, self._created = stream, subject, position, created
+        self._source = f"$JS.API.DIRECT.GET.{stream}"
+        self._news_subject = subject.replace(PREFIX, NEWS, 1) if subject.startswith(f"{PREFIX}.") else f"{NEWS}.>"
         self._inbox = connection.client.new_inbox()
-        self._subscription: Subscription | None = None
+        self._subscriptions: list[Subscription] = []
         self._arrived: deque[Delivered] = deque()
-        self._news = anyio.Event()
-        self._due = 0
-        """Messages that the fetch under way may still bring."""
-        self._count = 0
-        """Messages this consumer has brought."""
+        self._change = anyio.Event()
+        self._batch = 0
+        """The number of the batch under way, or of the last one."""
+        self._reading = False
+        self._before = 0
+        """The position of the message of the batch that came last."""
         self._waiting = 0
-        """Messages that waited behind the last of them."""
+        """Messages behind the last one that was read."""
+        self._news = 0
+        """The newest position that the store is known to have for this follower; more was not read than `_position`."""
+        self._looked = 0
+        """The newest position of the whole stream when everything up to it was read."""
+        self._tries = 0
+        """Reads that found no message although there was news: another server of a cluster may lag."""
 
-    async def begin(self, subject: str, after: int) -> None:
-        """Create the consumer, from the message after a position."""
-        self._subscription = await self.connection.take(self._inbox, self.heard)
-        config = {
-            "name": self._name,
-            "deliver_policy": "by_start_sequence",
-            "opt_start_seq": after + 1,
-            "ack_policy": "none",
-            "filter_subject": subject,
-            "inactive_threshold": IDLE * SECOND,
-            "mem_storage": True,
-            "num_replicas": 1,
-        }
-        answer = await self.connection.api(
-            f"$JS.API.CONSUMER.CREATE.{self._stream}.{self._name}.{subject}",
-            msgspec.json.encode({"stream_name": self._stream, "config": config, "action": "create"}),
-        )
-        created = msgspec.json.decode(answer, type=Info)
-        if created.error is not None:
-            raise refused(f"following {self._stream}", created.error)
+    async def begin(self) -> None:
+        """Subscribes to news and reads the first batch. Raises BusUnavailable, BusRefused."""
+        self._subscriptions.append(await self.connection.take(self._news_subject, self.hear_news))
+        self._subscriptions.append(await self.connection.take(f"{self._inbox}.*", self.hear))
+        await self.read()
 
     async def next(self) -> Received:
-        """Raises BusUnavailable if this consumer will bring nothing more."""
+        """Raises BusUnavailable if nothing more can be read on this connection, and BusRefused."""
         while True:
             while self._arrived:
                 received = self.take(self._arrived.popleft())
                 if received is not None:
                     return received
-            self._news = anyio.Event()
-            if self._due <= 0:
-                await self.fetch()
-            if not self._arrived:
-                with self.connection.waiting(self._inbox, SILENCE):
-                    await self._news.wait()
+            self._change = anyio.Event()
+            if self._reading:
+                with self.connection.waiting(self._source, SILENCE):
+                    await self._change.wait()
+            elif self._waiting or self._news > self._position:
+                await self.read_again()
+            else:
+                await self.wait_for_news()
 
-    async def fetch(self) -> None:
-        """Request the next batch; the server sends heartbeats until it ends."""
-        self._due = min(max(BATCH, self._waiting), LARGEST_BATCH)
+    async def read_again(self) -> None:
+        """Reads the next batch; later, if the store had no message although there was news of one."""
+        if self._tries:
+            with anyio.move_on_after(backoff_seconds(self._tries, FIRST_PAUSE / 4, LONGEST_PAUSE)):
+                await self.connection.lost.wait()
+        await self.read()
+
+    async def read(self) -> None:
+        """Requests the messages after the position."""
+        self._batch += 1
+        self._reading = True
+        self._before = 0
         wish = {
-            "batch": self._due,
+            "seq": self._position + 1,
+            "next_by_subj": self._subject,
+            "batch": min(max(BATCH, self._waiting), LARGEST_BATCH),
             "max_bytes": BATCH_BYTES,
-            "expires": int(EXPIRES * SECOND),
-            "idle_heartbeat": int(HEARTBEAT * SECOND),
         }
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
-        await self.connection.send(subject, msgspec.json.encode(wish), self._inbox)
+        await self.connection.send(self._source, msgspec.json.encode(wish), f"{self._inbox}.{self._batch}")
 
     def take(self, delivered: Delivered) -> Received | None:
-        """A message of the stream, or None for the server's remarks about the fetch."""
-        if delivered.is_remark:
-            self.remark(*delivered.status)
+        """A message of the batch under way; None for its end, and for what belongs to no batch or to an earlier one."""
+        if not self._reading or not delivered.subject.endswith(b".%d" % self._batch):
             return None
-        count, received = delivered.counted()
-        if count != self._count + 1:
-            raise BusUnavailable(f"message {self._count + 1} of a fetch from {self._stream} is missing")
-        self._count += 1
-        self._due -= 1
-        self._waiting = received.waiting
-        return received
+        if not delivered.is_of_a_store:
+            self.end_batch(*delivered.status)
+            return None
+        there = delivered.in_store()
+        if there.before != self._before:
+            raise BusUnavailable(f"a message of {self._stream} between {self._before} and {there.position} is missing")
+        self._before = self._position = there.position
+        self._waiting = there.waiting
+        self._tries = 0
+        return delivered.received_at(there)
 
-    def remark(self, status: str, description: str) -> None:
-        """100 is a sign of life; 408 and 409 end the fetch, unless the consumer itself is gone; others are failures."""
-        if status == "409" and description.startswith("Exceeded"):
+    def end_batch(self, status: str, description: str) -> None:
+        """Handles the end of a batch. Raises BusUnavailable, BusRefused for a request that the server does not answer."""
+        self._reading = False
+        if status == NO_RESPONDERS:
             raise BusRefused(
-                f"fetching from {self._stream}: {clean(description, 100)}",
-                f"allow consumers at least {LARGEST_BATCH} messages and {BATCH_BYTES} bytes a request",
+                f"reading {self._stream}: nobody answers",
+                f"run `topoalign stores apply`, and grant this user to publish on {self._source}",
             )
-        ended = status == "408" or (status == "409" and "Consumer" not in description)
-        if ended:
-            self._due = 0
-        elif status != "100":
-            raise BusUnavailable(f"fetching from {self._stream}: {status} {clean(description, 100)}")
+        if status not in (END_OF_BATCH, NO_MESSAGE):
+            raise BusUnavailable(f"reading {self._stream}: {status} {clean(description, 100)}")
+        if status == NO_MESSAGE:
+            self._waiting = 0
+            self._tries += 1
+            if self._tries > MOST_TRIES:  # it was deleted
+                self._news = self._position
 
-    def heard(self, delivered: Delivered) -> None:
-        """Handle a message of the server."""
+    async def wait_for_news(self) -> None:
+        """Returns when the store has stored a message for this follower, or when it has been looked at without that."""
+        self._tries = 0
+        with self.connection.waiting(self._news_subject, LOOK + SILENCE), anyio.move_on_after(until_tick(CLOCK, LOOK)):
+            await self._change.wait()
+            return
+        await self.look()
+
+    async def look(self) -> None:
+        """Raises BusUnavailable for a stream that went back; it is then read from its beginning."""
+        info = await stream_info(self.connection.api, self._stream)
+        if info.error is not None:
+            raise missing(self._stream) if info.error.err_code == NOT_FOUND else refused(self._stream, info.error)
+        if info.created != self._created or info.state.last_seq < self._position:
+            raise BusUnavailable(f"stream {self._stream} went back")
+        if info.state.last_seq > max(self._looked, self._position):
+            self._looked = info.state.last_seq
+            await self.read()
+
+    def hear_news(self, delivered: Delivered) -> None:
+        """Takes the position of a message that was stored. News of other streams have the same subjects at most by `>`."""
+        with suppress(BusUnavailable):
+            there = delivered.in_store()
+            if there.stream == self._stream:
+                self._news = max(self._news, there.position)
+                self._change.set()
+
+    def hear(self, delivered: Delivered) -> None:
+        """Handles a message of the server."""
         self._arrived.append(delivered)
-        self._news.set()
+        self._change.set()
 
     async def end(self) -> None:
-        """Takes the consumer away, if the server can still be told."""
-        if self._subscription is None or self.connection.lost.is_set():
-            return
-        with suppress(nats.errors.Error, OSError), contained():
-            await self._subscription.unsubscribe()
-        with suppress(BusUnavailable, BusRefused):
-            await self.connection.api(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._name}", b"")
+        """Ends the subscriptions."""
+        for subscription in self._subscriptions:
+            await self.connection.unsubscribe(subscription)
 
 
 class Follower:
     """The endless iterator that `NatsBus.follow` hands out."""
 
     def __init__(
-        self,
-        connected: Callable[[], Awaitable[Connection]],
-        repair: Callable[[Connection], Awaitable[object]],
-        stream: Stream,
-        subject: str,
-        after: int,
+        self, connected: Callable[[], Awaitable[Connection]], stream: Stream, subject: str, after: int
     ) -> None:
-        self._connected, self._repair = connected, repair
+        self._connected = connected
         self._stream, self._subject, self._position = stream, subject, after
         self._created = ""
-        """When the stream was made, which tells it from another one of the same name."""
-        self._pull: Pull | None = None
-        self._name = fresh_name()
-        """Of the next consumer; kept while the server refuses it, so that a refusal that is repeated reads the same."""
+        """When the stream was created; empty before the first connection."""
+        self._reading: Reading | None = None
         self._failures = 0
         self._refusal = ""
         """Why the server refuses, as logged; empty while it does not."""
@@ -178,12 +205,11 @@ class Follower:
     async def __anext__(self) -> Received:
         while True:
             try:
-                if self._pull is None:
-                    self._pull = await self.begin(await self._connected())
-                received = await self._pull.next()
+                if self._reading is None:
+                    self._reading = await self.begin(await self._connected())
+                received = await self._reading.next()
             except BusUnavailable as error:
                 log.debug("following again", stream=self._stream, after=self._position, finding=error.finding)
-                self._name = fresh_name()
                 await self.pause(LONGEST_PAUSE)
                 continue
             except BusRefused as error:
@@ -193,47 +219,39 @@ class Follower:
                 await self.pause(REFUSED_PAUSE)
                 continue
             self._failures = 0
+            self._refusal = ""
             self._position = received.position
             return received
 
     async def pause(self, longest: float) -> None:
-        """Between a consumer that failed and the next."""
+        """Between a reading that failed and the next."""
         await self.end()
         self._failures += 1
         await anyio.sleep(backoff_seconds(self._failures, FIRST_PAUSE, longest))
 
-    async def begin(self, connection: Connection) -> Pull:
+    async def begin(self, connection: Connection) -> Reading:
         """
-        Check the stream and start a consumer on it. A stream that went back is read from its beginning.
+        Checks the stream and begins to read it. A stream that went back is read from its beginning.
         Raises BusUnavailable, BusRefused.
         """
         info = await stream_info(connection.api, self._stream)
-        if info.error is not None and info.error.err_code == NOT_FOUND:
-            await self._repair(connection)
-            raise BusUnavailable(f"store {self._stream} was missing")
         if info.error is not None:
-            raise refused(f"store {self._stream}", info.error)
+            raise missing(self._stream) if info.error.err_code == NOT_FOUND else refused(self._stream, info.error)
         if self._created not in ("", info.created) or info.state.last_seq < self._position:
             log.warning("stream went back", stream=self._stream, had=self._position, newest=info.state.last_seq)
             self._position = 0
         self._created = info.created
-        pull = Pull(connection, self._stream, self._name)
+        reading = Reading(connection, self._stream, self._subject, self._position, self._created)
         try:
-            await pull.begin(self._subject, self._position)
+            await reading.begin()
         except BaseException:
-            await self.end(pull)
+            await self.end(reading)
             raise
-        self._name, self._refusal = fresh_name(), ""
-        return pull
+        return reading
 
-    async def end(self, pull: Pull | None = None) -> None:
-        """End the consumer, within a second."""
-        ending, self._pull = pull or self._pull, None
+    async def end(self, reading: Reading | None = None) -> None:
+        """Ends the reading."""
+        ending = reading or self._reading
+        self._reading = None
         if ending is not None:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(1):
-                await ending.end()
-
-
-def fresh_name() -> str:
-    """Of a consumer that nobody else has."""
-    return f"follow-{token_hex(8)}"
+            await ending.end()

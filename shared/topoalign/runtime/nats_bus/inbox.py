@@ -8,7 +8,7 @@ here an answer goes to who asked as it comes, and nothing is timed.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from secrets import token_hex
 
 from nats.errors import NoRespondersError
@@ -24,6 +24,14 @@ TOKEN_BYTES = 8
 """At random, of which the last token of a reply subject is made."""
 
 
+Accept = Callable[[bytes], bool]
+
+
+def anything(body: bytes) -> bool:
+    """Takes each answer, as of NATS itself."""
+    return True
+
+
 class Inbox:
     """The questions of one connection that are under way."""
 
@@ -31,19 +39,20 @@ class Inbox:
         self._client = client
         self._subject = ""
         """Empty: it is not subscribed to."""
-        self._asked: dict[bytes, asyncio.Future[Delivered]] = {}
-        """Reply subject -> the answer."""
+        self._asked: dict[bytes, tuple[asyncio.Future[Delivered], Accept]] = {}
+        """Reply subject -> the answer, and what may be one."""
 
-    async def ask(self, subject: str, body: bytes, headers: Mapping[str, str] | None) -> bytes:
+    async def ask(self, subject: str, body: bytes, headers: Mapping[str, str] | None, accept: Accept) -> bytes:
         """
-        Returns the answer to this question, whenever it comes: who asks sets a time-out. Raises the library's errors, among
+        Returns the first answer to this question whose body `accept` takes, whenever it comes: who asks sets a time-out.
+        Others are ignored: a stream that takes the subject of a question answers, too. Raises the library's errors, among
         them NoRespondersError.
         """
         if not self._subject:
             await self._subscribe()
         reply = f"{self._subject}.{token_hex(TOKEN_BYTES)}"
         answer: asyncio.Future[Delivered] = asyncio.get_running_loop().create_future()
-        self._asked[reply.encode()] = answer
+        self._asked[reply.encode()] = answer, accept
         try:
             await self._client.publish(subject, body, reply=reply, headers=dict(headers) if headers else None)
             delivered = await answer
@@ -64,6 +73,8 @@ class Inbox:
 
     def _hear(self, delivered: Delivered) -> None:
         """Answers to a question that is over, or that was answered, are dropped."""
-        answer = self._asked.get(delivered.subject)
-        if answer is not None and not answer.done():
+        answer, accept = self._asked.get(delivered.subject, (None, anything))
+        if answer is None or answer.done():
+            return
+        if delivered.status[0] == NO_RESPONDERS or (accept(delivered.body) and not delivered.is_of_a_store):
             answer.set_result(delivered)

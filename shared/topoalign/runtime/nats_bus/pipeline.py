@@ -11,16 +11,12 @@ from itertools import takewhile
 
 import anyio
 import msgspec
-import nats.errors
 from nats.aio.msg import Msg
 
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.ports import Message
 from topoalign.runtime.nats_bus.connection import Connection
-from topoalign.runtime.nats_bus.library import contained
 from topoalign.runtime.nats_bus.stored import Acknowledgement
-
-END_SECONDS = 1.0
 
 
 class Acknowledgements:
@@ -74,11 +70,5 @@ async def acknowledgements_of(
                 )
             await answers.complete.wait()
     finally:
-        with (
-            anyio.CancelScope(shield=True),
-            anyio.move_on_after(END_SECONDS),
-            suppress(nats.errors.Error, OSError),
-            contained(),
-        ):
-            await subscription.unsubscribe()
+        await connection.unsubscribe(subscription)
     return answers.heard

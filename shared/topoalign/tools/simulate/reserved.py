@@ -77,7 +77,7 @@ class Reservations:
 
     async def follow(self, bus: Bus) -> None:
         """Listens until cancelled."""
-        async with bus.follow(Stream.ALLOCATIONS, wire.reservation_subject()) as messages:
+        async with bus.follow(Stream.RESERVATIONS, wire.reservation_subject()) as messages:
             async for received in messages:
                 event = wire.decode(received.message)
                 if isinstance(event, ReservationsChanged):

@@ -170,7 +170,7 @@ class Reservations:
         """Reads the newest message of a node. Waits for the bus; raises BusRefused."""
         while True:
             try:
-                received = await self._bus.newest(Stream.ALLOCATIONS, wire.reservation_subject(node))
+                received = await self._bus.newest(Stream.RESERVATIONS, wire.reservation_subject(node))
                 break
             except BusUnavailable:
                 await self._clock.sleep(PAUSE)
@@ -219,7 +219,7 @@ class Reservations:
         past: dict[str, Received] = {}
         """Subject -> its newest message so far."""
         self._read = not end
-        async with self._bus.follow(Stream.ALLOCATIONS, wire.reservation_subject()) as messages:
+        async with self._bus.follow(Stream.RESERVATIONS, wire.reservation_subject()) as messages:
             async for received in messages:
                 if received.position <= last:  # the stream was lost or rolled back: nothing is on a position of it
                     for node, known in self._known.items():
@@ -238,7 +238,7 @@ class Reservations:
     async def _end(self) -> int:
         while True:
             try:
-                return await self._bus.last_position(Stream.ALLOCATIONS, wire.reservation_subject())
+                return await self._bus.last_position(Stream.RESERVATIONS, wire.reservation_subject())
             except (BusUnavailable, BusRefused):
                 await self._clock.sleep(TIDY_SECONDS)
 

@@ -97,7 +97,7 @@ class Pods:
 
     def _reserved(self) -> bool:
         """Whether anything is reserved on the node."""
-        newest = self._portal.call(self._bus.newest, Stream.ALLOCATIONS, wire.reservation_subject(NODE))
+        newest = self._portal.call(self._bus.newest, Stream.RESERVATIONS, wire.reservation_subject(NODE))
         if newest is None:
             return False
         event = wire.decode(newest.message)

@@ -154,7 +154,7 @@ async def serve(url: str, fleet: Fleet, size: int) -> None:
             print(msgspec.json.encode(await node.admit(bus, what)).decode(), flush=True)
 
     async def follow_reservations(bus: Bus) -> None:
-        async with bus.follow(Stream.ALLOCATIONS, wire.reservation_subject()) as messages:
+        async with bus.follow(Stream.RESERVATIONS, wire.reservation_subject()) as messages:
             async for received in messages:
                 event = wire.decode(received.message)
                 if isinstance(event, ReservationsChanged) and event.node in cluster:
