@@ -51,13 +51,13 @@ async def test_publishing_without_permission_is_refused_with_the_subject(tmp_pat
 
 async def test_a_writer_that_may_not_read_takes_a_repeated_id_for_taken(tmp_path: Path) -> None:
     """What the store has under the id cannot be compared: stored twice is borne, not stored is not."""
-    rule = 'permissions: { publish: { deny: ["$JS.API.STREAM.MSG.GET.>"] } }'
+    rule = 'permissions: { publish: { deny: ["$JS.API.DIRECT.GET.TOPOALIGN_ALLOCATIONS"] } }'
     async with (
         killable(tmp_path, users(f"{{ user: writer, password: x, {rule} }}"), administrator="writer:x") as server,
         connect_bus(server.url.replace("nats://", "nats://writer:x@")) as bus,
     ):
         await bus.publish(said(1))
-        with pytest.raises(IdTaken, match=r"cannot be read: no permission on \$JS\.API\.STREAM\.MSG\.GET\.TOPOALIGN_"):
+        with pytest.raises(IdTaken, match=r"cannot be read: no permission on \$JS\.API\.DIRECT\.GET\.TOPOALIGN_"):
             await bus.publish(said(1))
 
         assert 2 == await Speaker(bus, SystemClock()).publish(said(1))
@@ -65,7 +65,7 @@ async def test_a_writer_that_may_not_read_takes_a_repeated_id_for_taken(tmp_path
 
 async def test_a_subscriber_may_be_allowed_to_do_no_more_than_read(tmp_path: Path) -> None:
     reader = """{ user: reader, password: canary, permissions: {
-        publish: { allow: ["$JS.API.STREAM.INFO.*", "$JS.API.STREAM.MSG.GET.*", "$JS.API.DIRECT.GET.*"] }
+        publish: { allow: ["$JS.API.DIRECT.GET.*"] }
         subscribe: { allow: ["_INBOX_reader.>", "topoalign.v1.stored.>"] } } }"""
     async with killable(
         tmp_path, users("{ user: admin, password: admin }", reader), administrator="admin:admin"
@@ -86,7 +86,7 @@ async def test_a_missing_permission_to_follow_is_logged_once_until_granted(
 ) -> None:
     """A node agent follows for itself, beside the kubelet's requests: the hub must not be able to end it."""
     monkeypatch.setattr(follower, "REFUSED_PAUSE", 0.02)
-    forbidden = 'permissions: { publish: { deny: ["$JS.API.DIRECT.>"] } }'
+    forbidden = 'permissions: { publish: { deny: ["$JS.API.DIRECT.GET.TOPOALIGN_ALLOCATIONS"] } }'
     async with killable(
         tmp_path, users(f"{{ user: writer, password: x, {forbidden} }}"), administrator="writer:x"
     ) as server:

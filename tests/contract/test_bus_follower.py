@@ -52,7 +52,7 @@ async def test_follow_retries_slow_down_and_start_over_after_a_message(
             outcome = next(outcomes)
             if outcome is not None:
                 raise outcome
-            return OneMessage(connection, Stream.NODES, "x", 0, "")
+            return OneMessage(connection, Stream.NODES, "x", 0)
 
     class OneMessage(Reading):
         async def next(self) -> Received:
@@ -94,7 +94,7 @@ async def test_news_of_a_message_that_was_deleted_is_given_up(tmp_path: Path, mo
     monkeypatch.setattr(follower, "FIRST_PAUSE", 0.001)
     async with killable(tmp_path) as server, connect_bus(server.url) as bus:
         reading = await Follower(bus.up, Stream.ALLOCATIONS, "topoalign.v1.>", 0).begin(bus.live())
-        reading._news = 5
+        reading._newest = 5
         reads: list[int] = []
         read = reading.read
 

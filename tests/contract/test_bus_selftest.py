@@ -51,7 +51,7 @@ async def test_a_self_test_is_not_stored_and_no_news(tmp_path: Path) -> None:
 
 
 async def test_a_missing_permission_to_read_what_is_stored_is_logged_once(tmp_path: Path) -> None:
-    rules = users('publish: { deny: ["$JS.API.STREAM.MSG.GET.>"] }')
+    rules = users('publish: { deny: ["$JS.API.DIRECT.GET.>"] }')
     async with killable(tmp_path, rules, administrator="admin:x") as server:
         with capture_logs() as logs:
             async with connect_bus(as_user(server.url, "node:x"), speaks=SPOKEN) as bus:

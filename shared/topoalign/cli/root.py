@@ -54,6 +54,8 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "gpu": Entry("cli.gpu:gpu", "Show the status of a node's devices, or override it."),
         "hook": Entry("cli.hook:hook", "Install the library that limits containers with slots of GPUs."),
         "forget": Entry("cli.forget:forget", "Delete the facts of a node that is gone for good."),
+        "stores": Entry("cli.stores:stores", "Create and change the stores of events at NATS."),
+        "nats-config": Entry("cli.nats_config:nats_config", "Write accounts and keys for nats-server."),
         "trust": Entry("cli.allocate:trust", "Confirm a node's record after its journal was damaged."),
     },
     "Check": {

@@ -25,6 +25,7 @@ from topoalign.core.model.errors import clean
 from topoalign.plugin_config import nvidia
 from topoalign.runtime.ending import run_until_signal
 from topoalign.runtime.logging import configure_logging
+from topoalign.runtime.nats_bus import Access, apply_stores
 from topoalign.runtime.nats_server import NatsServerFailed, local_nats
 from topoalign.runtime.runner import Running, run_services
 from topoalign.runtime.settings import PREFIX, RuntimeSettings, from_environment
@@ -73,6 +74,9 @@ async def serve_all(environment: dict[str, str], scratch: Path) -> None:
     async with AsyncExitStack() as servers:
         if PREFIX + "NATS_URL" not in environment:
             environment[PREFIX + "NATS_URL"] = await start_nats(servers, scratch, NATS_PORT)
+        else:
+            runtime = from_environment(RuntimeSettings, environment)
+            await apply_stores(runtime.nats_url, Access.of(runtime))
         with ExitStack() as while_running:
             async with background() as tasks:
 

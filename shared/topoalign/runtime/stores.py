@@ -2,18 +2,16 @@
 The stores on the bus: their subjects, their limits, and how they are created, changed and checked.
 
 They are data (the field names are those of NATS' stream configuration), so that the two buses and the documents agree.
-`apply` is the administrative step that creates missing stores and changes others (`topoalign stores apply`). Services
-only check them: a right to manage streams is a right to publish on every subject, so no service has it. A service accepts
-any bounds of age and size, which are the administrator's, and refuses by name whatever else differs.
+`apply` is the administrative step that creates missing stores and changes those of another version (`topoalign stores
+apply`). Bounds of age and size are the administrator's, and stay. Services use the stores as they are: a right to manage
+streams is a right to publish on every subject, so no service has it.
 
-The subjects of the stores of facts follow from the table of events (`wire.SUBJECTS`). A store that another version
-has made may take fewer events or more. It is used for what it takes, as long as it has the subjects of `FIRST`.
+The subjects of the stores of facts follow from the table of events (`wire.SUBJECTS`).
 
 The limits of age and bytes may cut off old events, because state never depends on old events: allocators publish
 snapshots, and of a node's hardware and reservations only the newest messages matter.
 """
 
-import re
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import msgspec
@@ -30,26 +28,19 @@ DAY = 24 * 3600 * SECOND
 SCHEMA = {"topoalign.owner": "topoalign", "topoalign.schema": "1"}
 """Written into every store: whose it is, and the version of these settings."""
 
-FIRST: dict[str, tuple[str, ...]] = {
-    Stream.ALLOCATIONS: (f"{PREFIX}.allocation.>",),
-    Stream.RESERVATIONS: (f"{PREFIX}.reservation.>",),
-    Stream.NODES: (f"{PREFIX}.topology.>", f"{PREFIX}.health.>", f"{PREFIX}.usage.>"),
-}
-"""Store -> what it takes in every version. Later events are not added here: stores that exist do not take them."""
 ANSWERED = ("admission", "discovery", "hints", "devices", "registry", "stored")
 """Subjects below the prefix that no store may take: requests, which NATS would answer, and `NEWS`."""
-OF_EVENTS = re.compile(rf"{re.escape(PREFIX)}\.(?!(?:{'|'.join(ANSWERED)})\.)[a-z0-9_-]+\.>")
-"""Subjects of one kind of event, of this version or another."""
-
 NOT_FOUND, NAME_IN_USE = 10059, 10058
 """NATS' error codes of a stream that does not exist, and of one that exists with another configuration."""
 SUBJECTS_OVERLAP = 10065
+NO_JETSTREAM = 10039
+"""Of a request of an account that has no streams: that of a node, for example."""
 
 
 NEWS = f"{PREFIX}.stored"
 """
-After a store has stored a message on `topoalign.v1.<rest>`, NATS publishes the headers of the message, with its position, on
-`topoalign.v1.stored.<rest>` (`republish` of the stream configuration). A follower then reads the message from the store.
+After a store has stored a message on `topoalign.v1.<rest>`, NATS publishes it with its position on
+`topoalign.v1.stored.<rest>` (`republish` of the stream configuration).
 """
 
 
@@ -58,7 +49,6 @@ class Republish(msgspec.Struct, frozen=True, kw_only=True):
 
     src: str = f"{PREFIX}.>"
     dest: str = f"{NEWS}.>"
-    headers_only: bool = True
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,10 +77,10 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def subjects_of(stream: Stream) -> tuple[str, ...]:
-    """What a stream takes: the subjects of `FIRST`, then those of the events that are stored there."""
+    """What a stream takes: the subjects of the events that are stored there."""
     patterns = (pattern for event, (pattern, _) in SUBJECTS.items() if STORED[event] is stream)
     derived = (f"{PREFIX}.{pattern.split('.')[0]}.>" for pattern in patterns)
-    return tuple(dict.fromkeys((*FIRST[stream], *derived)))
+    return tuple(dict.fromkeys(derived))
 
 
 ALLOCATIONS = Store(
@@ -161,28 +151,6 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     state: State = State()
     created: str = ""
     error: Refusal | None = None
-
-
-class Narrow(msgspec.Struct, frozen=True, kw_only=True):
-    """A store that an older version has made: it does not take every event of this one."""
-
-    store: Store
-    """As this version makes it."""
-    taken: tuple[str, ...]
-    """The subjects that it takes."""
-
-    @property
-    def error(self) -> BusRefused:
-        """What it does not take, and how an operator changes that."""
-        missing = [subject for subject in self.store.subjects if subject not in self.taken]
-        return BusRefused(
-            f"store {self.store.name} was made by an older version and does not take {', '.join(missing)}",
-            "run `topoalign stores apply` of this version: what is stored stays",
-        )
-
-    def lacks(self, subject: str) -> bool:
-        """Whether it would take this subject if this version had made it."""
-        return takes(self.store.subjects, subject) and not takes(self.taken, subject)
 
 
 def store_of(message: Message) -> Stream:
@@ -266,47 +234,9 @@ async def apply(request: Request, replicas: int | None) -> list[str]:
     return changes
 
 
-async def examine(request: Request) -> list["Narrow"]:
-    """
-    Checks all stores. Returns those that do not take every event of this version.
-
-    Raises BusRefused that names the store, the field, what is expected, what was found, and the remedy; raises
-    BusUnavailable if NATS cannot say.
-    """
-    narrow: list[Narrow] = []
-    for store in STORES:
-        info = await stream_info(request, store.name)
-        if info.error is not None:
-            raise (
-                missing(store.name) if info.error.err_code == NOT_FOUND else refused(f"store {store.name}", info.error)
-            )
-        check(store, info.config)
-        taken = subjects_in(info.config)
-        if not {*store.subjects} <= {*taken}:
-            narrow.append(Narrow(store=store, taken=taken))
-    return narrow
-
-
-def missing(name: str) -> BusRefused:
-    """A store that nobody has created, or that was deleted."""
-    return BusRefused(f"store {name} does not exist", "run `topoalign stores apply` as the administrator of NATS")
-
-
 async def stream_info(request: Request, name: str) -> Info:
     """The configuration and state of a stream, or the error of the server."""
     return msgspec.json.decode(await request(f"$JS.API.STREAM.INFO.{name}", b""), type=Info)
-
-
-def check(wanted: Store, found: dict[str, object]) -> None:
-    """Compares a store as it should be with one as it is, bounds excepted. Raises BusRefused for the first difference."""
-    check_owner(wanted, found)
-    for field, want, have in differences(wanted, found, BOUNDS):
-        if field == "subjects" and is_of_another_version(wanted, subjects_in(found)):
-            continue
-        raise BusRefused(
-            f"store {wanted.name}: {field} is {clean(repr(have))}, expected {want!r}",
-            "run `topoalign stores apply` as the administrator of NATS: what is stored stays",
-        )
 
 
 def check_owner(wanted: Store, found: dict[str, object]) -> None:
@@ -340,25 +270,15 @@ def kept_bounds(store: Store, found: dict[str, object], replicas: int | None) ->
     return kept if replicas is None else msgspec.structs.replace(kept, num_replicas=replicas)
 
 
-def subjects_in(config: dict[str, object]) -> tuple[str, ...]:
-    """The subjects that a store takes, by its configuration as NATS has it."""
-    subjects = config.get("subjects")
-    return tuple(str(subject) for subject in subjects) if isinstance(subjects, list) else ()
-
-
-def is_of_another_version(wanted: Store, taken: Collection[str]) -> bool:
-    """Whether these are subjects of a store of facts as an older or a newer version makes it."""
-    first = FIRST.get(wanted.name)
-    return first is not None and {*first} <= {*taken} and all(OF_EVENTS.fullmatch(subject) for subject in taken)
-
-
 def refused(what: str, refusal: Refusal) -> BusRefused | BusUnavailable:
     """NATS' answer as an error of ours: 503 without a full store is a cluster that is electing, and passes by itself."""
     text = clean(refusal.description or f"error {refusal.code}", 200)
-    if refusal.code in (408, 503) and refusal.err_code != 10023:
+    if refusal.code in (408, 503) and refusal.err_code not in (10023, NO_JETSTREAM):
         return BusUnavailable(f"{what}: NATS says {text!r} ({refusal.err_code})")
     if refusal.err_code in (10023, 10047, 10028):
         remedy = "give the server more room (`max_file_store`) or the store a smaller bound"
+    elif refusal.err_code == NO_JETSTREAM:
+        remedy = "use the credentials of the administrator of NATS, or enable JetStream for the account"
     elif refusal.err_code == SUBJECTS_OVERLAP:
         remedy = "another stream takes its subjects: find it with `nats stream ls`, and remove it or take them from it"
     else:

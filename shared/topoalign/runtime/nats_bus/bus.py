@@ -32,11 +32,12 @@ from topoalign.runtime.answers import reply_to
 from topoalign.runtime.backoff import backoff_seconds
 from topoalign.runtime.nats_bus.access import Access, addresses, shown
 from topoalign.runtime.nats_bus.connection import Connection, open_connection
+from topoalign.runtime.nats_bus.delivered import Delivered
 from topoalign.runtime.nats_bus.follower import Follower
 from topoalign.runtime.nats_bus.library import contained
 from topoalign.runtime.nats_bus.publication import publish_atomic, publish_many, publish_one
 from topoalign.runtime.nats_bus.selftest import SelfTest
-from topoalign.runtime.nats_bus.stored import NO_MESSAGE, Found, found, purge, received_of
+from topoalign.runtime.nats_bus.stored import found, purge, received_of
 from topoalign.runtime.tasks import background, lasting
 
 PUBLISH_SECONDS = 2.0
@@ -45,8 +46,11 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between tries to connect; doubled each time, and spread so that a cluster does not come back all at once."""
 QUEUE = "q"
 """Of the subscribers to one subject of requests one answers."""
-OF_A_STORE = "Nats-Stream"
-"""A header of messages that NATS sends from a store, to whatever reply subject the reader names. They are no requests."""
+OF_A_STORE = frozenset({"Nats-Stream", "Status"})
+"""
+Headers of what NATS sends in answer to a read, to whatever reply subject the reader names: the messages, and their end.
+These are no requests.
+"""
 
 log = structlog.get_logger("topoalign.runtime.nats")
 
@@ -80,7 +84,7 @@ class NatsBus:
         try:
             return await publish_one(connection, message, expected_last, PUBLISH_SECONDS)
         except NobodyAnswers as error:
-            raise await self._not_taken(connection, message) from error
+            raise not_taken(message) from error
 
     async def publish_batch(self, batch: Sequence[tuple[Message, int]]) -> Sequence[int]:
         """As `Bus.publish_batch`."""
@@ -89,18 +93,11 @@ class NatsBus:
         try:
             return await publish_atomic(connection, batch, PUBLISH_SECONDS)
         except NobodyAnswers as error:
-            raise await self._not_taken(connection, batch[-1][0]) from error
-
-    async def _not_taken(self, connection: Connection, message: Message) -> BusRefused | BusUnavailable:
-        """Why no store took a message."""
-        for narrow in await stores.examine(connection.api):
-            if narrow.lacks(message.subject):
-                return narrow.error
-        return BusUnavailable(f"no store took {clean(message.subject, 200)}; it was not stored")
+            raise not_taken(batch[-1][0]) from error
 
     async def newest(self, stream: Stream, subject: str) -> Received | None:
         """As `Bus.newest`."""
-        return received_of((await self._last(stream, subject)).message)
+        return received_of(await found(self.live(), stream, {"last_by_subj": subject}))
 
     async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
         """As `Bus.publish_all`: on one connection, which a store takes in the order of sending."""
@@ -120,16 +117,8 @@ class NatsBus:
 
     async def last_position(self, stream: Stream, subject: str = ">") -> int:
         """As `Bus.last_position`."""
-        return (await self._last(stream, subject)).message.seq
-
-    async def _last(self, stream: Stream, subject: str) -> Found:
-        connection = self.live()
-        last = await found(connection, stream, {"last_by_subj": subject})
-        if last.error is not None and last.error.err_code == stores.NOT_FOUND:
-            raise stores.missing(stream)
-        if last.error is not None and last.error.err_code != NO_MESSAGE:
-            raise stores.refused(f"store {stream}", last.error)
-        return last
+        last = await found(self.live(), stream, {"last_by_subj": subject})
+        return 0 if last is None else last.in_store().position
 
     async def forget(self, stream: Stream, subject: str) -> None:
         """As `Bus.forget`."""
@@ -138,7 +127,7 @@ class NatsBus:
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
         """As `Bus.ask`."""
         stores.check_size(subject, body)
-        return await self.live().request(subject, body, within, accept=wire.is_answer)
+        return (await self.live().request(subject, body, within, accept=is_answer)).body
 
     @asynccontextmanager
     async def serve(self, service: str, endpoints: Sequence[Endpoint]) -> AsyncIterator[None]:
@@ -225,11 +214,23 @@ class NatsBus:
         """A connection whose server, stores and permissions have been checked."""
         connection = await open_connection(self._urls, self._name, self._access, self._inbox)
         try:
-            await self._self_test.run(connection, await stores.examine(connection.api))
+            await self._self_test.run(connection)
         except BaseException:
             await connection.close()
             raise
         return connection
+
+
+def not_taken(message: Message) -> BusUnavailable:
+    """No store took a message: it does not exist, or none of its servers leads it at the moment."""
+    return BusUnavailable(
+        f"no store took {clean(message.subject, 200)}; it was not stored. If that lasts, run `topoalign stores apply`"
+    )
+
+
+def is_answer(delivered: Delivered) -> bool:
+    """Whether a service has sent this, and not NATS, which acknowledges what a stream takes."""
+    return not delivered.is_of_a_store and wire.is_answer(delivered.body)
 
 
 async def answer_requests(connection: Connection, endpoint: Endpoint, *, task_status: TaskStatus[None]) -> None:
@@ -250,7 +251,7 @@ async def answer_requests(connection: Connection, endpoint: Endpoint, *, task_st
         try:
             task_status.started()
             async for request in receive:
-                if OF_A_STORE not in (request.headers or {}):
+                if OF_A_STORE.isdisjoint(request.headers or {}):
                     reply = await reply_to(endpoint, request.data)
                     with suppress(nats.errors.Error, OSError, ValueError), contained():  # no answer is wanted any more
                         await request.respond(reply)

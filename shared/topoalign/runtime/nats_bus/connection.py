@@ -108,7 +108,7 @@ class Connection:
         seconds: float,
         headers: Mapping[str, str] | None = None,
         accept: Accept = anything,
-    ) -> bytes:
+    ) -> Delivered:
         """
         The first answer that `accept` takes. Raises NobodyAnswers, BusUnavailable for an unknown outcome, BusRefused without
         permission or for its size.
@@ -130,7 +130,7 @@ class Connection:
     async def api(self, subject: str, body: bytes) -> bytes:
         """Asks the JetStream API. Raises BusRefused where the account has none."""
         try:
-            return await self.request(subject, body, 3)
+            return (await self.request(subject, body, 3)).body
         except NobodyAnswers as error:
             raise BusRefused(
                 f"the server at {self.url} has no JetStream for this account",

@@ -52,6 +52,7 @@ class Delivered(NamedTuple):
                 stream=added[b"Nats-Stream"].decode(),
                 position=int(added[b"Nats-Sequence"]),
                 before=int(added.get(b"Nats-Last-Sequence", 0)),
+                stored=added.get(b"Nats-Time-Stamp", b"").decode(),
                 waiting=int(added.get(b"Nats-Num-Pending", 0)),
                 subject=added[b"Nats-Subject"].decode(errors="replace"),  # who decodes such a message puts it aside
                 head=b"" if self.head[:at] == VERSION else self.head[:at] + LINE + LINE,
@@ -72,6 +73,8 @@ class InStore(NamedTuple):
     position: int
     before: int
     """The position of the message before it, in the same batch; in news, of the same subject. 0: there is none."""
+    stored: str
+    """When it was stored, by the clock of the server."""
     waiting: int
     """Messages behind it that the batch has not delivered."""
     subject: str

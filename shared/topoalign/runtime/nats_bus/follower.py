@@ -3,9 +3,10 @@ Follows a stream: messages in order, each at least once, through any number of l
 
 Nothing is created at the server for a follower, because whoever may create consumers may publish on every subject. It reads
 messages directly from the store, in batches, from the position after the last message that its reader had. After the last
-message it waits for news: the store publishes the position of each message that it has stored (`stores.NEWS`). News may be
-lost, for example when another server of a cluster takes over, so a follower also looks at the store every few seconds.
-A slow reader costs the server nothing: the next batch is requested when the reader has had this one.
+message it waits for news: the store publishes each message that it has stored, with its position (`stores.NEWS`). News that
+is the next message for certain is taken as it is; after any other the store is read again. News may be lost, for example
+when another server of a cluster takes over, so a follower also looks at the store every few seconds. A slow reader costs
+the server nothing: the next batch is requested when the reader has had this one.
 
 A refusal is treated like a loss, because operators change permissions and limits while the process runs. It is logged
 once, with its remedy.
@@ -26,13 +27,16 @@ from topoalign.core.wire import PREFIX
 from topoalign.runtime.backoff import backoff_seconds
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.nats_bus.connection import Connection
-from topoalign.runtime.nats_bus.delivered import Delivered
+from topoalign.runtime.nats_bus.delivered import Delivered, InStore
 from topoalign.runtime.nats_bus.library import CLOCK
-from topoalign.runtime.stores import NEWS, NOT_FOUND, missing, refused, stream_info
+from topoalign.runtime.nats_bus.stored import found, nobody_reads, source_of
+from topoalign.runtime.stores import NEWS
 
 BATCH, LARGEST_BATCH = 128, 1000
 """Messages of one read. It is larger where more wait: each costs a round trip."""
 BATCH_BYTES = 4 * 1024 * 1024
+NEWS_BYTES = 4 * 1024 * 1024
+"""Of news that its reader has not had: more is dropped, and read from the store."""
 LOOK = 4.0
 """Seconds after which a follower without news looks at the store."""
 SILENCE = 5.0
@@ -49,12 +53,14 @@ log = structlog.get_logger("topoalign.runtime.nats")
 class Reading:
     """What a follower reads on one connection."""
 
-    def __init__(self, connection: Connection, stream: Stream, subject: str, position: int, created: str) -> None:
-        """`created`: when the stream was created, which distinguishes it from another one of the same name."""
+    def __init__(self, connection: Connection, stream: Stream, subject: str, position: int) -> None:
         self.connection = connection
-        self._stream, self._subject, self._position, self._created = stream, subject, position, created
-        self._source = f"$JS.API.DIRECT.GET.{stream}"
+        self.stored = ""
+        """When the last message was stored, as the store says it."""
+        self._stream, self._subject, self._position = stream, subject, position
+        self._source = source_of(stream)
         self._news_subject = subject.replace(PREFIX, NEWS, 1) if subject.startswith(f"{PREFIX}.") else f"{NEWS}.>"
+        self._is_one_subject = not {"*", ">"} & {*subject.split(".")}
         self._inbox = connection.client.new_inbox()
         self._subscriptions: list[Subscription] = []
         self._arrived: deque[Delivered] = deque()
@@ -66,10 +72,10 @@ class Reading:
         """The position of the message of the batch that came last."""
         self._waiting = 0
         """Messages behind the last one that was read."""
-        self._news = 0
-        """The newest position that the store is known to have for this follower; more was not read than `_position`."""
-        self._looked = 0
-        """The newest position of the whole stream when everything up to it was read."""
+        self._news: deque[tuple[InStore, Delivered]] = deque()
+        self._news_bytes = 0
+        self._newest = 0
+        """The newest position of all news."""
         self._tries = 0
         """Reads that found no message although there was news: another server of a cluster may lag."""
 
@@ -86,11 +92,14 @@ class Reading:
                 received = self.take(self._arrived.popleft())
                 if received is not None:
                     return received
+            received = None if self._reading else self.take_news()
+            if received is not None:
+                return received
             self._change = anyio.Event()
             if self._reading:
                 with self.connection.waiting(self._source, SILENCE):
                     await self._change.wait()
-            elif self._waiting or self._news > self._position:
+            elif self._waiting or self._newest > self._position:
                 await self.read_again()
             else:
                 await self.wait_for_news()
@@ -128,23 +137,21 @@ class Reading:
         self._before = self._position = there.position
         self._waiting = there.waiting
         self._tries = 0
+        self.stored = there.stored
         return delivered.received_at(there)
 
     def end_batch(self, status: str, description: str) -> None:
         """Handles the end of a batch. Raises BusUnavailable, BusRefused for a request that the server does not answer."""
         self._reading = False
         if status == NO_RESPONDERS:
-            raise BusRefused(
-                f"reading {self._stream}: nobody answers",
-                f"run `topoalign stores apply`, and grant this user to publish on {self._source}",
-            )
+            raise nobody_reads(self._stream)
         if status not in (END_OF_BATCH, NO_MESSAGE):
             raise BusUnavailable(f"reading {self._stream}: {status} {clean(description, 100)}")
         if status == NO_MESSAGE:
             self._waiting = 0
             self._tries += 1
             if self._tries > MOST_TRIES:  # it was deleted
-                self._news = self._position
+                self._newest = self._position
 
     async def wait_for_news(self) -> None:
         """Returns when the store has stored a message for this follower, or when it has been looked at without that."""
@@ -156,21 +163,41 @@ class Reading:
 
     async def look(self) -> None:
         """Raises BusUnavailable for a stream that went back; it is then read from its beginning."""
-        info = await stream_info(self.connection.api, self._stream)
-        if info.error is not None:
-            raise missing(self._stream) if info.error.err_code == NOT_FOUND else refused(self._stream, info.error)
-        if info.created != self._created or info.state.last_seq < self._position:
+        last = await found(self.connection, self._stream, {"last_by_subj": self._subject})
+        newest = 0 if last is None else last.in_store().position
+        if 0 < newest < self._position:
             raise BusUnavailable(f"stream {self._stream} went back")
-        if info.state.last_seq > max(self._looked, self._position):
-            self._looked = info.state.last_seq
-            await self.read()
+        self._newest = max(self._newest, newest)
+
+    def take_news(self) -> Received | None:
+        """The next message, if the oldest news that was not read yet is that; else drops all news."""
+        while self._news:
+            there, delivered = self._news.popleft()
+            self._news_bytes -= len(delivered.body)
+            if there.position <= self._position:
+                continue
+            if there.position == self._position + 1 or (self._is_one_subject and there.before <= self._position):
+                self._position = there.position
+                self.stored = there.stored
+                return delivered.received_at(there)
+            self.drop_news()
+        return None
+
+    def drop_news(self) -> None:
+        """The store has it."""
+        self._news.clear()
+        self._news_bytes = 0
 
     def hear_news(self, delivered: Delivered) -> None:
-        """Takes the position of a message that was stored. News of other streams have the same subjects at most by `>`."""
+        """Takes a message that was stored. With the subject `>` it may be one of another stream."""
         with suppress(BusUnavailable):
             there = delivered.in_store()
             if there.stream == self._stream:
-                self._news = max(self._news, there.position)
+                self._newest = max(self._newest, there.position)
+                self._news.append((there, delivered))
+                self._news_bytes += len(delivered.body)
+                if self._news_bytes > NEWS_BYTES:
+                    self.drop_news()
                 self._change.set()
 
     def hear(self, delivered: Delivered) -> None:
@@ -192,8 +219,8 @@ class Follower:
     ) -> None:
         self._connected = connected
         self._stream, self._subject, self._position = stream, subject, after
-        self._created = ""
-        """When the stream was created; empty before the first connection."""
+        self._stored = ""
+        """When the message at the position was stored; empty: no message was read yet."""
         self._reading: Reading | None = None
         self._failures = 0
         self._refusal = ""
@@ -221,6 +248,7 @@ class Follower:
             self._failures = 0
             self._refusal = ""
             self._position = received.position
+            self._stored = self._reading.stored
             return received
 
     async def pause(self, longest: float) -> None:
@@ -234,20 +262,28 @@ class Follower:
         Checks the stream and begins to read it. A stream that went back is read from its beginning.
         Raises BusUnavailable, BusRefused.
         """
-        info = await stream_info(connection.api, self._stream)
-        if info.error is not None:
-            raise missing(self._stream) if info.error.err_code == NOT_FOUND else refused(self._stream, info.error)
-        if self._created not in ("", info.created) or info.state.last_seq < self._position:
-            log.warning("stream went back", stream=self._stream, had=self._position, newest=info.state.last_seq)
+        if self._position and await self.has_gone_back(connection):
+            log.warning("stream went back", stream=self._stream, had=self._position)
             self._position = 0
-        self._created = info.created
-        reading = Reading(connection, self._stream, self._subject, self._position, self._created)
+            self._stored = ""
+        reading = Reading(connection, self._stream, self._subject, self._position)
         try:
             await reading.begin()
         except BaseException:
             await self.end(reading)
             raise
         return reading
+
+    async def has_gone_back(self, connection: Connection) -> bool:
+        """
+        Whether the stream was lost, or restored from a backup, since the message at the position was read: it has another
+        message there, or none and nothing newer.
+        """
+        there = await found(connection, self._stream, {"seq": self._position})
+        if there is not None:
+            return self._stored not in ("", there.in_store().stored)
+        last = await found(connection, self._stream, {"last_by_subj": ">"})
+        return last is None or last.in_store().position < self._position
 
     async def end(self, reading: Reading | None = None) -> None:
         """Ends the reading."""

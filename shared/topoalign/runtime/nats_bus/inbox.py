@@ -24,10 +24,10 @@ TOKEN_BYTES = 8
 """At random, of which the last token of a reply subject is made."""
 
 
-Accept = Callable[[bytes], bool]
+Accept = Callable[[Delivered], bool]
 
 
-def anything(body: bytes) -> bool:
+def anything(answer: Delivered) -> bool:
     """Takes each answer, as of NATS itself."""
     return True
 
@@ -42,9 +42,9 @@ class Inbox:
         self._asked: dict[bytes, tuple[asyncio.Future[Delivered], Accept]] = {}
         """Reply subject -> the answer, and what may be one."""
 
-    async def ask(self, subject: str, body: bytes, headers: Mapping[str, str] | None, accept: Accept) -> bytes:
+    async def ask(self, subject: str, body: bytes, headers: Mapping[str, str] | None, accept: Accept) -> Delivered:
         """
-        Returns the first answer to this question whose body `accept` takes, whenever it comes: who asks sets a time-out.
+        Returns the first answer to this question that `accept` takes, whenever it comes: who asks sets a time-out.
         Others are ignored: a stream that takes the subject of a question answers, too. Raises the library's errors, among
         them NoRespondersError.
         """
@@ -60,7 +60,7 @@ class Inbox:
             del self._asked[reply.encode()]
         if delivered.status[0] == NO_RESPONDERS:
             raise NoRespondersError
-        return delivered.body
+        return delivered
 
     async def _subscribe(self) -> None:
         """Questions that come meanwhile are sent behind the subscription."""
@@ -76,5 +76,5 @@ class Inbox:
         answer, accept = self._asked.get(delivered.subject, (None, anything))
         if answer is None or answer.done():
             return
-        if delivered.status[0] == NO_RESPONDERS or (accept(delivered.body) and not delivered.is_of_a_store):
+        if delivered.status[0] == NO_RESPONDERS or accept(delivered):
             answer.set_result(delivered)

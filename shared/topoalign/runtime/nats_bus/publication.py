@@ -29,7 +29,7 @@ async def publish_one(connection: Connection, message: Message, expected: int | 
     """As `Bus.publish`, on this connection. Raises NobodyAnswers where no store takes the subject."""
     stream = stores.store_of(message)
     headers = message.headers if expected is None else {**message.headers, wire.EXPECTED_LAST: str(expected)}
-    said = read(await connection.request(message.subject, message.body, seconds, headers), message)
+    said = read((await connection.request(message.subject, message.body, seconds, headers)).body, message)
     if said.error is not None:
         if expected is None or said.error.err_code not in (WRONG_LAST, WRONG_LAST_IN_BATCH):
             raise stores.refused(f"publishing on {clean(message.subject, 200)}", said.error)
@@ -70,7 +70,7 @@ async def publish_atomic(connection: Connection, batch: Sequence[tuple[Message, 
     for message in conditional[:-1]:
         await connection.send(message.subject, message.body, headers=message.headers)
     commit = {**conditional[-1].headers, wire.BATCH_COMMIT: "1"}
-    said = read(await connection.request(last.subject, last.body, seconds, commit), last)
+    said = read((await connection.request(last.subject, last.body, seconds, commit)).body, last)
     if said.error is None:
         return range(said.seq - len(batch) + 1, said.seq + 1)
     if said.error.err_code == INCOMPLETE_BATCH:
@@ -104,7 +104,7 @@ def read(body: bytes, message: Message) -> Acknowledgement:
 async def repeated_at(connection: Connection, stream: Stream, message: Message, expected: int) -> int | None:
     """Where the store has this message, if it is the first of its subject after this position; else None."""
     there = await found(connection, stream, {"seq": expected + 1, "next_by_subj": message.subject})
-    if there.error is not None:
+    if there is None:
         return None
-    stored = message_of(there.message)
-    return there.message.seq if stored is not None and wire.is_repetition(stored, message) else None
+    stored = message_of(there)
+    return there.in_store().position if stored is not None and wire.is_repetition(stored, message) else None

@@ -21,6 +21,7 @@ from topoalign.runtime.nats_bus.stored import Acknowledgement, found
 TRY_SECONDS = 2.0
 NO_STREAM = "TOPOALIGN_SELF_TEST"
 EXPECTED_STREAM_DIFFERS = 10060
+NOT_TAKEN = "run `topoalign stores apply` of this version, and use the accounts of `topoalign nats-config`"
 HEADERS = {"ce-type": f"{wire.PREFIX}.SelfTest", "Nats-Expected-Stream": NO_STREAM}
 
 log = structlog.get_logger("topoalign.runtime.nats")
@@ -30,44 +31,44 @@ class SelfTest:
     """Tries every new connection of a bus; what is missing and can be done without is logged once."""
 
     def __init__(self, speaks: Sequence[str]) -> None:
-        """`speaks`: the subjects that this process publishes on. Without any, nothing is tried."""
+        """`speaks`: the subjects that this process publishes on."""
         self._speaks = tuple(speaks)
         self._logged: set[str] = set()
 
-    async def run(self, connection: Connection, narrow: Sequence[stores.Narrow]) -> None:
+    async def run(self, connection: Connection) -> None:
         """
-        Raises BusRefused that names the first subject on which we may not publish, and BusUnavailable. Subjects that the
-        stores of an older version do not take are logged, and not tried.
+        Raises BusRefused that names the first subject on which we may not publish, or if no store takes any, and
+        BusUnavailable. A subject that no store takes beside others is logged: the stores are those of an older version.
         """
-        lacking = [(store, subject) for store in narrow for subject in self._speaks if store.lacks(subject)]
-        for store, subject in lacking:
-            self.log_once(f"facts cannot be published on {subject}", store.error, store.error.remedy)
-        missing = {subject for _, subject in lacking}
-        for subject in self._speaks:
-            if subject not in missing:
-                await self.publish(connection, subject)
+        if not self._speaks:
+            await found(connection, Stream.NODES, {"seq": 1})
+        lacking = [subject for subject in self._speaks if not await self.takes(connection, subject)]
+        for subject in lacking:
+            error = BusRefused(f"no store takes {subject} from this user", NOT_TAKEN)
+            if len(lacking) == len(self._speaks):
+                raise error
+            self.log_once(f"facts cannot be published on {subject}", error, NOT_TAKEN)
         streams = {stores.store_of(Message(subject=subject, headers={}, body=b"")) for subject in self._speaks}
         for stream in sorted(streams):
             await self.read(connection, stream)
 
-    async def publish(self, connection: Connection, subject: str) -> None:
-        """Publishes for a stream that does not exist. Raises BusRefused if the store does not refuse just that."""
+    async def takes(self, connection: Connection, subject: str) -> bool:
+        """Publishes for a stream that does not exist. Raises BusRefused if a store does not refuse just that."""
         try:
             answer = await connection.request(subject, b"{}", TRY_SECONDS, HEADERS)
-        except NobodyAnswers as error:
-            raise BusRefused(
-                f"no store takes {subject} from this user", "grant this user to publish on it (`topoalign nats-config`)"
-            ) from error
-        refusal = msgspec.json.decode(answer, type=Acknowledgement).error
+        except NobodyAnswers:
+            return False
+        refusal = msgspec.json.decode(answer.body, type=Acknowledgement).error
         if refusal is None or refusal.err_code != EXPECTED_STREAM_DIFFERS:
             raise stores.refused(f"self-test on {subject}", refusal or stores.Refusal(code=500))
+        return True
 
     async def read(self, connection: Connection, stream: Stream) -> None:
         """Tests whether stored messages can be read; if not, logs the missing permission once."""
         try:
             await found(connection, stream, {"seq": 1})
         except BusRefused as error:
-            remedy = f"grant this user to publish on $JS.API.STREAM.MSG.GET.{stream}"
+            remedy = f"grant this user to publish on $JS.API.DIRECT.GET.{stream}"
             self.log_once(
                 "repeated ids cannot be compared with what is stored: such facts are stored twice", error, remedy
             )

@@ -1,14 +1,17 @@
-"""Reads a store with the JetStream API: the newest message of a subject, or the message at a position."""
+"""Reads a store directly: the newest message of a subject, or the message at a position."""
 
 import msgspec
 
 from topoalign.core import wire
-from topoalign.core.model.errors import BusRefused, IdTaken, clean
+from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken, NobodyAnswers, clean
 from topoalign.core.ports import Message, Received, Stream
 from topoalign.runtime import stores
 from topoalign.runtime.nats_bus.connection import Connection
+from topoalign.runtime.nats_bus.delivered import Delivered
 
-NO_MESSAGE = 10037
+READ_SECONDS = 3.0
+NO_MESSAGE = "404"
+"""The status of the answer where no message fits."""
 
 
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,36 +23,41 @@ class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
     error: stores.Refusal | None = None
 
 
-class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as the API shows it; bytes are base64."""
-
-    subject: str = ""
-    seq: int = 0
-    hdrs: bytes = b""
-    data: bytes = b""
-
-
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """The API's answer about one message."""
-
-    message: Stored = Stored()
-    error: stores.Refusal | None = None
-
-
-async def found(connection: Connection, stream: Stream, wanted: dict[str, object]) -> Found:
+async def found(connection: Connection, stream: Stream, wanted: dict[str, object]) -> Delivered | None:
     """
-    The message that is wanted: `{"seq": 17}`, or `{"last_by_subj": "a.>"}`.
+    The message that is wanted: `{"seq": 17}`, or `{"last_by_subj": "a.>"}`; None: there is none.
 
-    Raises BusUnavailable, and BusRefused where it may not be asked; other errors of the store are part of the answer.
+    Raises BusUnavailable, and BusRefused where it may not be read or no store is there.
     """
-    answer = await connection.api(f"$JS.API.STREAM.MSG.GET.{stream}", msgspec.json.encode(wanted))
-    return msgspec.json.decode(answer, type=Found)
+    try:
+        answer = await connection.request(source_of(stream), msgspec.json.encode(wanted), READ_SECONDS)
+    except NobodyAnswers as error:
+        raise nobody_reads(stream) from error
+    if answer.is_of_a_store:
+        return answer
+    number, text = answer.status
+    if number != NO_MESSAGE:
+        raise BusUnavailable(f"reading {stream}: {number} {clean(text, 100)}")
+    return None
+
+
+def source_of(stream: Stream) -> str:
+    """The subject on which a store is read, of which every replica answers (nats-server, ADR-31)."""
+    return f"$JS.API.DIRECT.GET.{stream}"
+
+
+def nobody_reads(stream: Stream) -> BusRefused:
+    """The store does not exist, or not for the account of this user."""
+    return BusRefused(
+        f"store {stream} does not exist, or not for this user",
+        "run `topoalign stores apply` as the administrator of NATS, and use the accounts of `topoalign nats-config`",
+    )
 
 
 async def purge(connection: Connection, stream: Stream, subject: str) -> None:
     """Deletes the messages of matching subjects. Raises BusUnavailable, and BusRefused where it may not be done."""
     answer = await connection.api(f"$JS.API.STREAM.PURGE.{stream}", msgspec.json.encode({"filter": subject}))
-    error = msgspec.json.decode(answer, type=Found).error
+    error = msgspec.json.decode(answer, type=stores.Info).error
     if error is not None and error.err_code != stores.NOT_FOUND:
         raise stores.refused(f"deleting from store {stream}", error)
 
@@ -65,28 +73,32 @@ async def compare(connection: Connection, stream: Stream, position: int, message
         there = await found(connection, stream, {"seq": position})
     except BusRefused as error:
         raise IdTaken(name, f"message {position} of {stream} cannot be read: {error.finding}") from error
-    if there.error is not None:
-        description = clean(there.error.description, 200)
-        raise IdTaken(name, f"message {position} of {stream} cannot be read: {description}")
-    stored = message_of(there.message)
+    if there is None:
+        raise IdTaken(name, f"message {position} of {stream} cannot be read: no message found")
+    stored = message_of(there)
     if stored is None or not wire.is_repetition(stored, message):
         raise IdTaken(name, f"message {position} of {stream} is another one")
 
 
-def message_of(stored: Stored) -> Message | None:
+def message_of(delivered: Delivered) -> Message | None:
     """The message as it was published. None: its headers are not lines of a name and a value, or have a name twice."""
+    there = delivered.in_store()
     try:
-        lines = stored.hdrs.decode().split("\r\n")
+        lines = there.head.decode().split("\r\n")
     except UnicodeDecodeError:
         return None
     pairs = [line.split(":", 1) for line in lines[1:] if line]
     if any(len(pair) != 2 for pair in pairs):
         return None
     headers = {name: value.strip() for name, value in pairs}
-    return Message(subject=stored.subject, headers=headers, body=stored.data) if len(headers) == len(pairs) else None
+    if len(headers) < len(pairs):
+        return None
+    return Message(subject=there.subject, headers=headers, body=delivered.body)
 
 
-def received_of(stored: Stored) -> Received | None:
+def received_of(delivered: Delivered | None) -> Received | None:
     """The message with its position. None: there is none, or it has headers that `message_of` does not take."""
-    message = message_of(stored) if stored.seq else None
-    return None if message is None else Received(message=message, position=stored.seq)
+    message = None if delivered is None else message_of(delivered)
+    if delivered is None or message is None:
+        return None
+    return Received(message=message, position=delivered.in_store().position)

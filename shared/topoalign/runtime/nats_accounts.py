@@ -1,0 +1,145 @@
+"""
+The accounts of a nats-server: who may publish, request and read what.
+
+Each node, the registries and the readers have an account of their own, and the stores are in the account `TOPOALIGN`.
+Accounts share no subject but those that one exports and another imports. Permissions of users in one account are not
+enough: the server publishes an answer on whatever reply subject a request names, so who may send any request may publish
+on every subject of its account (seen with nats-server 2.15). Across accounts an answer goes only to the account of its
+request.
+
+The text is a part of a configuration: `include` it in the configuration of nats-server.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+
+from topoalign.core import wire
+from topoalign.core.model.ids import NodeName
+from topoalign.core.ports import Stream
+from topoalign.runtime.stores import NEWS
+
+STORES, REGISTRY, READERS = "TOPOALIGN", "TOPOALIGN_REGISTRY", "TOPOALIGN_READERS"
+"""Accounts: of the stores and the administrator, of the registries, of those who only read."""
+P = wire.PREFIX
+EVERY_NODE = NodeName("*")
+"""In place of the name of a node: one account that all nodes share. Each of them can then publish for the others."""
+
+FACTS = ("topology.{node}", "health.{node}", "usage.{node}", "allocation.{node}.*")
+"""What a node publishes."""
+REQUESTS = ("admission.{node}.*", "discovery.{node}.*", "devices.{node}.*", "hints.{node}")
+"""What the services of a node answer: to one another, and to the administrator."""
+OF_REGISTRY = (
+    *(f"admission.{{node}}.{verb}" for verb in ("alive", "announce", "confirm", "explain", "library-use", "snapshot")),
+    *(f"discovery.{{node}}.{verb}" for verb in ("alive", "announce", "said", "use")),
+)
+"""What a registry may request of a node: nothing that gives or takes a device."""
+OF_READERS = ("admission.{node}.alive",)
+READS = tuple(f"$JS.API.DIRECT.GET.{stream}" for stream in Stream)
+"""The right to read the stores, which creates and changes nothing at the server."""
+
+
+def accounts(nodes: Mapping[NodeName, str], registry: str, reader: str, admin: str) -> str:
+    """
+    The block `accounts` of a nats-server's configuration. `nodes`: name -> public key of its user (`U…`), `EVERY_NODE` alone
+    for one account of all; the others are public keys, too.
+    """
+    lines = ["accounts {"]
+    lines += account(
+        STORES,
+        admin,
+        ["jetstream: enabled"],
+        exports=[*(service(f"{P}.{each}") for each in exported()), f'{{ stream: "{NEWS}.>" }}'],
+        imports=[
+            *(imported("service", account_of(node), each) for node in nodes for each in subjects(REQUESTS, node)),
+            imported("service", REGISTRY, f"{P}.registry.*"),
+        ],
+    )
+    lines += account(
+        REGISTRY,
+        registry,
+        [],
+        exports=[service(f"{P}.registry.*", [STORES])],
+        imports=[
+            *(imported("service", STORES, each) for each in (f"{P}.reservation.*", f"{P}.deadletter.registry", *READS)),
+            imported("stream", STORES, f"{NEWS}.>"),
+            *(imported("service", account_of(node), each) for node in nodes for each in subjects(OF_REGISTRY, node)),
+        ],
+    )
+    lines += account(
+        READERS,
+        reader,
+        [],
+        exports=[],
+        imports=[
+            *(imported("service", STORES, each) for each in READS),
+            imported("stream", STORES, f"{NEWS}.>"),
+            *(imported("service", account_of(node), each) for node in nodes for each in subjects(OF_READERS, node)),
+        ],
+    )
+    for node, key in nodes.items():
+        token = token_of(node)
+        news = [f"{NEWS}.{kind}.{token}" for kind in ("topology", "health", "usage", "reservation")]
+        lines += account(
+            account_of(node),
+            key,
+            [],
+            exports=[service(each, [STORES, REGISTRY, READERS]) for each in subjects(REQUESTS, node)],
+            imports=[
+                *(imported("service", STORES, each) for each in (*subjects(FACTS, node), *READS)),
+                *(imported("stream", STORES, each) for each in news),
+            ],
+        )
+    return "\n".join([*lines, "}", ""])
+
+
+def account_of(node: NodeName) -> str:
+    """The name of the account of a node."""
+    return "TOPOALIGN_NODES" if node == EVERY_NODE else f"TOPOALIGN_NODE_{wire.token(node)}"
+
+
+def token_of(node: NodeName) -> str:
+    """The token of the node in subjects; `*` for every node."""
+    return "*" if node == EVERY_NODE else wire.token(node)
+
+
+def subjects(patterns: Iterable[str], node: NodeName) -> list[str]:
+    """These subjects, of one node."""
+    return [f"{P}.{pattern.format(node=token_of(node))}" for pattern in patterns]
+
+
+def exported() -> Iterator[str]:
+    """What the account of the stores takes from others, without the prefix of subjects."""
+    yield from (pattern.format(node="*") for pattern in FACTS)
+    yield from ("reservation.*", "deadletter.registry")
+
+
+def account(
+    name: str, key: str, settings: Iterable[str], *, exports: Iterable[str], imports: Iterable[str]
+) -> Iterator[str]:
+    """The lines of one account with one user."""
+    yield f"  {json.dumps(name)}: {{"
+    yield f"    users: [ {{ nkey: {key} }} ]"
+    yield from (f"    {setting}" for setting in settings)
+    if name == STORES:
+        exports = [*exports, *(service(each, stream=True) for each in READS)]
+    yield from block("exports", exports)
+    yield from block("imports", imports)
+    yield "  }"
+
+
+def block(name: str, entries: Iterable[str]) -> Iterator[str]:
+    """A list in an account."""
+    yield f"    {name}: ["
+    yield from (f"      {entry}" for entry in entries)
+    yield "    ]"
+
+
+def service(subject: str, to: Iterable[str] = (), *, stream: bool = False) -> str:
+    """A subject whose requests this account answers. `to`: the accounts that may import it; none stands for all."""
+    allowed = f", accounts: {json.dumps([*to])}" if to else ""
+    return f"{{ service: {json.dumps(subject)}{', response_type: stream' if stream else ''}{allowed} }}"
+
+
+def imported(kind: str, account_name: str, subject: str) -> str:
+    """A service or a stream of another account."""
+    return f"{{ {kind}: {{ account: {json.dumps(account_name)}, subject: {json.dumps(subject)} }} }}"
