@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 from configparser import ConfigParser
 from pathlib import Path
@@ -11,7 +12,7 @@ import kubernetes_validate
 import msgspec
 import pytest
 import yaml
-from manifests_support import DEPLOY, NATS_USERS, ROOT, Manifest, containers, one, pods, rendered, values
+from manifests_support import DEPLOY, ROOT, Manifest, containers, keys_of_nats, one, pods, rendered, values
 from starlette.routing import Route
 
 from topoalign.allocator.settings import AllocatorSettings
@@ -124,6 +125,7 @@ def test_the_node_agent_has_the_mounts_that_it_uses_and_no_others(folder: Path) 
         "/var/lib/kubelet/device-plugins": ("/var/lib/kubelet/device-plugins", True, None),
         "/sys": ("/sys", False, None),
         "/etc/topoalign": (None, False, None),
+        "/etc/topoalign-nats": (None, False, None),
     } == plain
     assert {
         "/var/run/cdi": ("/var/run/cdi", True, None),
@@ -316,40 +318,45 @@ def test_the_image_has_what_the_registry_needs_for_kubernetes() -> None:
 
 
 def test_stores_have_three_copies_on_three_servers(prod: tuple[Manifest, ...]) -> None:
-    nats = one(prod, "StatefulSet", "nats")["spec"]
-    told = {values(each)["TOPOALIGN_NATS_REPLICAS"] for name, each in containers(prod) if name != "nats"}
+    """Of which every service and the job that creates the stores know all."""
+    (stores_job,) = one(prod, "Job", "topoalign-stores")["spec"]["template"]["spec"]["containers"]
     urls = {values(each)["TOPOALIGN_NATS_URL"] for name, each in containers(prod) if name != "nats"}
 
-    assert (3, {"3"}) == (nats["replicas"], told)
-    assert {
-        ",".join(f"nats://{user}:$(NATS_PASSWORD)@nats-{number}.nats:4222" for number in range(3))
-        for user in ("node", "registry")
-    } == urls
+    assert 3 == one(prod, "StatefulSet", "nats")["spec"]["replicas"]
+    assert ["stores", "apply", "--replicas", "3"] == stores_job["args"]
+    assert {",".join(f"nats://nats-{number}.nats:4222" for number in range(3))} == urls
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids="-".join)
-def test_passwords_of_nats_come_from_the_secret_before_they_are_used(variant: tuple[str, ...], folder: Path) -> None:
-    """Kubernetes puts a variable only into those after it; nothing names a secret that the overlay does not make."""
+def test_each_role_has_its_own_key(variant: tuple[str, ...], folder: Path) -> None:
+    """A container that has a key mounts the Secret of its role; no pod mounts a Secret that the overlay does not make."""
     manifests = rendered(variant[0], folder, *variant[1:])
     secrets = {each["metadata"]["name"]: each["data"] for each in manifests if each["kind"] == "Secret"}
-    for name, container in containers(manifests):
-        assert {each["secretRef"]["name"] for each in container.get("envFrom", ())} <= secrets.keys()
-        named = [each["name"] for each in container.get("env", ())]
-        if "NATS_PASSWORD" in named:
-            (password,) = [each for each in container["env"] if each["name"] == "NATS_PASSWORD"]
-            reference = password["valueFrom"]["secretKeyRef"]
-            assert reference["key"] in secrets[reference["name"]]
-            assert named.index("NATS_PASSWORD") < named.index("TOPOALIGN_NATS_URL")
-        else:
-            assert "$(" not in values(container).get("TOPOALIGN_NATS_URL", ""), name
+    roles = {"topoalign-node": "node", "topoalign-registry": "registry", "topoalign-stores": "admin"}
+    for name, spec in pods(manifests):
+        mounted = {each["name"]: each["secret"]["secretName"] for each in spec.get("volumes", ()) if "secret" in each}
+        assert {*mounted.values()} <= secrets.keys(), name
+        for container in (*spec.get("initContainers", ()), *spec["containers"]):
+            if "TOPOALIGN_NATS_NKEY" not in values(container):
+                continue
+            paths = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+            secret = mounted[paths["/etc/topoalign-nats"]]
+            assert f"topoalign-nats-{roles[name]}" == secret
+            assert {"seed"} == secrets[secret].keys()
+    if variant[0] == "prod":
+        used = [name for name, each in containers(manifests) if "TOPOALIGN_NATS_NKEY" in values(each)]
+        assert {*roles} == {*used}
 
 
 @pytest.mark.parametrize("place", ["base", "overlays/dev"])
-def test_nats_accepts_its_configuration_and_fits_our_stores(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nats_accepts_its_configuration_and_fits_our_stores(
+    place: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("POD_NAME", "nats-0")
-    for user in NATS_USERS:
-        monkeypatch.setenv(f"{user}_PASSWORD", f"p{user.lower()}")
-    file = DEPLOY / place / "nats.conf"
+    keys_of_nats(folder / "nats-accounts")
+    (folder / "nats").mkdir(exist_ok=True)
+    file = folder / "nats" / "nats.conf"
+    shutil.copy(DEPLOY / place / "nats.conf", file)
     done = subprocess.run([find_nats_server(), "-t", "--config", file], capture_output=True, text=True, timeout=60)
     limit = re.search(r"max_file_store: (\d+)GB", file.read_text())
     reserved = sum(store.max_bytes for store in stores.STORES)

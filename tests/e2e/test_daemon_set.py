@@ -96,9 +96,9 @@ async def running(host: Path, nats: str) -> AsyncIterator[tuple[anyio.abc.Proces
             "TOPOALIGN_NODE": "node-1",
             "TOPOALIGN_MACHINE": "dgx-a100",
             "TOPOALIGN_NATS_URL": nats,
-            "TOPOALIGN_NATS_REPLICAS": "1",
             "TOPOALIGN_HTTP_PORT": str(port),
         }
+        del environment["TOPOALIGN_NATS_NKEY"]  # this NATS has no accounts
         volumes = {volume["name"]: volume for volume in spec["volumes"]}
         with (host / f"log-{port}").open("wb") as log:
             process = await anyio.open_process(command(agent, volumes, host), env=environment, stdout=log, stderr=log)

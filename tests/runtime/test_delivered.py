@@ -83,7 +83,7 @@ def test_a_stored_message_is_as_it_was_published(pairs: dict[str, str]) -> None:
     assert dict(received.message.headers) == (dict(Headers(head(*lines))) if lines else {})
 
 
-def test_what_a_writer_adds_as_if_it_were_the_store_is_a_header_of_the_message() -> None:
+def test_headers_that_only_look_like_those_of_a_store_are_the_writers() -> None:
     """The store adds its own behind it."""
     forged = [b"Nats-Stream: T", b"Nats-Sequence: 7", b"Nats-Subject: topoalign.v1.z"]
     stored = delivered(head(*forged, *ADDED))

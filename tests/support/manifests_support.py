@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
+
+from topoalign.cli.nats_config import nats_config
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy" / "kubernetes"
 Manifest = dict[str, Any]
 
-NATS_USERS = ("NODE", "REGISTRY", "SUBSCRIBER", "ADMIN")
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"
 
 
@@ -29,7 +31,7 @@ def rendered(overlay: str, folder: Path, *components: str) -> tuple[Manifest, ..
     place = copy / "overlays" / overlay
     for name in ("ca.crt", "tls.crt", "tls.key"):
         (place / name).write_text(CERTIFICATE)
-    (place / "nats.env").write_text("".join(f"{name}_PASSWORD=p{name.lower()}\n" for name in NATS_USERS))
+    keys_of_nats(place / "nats")
     file = place / "kustomization.yaml"
     lines = [line for line in file.read_text().splitlines() if not re.match(r"#\s+- |# components:", line)]
     if components:
@@ -38,6 +40,12 @@ def rendered(overlay: str, folder: Path, *components: str) -> tuple[Manifest, ..
     done = subprocess.run(["kubectl", "kustomize", str(place)], capture_output=True, text=True, timeout=60)
     assert 0 == done.returncode, done.stderr
     return tuple(yaml.safe_load_all(done.stdout))
+
+
+def keys_of_nats(directory: Path) -> None:
+    """As docs/kubernetes.md has them made: one account for all nodes."""
+    result = CliRunner().invoke(nats_config, ["--nodes", "-", "--out", str(directory)], input="*")
+    assert 0 == result.exit_code, result.output
 
 
 def one(manifests: tuple[Manifest, ...], kind: str, name: str) -> Manifest:
@@ -49,7 +57,7 @@ def one(manifests: tuple[Manifest, ...], kind: str, name: str) -> Manifest:
 def pods(manifests: tuple[Manifest, ...]) -> Iterator[tuple[str, Manifest]]:
     """Name of the workload and `spec` of its pods."""
     for each in manifests:
-        if each["kind"] in ("DaemonSet", "Deployment", "StatefulSet"):
+        if each["kind"] in ("DaemonSet", "Deployment", "StatefulSet", "Job"):
             yield each["metadata"]["name"], each["spec"]["template"]["spec"]
 
 
