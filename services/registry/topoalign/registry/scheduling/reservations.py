@@ -154,7 +154,8 @@ class Reservations:
         for event, position in zip(events, positions, strict=True):
             for how in ("made", "consumed", "expired", "cancelled"):
                 self.counts[how] += len(getattr(event, how))
-            self._apply(event, position)
+            if position > self.of(event.node).position:
+                self._apply(event, position)
             if event.expired or event.cancelled:
                 self._freed(event.node)
 
@@ -167,11 +168,16 @@ class Reservations:
                 )
 
     async def refresh(self, node: NodeName) -> None:
-        """Reads the newest message of a node. Waits for the bus; raises BusRefused."""
+        """
+        Reads the newest message of a node, again if one was received or written meanwhile. Waits for the bus; raises
+        BusRefused.
+        """
         while True:
+            before = self.of(node).position
             try:
                 received = await self._bus.newest(Stream.ALLOCATIONS, wire.reservation_subject(node))
-                break
+                if self.of(node).position == before:
+                    break
             except BusUnavailable:
                 await self._clock.sleep(PAUSE)
         if received is None:  # the stream was lost: what is known is written again with the next change
@@ -217,7 +223,7 @@ class Reservations:
     async def _follow(self) -> None:
         end, last = await self._end(), 0
         past: dict[str, Received] = {}
-        """Subject -> its newest message so far."""
+        """Subject -> its newest message, until all that were stored before are read."""
         self._read = not end
         async with self._bus.follow(Stream.ALLOCATIONS, wire.reservation_subject()) as messages:
             async for received in messages:
@@ -225,14 +231,11 @@ class Reservations:
                     for node, known in self._known.items():
                         self._known[node] = msgspec.structs.replace(known, position=0)
                 last = received.position
-                if self._read:
-                    if received.position > self._position_of(received):
-                        self._hear(received)
-                    continue
                 past[received.message.subject] = received
-                if received.position >= end:
+                if self._read or received.position >= end:
                     for newest in past.values():
-                        self._hear(newest)
+                        if newest.position > self._position_of(newest):
+                            self._hear(newest)
                     past, self._read = {}, True
 
     async def _end(self) -> int:
@@ -266,8 +269,6 @@ class Reservations:
         node, known = event.node, self.of(event.node)
         if (event.writer, event.epoch) == (self.writer, self.epoch):
             self._seq = max(event.seq, self._seq)
-        if position == known.position:
-            return
         self._known[node] = known.apply(event, position, self._clock.monotonic())
         self._ended.pop(node, None)
         with suppress(NotFound):
