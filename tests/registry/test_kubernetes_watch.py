@@ -225,6 +225,20 @@ async def test_reservations_of_pods_that_ended_before_the_start_end() -> None:
         assert {waiting, again} == world.reserved.uids
 
 
+async def test_a_reservation_is_not_ended_the_first_time_its_pod_is_not_shown() -> None:
+    """Another registry has reserved, and the pod has just been created: only after a second the API server is asked."""
+    world = World()
+    async with world.running():
+        await world.clock.advance(PAUSE)
+        world.reserved.uids.add("new")
+        await world.clock.advance(PAUSE)
+        first = {*world.reserved.uids}
+        await world.clock.advance(PAUSE)
+        await world.settle()
+
+        assert ({"new"}, set()) == (first, world.reserved.uids)
+
+
 async def test_a_pod_deleted_before_its_binding_loses_its_reservation() -> None:
     world = World()
     uid = world.cluster.add_pod(shown_pod("p"))["metadata"]["uid"]

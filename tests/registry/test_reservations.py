@@ -184,18 +184,22 @@ async def test_a_reservation_whose_time_is_over_is_written_down() -> None:
 
 
 async def test_another_registry_writes_it_down_if_the_writer_is_gone() -> None:
+    """Some seconds later, each time: a writer that is there does so first."""
     bus, clock = MemoryBus(), ManualClock()
     gone, other = Replica(bus, clock, "r1"), Replica(bus, clock, "r2")
-    await gone.reserve("a", "GPU-0", seconds=10.0)
     async with running(other):
-        await clock.advance(10.0 + TIDY_SECONDS)
-        before = other.reservations.of(NODE).position
-        await clock.advance(OTHERS_SECONDS)
+        for pod in ("a", "b"):
+            await gone.reservations.refresh(NODE)
+            await gone.reserve(pod, "GPU-0", seconds=10.0)
+            reserved = gone.reservations.of(NODE).position
+            await clock.advance(10.0 + TIDY_SECONDS)
+            before = other.reservations.of(NODE).position
+            await clock.advance(OTHERS_SECONDS)
 
-        newest = other.reservations.of(NODE).newest
-        assert newest is not None
-        assert (1, ("uid-a",), "r2") == (before, newest.expired, newest.writer)
-        assert [] == other.pods()
+            newest = other.reservations.of(NODE).newest
+            assert newest is not None
+            assert (reserved, (f"uid-{pod}",), "r2") == (before, newest.expired, newest.writer)
+            assert [] == other.pods()
 
 
 async def test_a_reservation_that_the_node_shows_is_consumed() -> None:
