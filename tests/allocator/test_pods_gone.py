@@ -534,6 +534,30 @@ async def test_a_preference_counts_what_an_ended_container_had_as_free(
     assert {",".join(expected): "ended"} == node.live(), "it is released by its own rules"
 
 
+@pytest.mark.parametrize(("version", "seconds"), [(0, 2.0), (1, 0.0)], ids=["not written", "written"])
+async def test_a_grant_counts_from_the_moment_at_which_the_kubelet_asked(version: int, seconds: float) -> None:
+    """
+    PodResources answers after 3 s. What the kubelet has not written down 5 s after it asked, or in a checkpoint that it has
+    written since, belongs to a pod that it refused.
+    """
+    node = Node(placement="simple")
+    await bound(node, "former", GPUS[0])
+    node.kubelet.shown.clear()
+
+    async def answer_late() -> None:
+        node.kubelet.version = version
+        await node.clock.advance(3.0)
+
+    node.kubelet.meanwhile = answer_late
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
+    preferred = []
+    for passed in (seconds / 2, seconds / 2):
+        await node.clock.advance(passed)
+        preferred.append(await node.device_allocations.prefer(GPU, (GPUS[0], GPUS[5]), (), 1))
+
+    assert [(GPUS[5] if seconds else GPUS[0],), (GPUS[0],)] == preferred
+
+
 async def test_a_displaced_container_keeps_its_device_from_preferences(
     node: Node,
 ) -> None:
