@@ -13,7 +13,7 @@ from disk_support import fill, small_disk
 
 from topoalign.allocator import limiter_files
 from topoalign.allocator.vcuda import directories
-from topoalign.allocator.vcuda.limits import Limits, config_of, pids_of
+from topoalign.allocator.vcuda.limits import CONFIG_FILE, Limits, config_of, pids_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 
 NAME = f"units-{'a' * 32}"
@@ -73,6 +73,26 @@ def test_a_full_disk_leaves_no_half_file_and_the_next_try_succeeds(full_disk: Pa
     filler.unlink()
     directories.prepare(full_disk, NAME, LIMITS)
     assert config_of(LIMITS) == (full_disk / NAME / "vcuda.config").read_bytes()
+
+
+def test_the_limits_are_on_the_disk_before_they_have_their_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut a container would start with an empty file, and so without a limit. Processes are written anew."""
+    calls: list[str] = []
+
+    def sync(file: int) -> None:
+        calls.append(f"sync {os.readlink(f'/proc/self/fd/{file}').rpartition('/')[2]}")
+
+    def replace(draft: str, name: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        calls.append(f"replace {name}")
+        os.rename(draft, name, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", replace)
+    directories.prepare(tmp_path / "vcuda", NAME, LIMITS)
+
+    assert [f"sync .{CONFIG_FILE}.new", f"replace {CONFIG_FILE}"] == calls
 
 
 def test_a_full_disk_keeps_the_former_processes(full_disk: Path) -> None:
