@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from disk_support import fill, small_disk
+from disk_support import fill, small_disk, syncs_and_renames
 
 from topoalign.allocator import limiter_files
 from topoalign.allocator.vcuda import directories
@@ -79,20 +79,10 @@ def test_the_limits_are_on_the_disk_before_they_have_their_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a power cut a container would start with an empty file, and so without a limit. Processes are written anew."""
-    calls: list[str] = []
-
-    def sync(file: int) -> None:
-        calls.append(f"sync {os.readlink(f'/proc/self/fd/{file}').rpartition('/')[2]}")
-
-    def replace(draft: str, name: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
-        calls.append(f"replace {name}")
-        os.rename(draft, name, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
-
-    monkeypatch.setattr(os, "fsync", sync)
-    monkeypatch.setattr(os, "replace", replace)
+    calls = syncs_and_renames(monkeypatch)
     directories.prepare(tmp_path / "vcuda", NAME, LIMITS)
 
-    assert [f"sync .{CONFIG_FILE}.new", f"replace {CONFIG_FILE}"] == calls
+    assert [f"sync .{CONFIG_FILE}.new", f"rename to {CONFIG_FILE}"] == calls
 
 
 def test_a_full_disk_keeps_the_former_processes(full_disk: Path) -> None:
