@@ -4,7 +4,8 @@ The reservations of all nodes: heard from every registry, and written by compare
 The newest message of a node's subject has all of its reservations (`core.state.reservations`). A change is published with
 the position of the message that it stands on. If another registry has written meanwhile, the stream refuses it: what is
 newest is read, and whoever wanted the change decides anew (`BusConflict`). So a registry that has been asleep writes nothing
-of what it believed before. Changes of several nodes are one atomic batch: all are stored or none.
+of what it believed before. Changes of several nodes are one atomic batch: all are stored or none. A message that is received
+or acknowledged late replaces no newer one.
 
 A reservation ends here when the node shows what was reserved, when its time is over, or when it is cancelled. The first two
 every registry sees by itself; they are written with the next change of the node, or by whoever wrote the newest message,
