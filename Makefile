@@ -69,7 +69,7 @@ event-documents: $(READY)  ## generates docs/asyncapi.json and the tables of doc
 
 lock: $(READY)  ## pins the dependencies anew, by hash and without index lines
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	for set in "pyproject.toml --extra kubernetes --extra local -o requirements/runtime.txt" \
+	for set in "pyproject.toml --extra kubernetes -o requirements/runtime.txt" \
 	           "pyproject.toml --extra kubernetes --extra local --group dev -o requirements/dev.txt" \
 	           "requirements/build.in -o requirements/build.txt"; do \
 	  $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \

@@ -1,4 +1,4 @@
-"""docker-compose.yml: one image that is built once, cheap health checks, nothing that runs as root or listens to others."""
+"""docker-compose.yml and Dockerfile: images, cheap health checks, and nothing that runs as root or listens to others."""
 
 import re
 import subprocess
@@ -14,6 +14,8 @@ from topoalign.runtime.nats_server import find_nats_server
 
 ROOT = Path(__file__).parents[1]
 MIB = 1024 * 1024
+NATS_READY = "http://127.0.0.1:8222/healthz?js-enabled-only=true"
+BY_DIGEST = re.compile(r"\w+:[\w.-]+@sha256:[0-9a-f]{64}")
 
 
 @pytest.fixture(scope="module")
@@ -25,15 +27,40 @@ def services() -> dict[str, dict[str, Any]]:
 
 def test_one_service_builds_the_image_and_all_others_start_after_it(services: dict[str, dict[str, Any]]) -> None:
     builders = [name for name, service in services.items() if "build" in service]
-    after = {name: service.get("depends_on", {}).keys() for name, service in services.items()}
 
-    assert ["nats"] == builders
-    assert {"topoalign:local"} == {service["image"] for service in services.values()}
-    assert [] == [
-        name
-        for name, others in after.items()
-        if name != "nats" and "nats" not in others and not any("nats" in after[other] for other in others)
+    def before(name: str) -> set[str]:
+        """The services that a service depends on, and those that these depend on."""
+        others = {*services[name].get("depends_on", {})}
+        return others.union(*map(before, others))
+
+    assert ["volume"] == builders
+    assert {"topoalign:local"} == {service["image"] for name, service in services.items() if name != "nats"}
+    assert [] == [name for name in services if name != "volume" and "volume" not in before(name)]
+
+
+def test_nats_runs_from_its_own_image_as_in_kubernetes(services: dict[str, dict[str, Any]]) -> None:
+    """Under its digest, and in a volume that belongs to its user: an empty one gets the owner of the image's directory."""
+    (stateful,) = [
+        each
+        for each in yaml.safe_load_all((ROOT / "deploy/kubernetes/base/nats.yaml").read_text())
+        if each["kind"] == "StatefulSet"
     ]
+    (container,) = stateful["spec"]["template"]["spec"]["containers"]
+    nats, stores_first = services["nats"], services["volume"]
+
+    assert container["image"] == nats["image"]
+    assert BY_DIGEST.fullmatch(nats["image"])
+    assert "65532:65532" == nats["user"]
+    assert {*stores_first["volumes"]} < {*nats["volumes"]}
+    assert {"volume": {"condition": "service_completed_successfully"}} == nats["depends_on"]
+
+
+def test_base_images_are_named_by_digest() -> None:
+    bases = re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+
+    assert 2 == len(bases)
+    assert 1 == len({*bases})
+    assert all(map(BY_DIGEST.fullmatch, bases))
 
 
 def test_compose_1_29_knows_every_key_of_depends_on_and_healthcheck(services: dict[str, dict[str, Any]]) -> None:
@@ -49,7 +76,7 @@ def test_compose_1_29_knows_every_key_of_depends_on_and_healthcheck(services: di
 def test_every_health_check_is_answered_without_the_command_line(
     services: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every health check is one that the probe answers without the command line."""
+    """Every health check of a service is one that the probe answers without the command line. NATS' image has no probe."""
     asked: list[probe.Page] = []
 
     def check(page: probe.Page) -> tuple[bool, list[str]]:
@@ -62,21 +89,23 @@ def test_every_health_check_is_answered_without_the_command_line(
         name: service["healthcheck"]["test"] for name, service in services.items() if "test" in service["healthcheck"]
     }
 
-    assert {"nats", "discovery", "hinting", "allocator", "registry"} == checks.keys()
+    assert ["CMD", "wget", "-q", "-O", "/dev/null", NATS_READY] == checks.pop("nats")
+    assert {"discovery", "hinting", "allocator", "registry"} == checks.keys()
     assert {("CMD", "topoalign")} == {tuple(test[:2]) for test in checks.values()}
     assert {0} == {probe.quick(test[2:]) for test in checks.values()}
-    assert 5 == len(asked)
+    assert 4 == len(asked)
 
 
 def test_no_container_can_write_its_image_gain_rights_or_take_all_memory(services: dict[str, dict[str, Any]]) -> None:
     dockerfile = (ROOT / "Dockerfile").read_text()
 
-    for service in services.values():
+    for name, service in services.items():
         assert service["read_only"]
         assert ["ALL"] == service["cap_drop"]
         assert ["no-new-privileges:true"] == service["security_opt"]
         assert service["mem_limit"] and service["pids_limit"]
-        assert "user" not in service and "privileged" not in service
+        assert "privileged" not in service
+        assert ("65532:65532" if name == "nats" else None) == service.get("user")
     assert re.search(r"^USER 65532$", dockerfile, re.MULTILINE)
     assert "install -d -o 65532 -g 65532 -m 0700 /var/lib/topoalign" in dockerfile
 

@@ -98,6 +98,21 @@ async def test_one_that_is_refused_drops_out_alone(callers: Callers) -> None:
     assert [["AllocationGranted"] * 2] == callers.facts
 
 
+async def test_a_caller_that_gives_up_before_the_record_is_given_nothing(callers: Callers) -> None:
+    """Nobody would use what it is given. The calls of the same moment are recorded."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(callers.ask, 0, [GPUS[0]])
+        with anyio.CancelScope() as gives_up:
+            async with anyio.create_task_group() as given_up:
+                given_up.start_soon(callers.ask, 1, [GPUS[1]])
+                while not callers.node.device_allocations._commits._queue[1:]:
+                    await anyio.lowlevel.checkpoint()
+                gives_up.cancel()
+
+    assert [[GPUS[0]]] == callers.held
+    assert {0} == callers.answers.keys()
+
+
 async def test_of_two_that_ask_for_one_device_the_second_asks_the_kubelet(callers: Callers) -> None:
     """Both were told that it is free. The kubelet shows it with the first, so the second is refused."""
     callers.node.kubelet.show("train", GPUS[0])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from disk_support import syncs_and_renames
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from instance_support import A100, GIB, GPU, Killed, PlayedGpus, place
@@ -189,6 +190,14 @@ def test_a_process_that_gets_sigkill_at_a_step_leaves_nothing_over(tmp_path: Pat
     assert [*(True for _ in steps), False] == killed
     assert 2 == anyio.run(live, tmp_path, "")
     assert () == InstanceBook(tmp_path, "b", lambda: 0.0).instances
+
+
+def test_what_the_book_has_is_on_the_disk_when_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The content before the name: after a power cut the file is the former one or this one."""
+    calls = syncs_and_renames(monkeypatch)
+    books.put_whole(tmp_path / books.NAME, b"{}")
+
+    assert [f"sync {books.NAME}.new", f"rename to {books.NAME}", "sync directory"] == calls
 
 
 async def test_an_instance_of_anothers_making_is_never_destroyed(tmp_path: Path) -> None:

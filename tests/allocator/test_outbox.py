@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from topoalign.allocator.ledger.journal import MemoryJournal
-from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ledger.ledger import SAID_SECONDS, Ledger
 from topoalign.allocator.ledger.outbox import POLL_SECONDS, Outbox
 from topoalign.core.model.errors import BusRefused, BusUnavailable, Unavailable
 from topoalign.core.model.ids import NodeName
@@ -40,6 +40,20 @@ async def test_an_idle_node_says_everything_anew_once_the_stream_has_lost_it() -
 
     assert (1, 2) == (whole, ledger.state.seq)
     assert 0 == len(ledger.pending)
+
+
+async def test_a_stream_that_went_back_is_noticed_once() -> None:
+    """From then on positions count from where it went back to."""
+    clock = ManualClock()
+    ledger = Ledger(NodeName("node-1"), MemoryJournal(), clock)
+    outbox = Outbox(ledger, MemoryBus(), clock)
+    seqs = list[int]()
+    for position in (10, 0, 1, 2):
+        await clock.advance(2 * SAID_SECONDS)
+        outbox.notice(position)
+        seqs.append(ledger.state.seq)
+
+    assert [1, 2, 2, 2] == seqs
 
 
 class Refusing(MemoryBus):

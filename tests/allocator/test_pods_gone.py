@@ -9,6 +9,7 @@ from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.endings import REMEMBERED, TOLD, Endings
 from topoalign.allocator.metrics import figures
 from topoalign.allocator.ports import Part, ShownDevices
+from topoalign.allocator.reconciliation.displacement import remainders
 from topoalign.allocator.reconciliation.memory import APART_SECONDS
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import Allocator
@@ -22,7 +23,7 @@ from topoalign.core.model.events import (
     ContainerUsage,
     Displaced,
 )
-from topoalign.core.model.ids import GPU, AllocationID, DeviceID
+from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID
 from topoalign.core.model.requests import AdmissionRules, ExplainRequest
 from topoalign.core.state.fold import replay
 from topoalign.kubelet.files.pod_directories import PodDirectories
@@ -534,6 +535,30 @@ async def test_a_preference_counts_what_an_ended_container_had_as_free(
     assert {",".join(expected): "ended"} == node.live(), "it is released by its own rules"
 
 
+@pytest.mark.parametrize(("version", "seconds"), [(0, 2.0), (1, 0.0)], ids=["not written", "written"])
+async def test_a_grant_counts_from_the_moment_at_which_the_kubelet_asked(version: int, seconds: float) -> None:
+    """
+    PodResources answers after 3 s. What the kubelet has not written down 5 s after it asked, or in a checkpoint that it has
+    written since, belongs to a pod that it refused.
+    """
+    node = Node(placement="simple")
+    await bound(node, "former", GPUS[0])
+    node.kubelet.shown.clear()
+
+    async def answer_late() -> None:
+        node.kubelet.version = version
+        await node.clock.advance(3.0)
+
+    node.kubelet.meanwhile = answer_late
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
+    preferred = []
+    for passed in (seconds / 2, seconds / 2):
+        await node.clock.advance(passed)
+        preferred.append(await node.device_allocations.prefer(GPU, (GPUS[0], GPUS[5]), (), 1))
+
+    assert [(GPUS[5] if seconds else GPUS[0],), (GPUS[0],)] == preferred
+
+
 async def test_a_displaced_container_keeps_its_device_from_preferences(
     node: Node,
 ) -> None:
@@ -698,6 +723,47 @@ async def test_nothing_of_a_pod_that_ended_with_a_reboot_is_displaced(node: Node
     (given,) = await node.device_allocations.allocate(GPU, [[GPUS[0]]])
 
     assert () == given.displaced
+
+
+async def test_what_was_displaced_before_a_reboot_is_displaced_no_more(node: Node) -> None:
+    """Nothing of the former boot runs, although the directory of its pod is still there."""
+    await runs(node, "x1", "uid-1", GPUS[0])
+    await lost(node)
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
+    write(node, entry("uid-2", GPUS[0]))
+    show(node, "x2", "uid-2", GPUS[0])
+    directories(node, "uid-1", "uid-2")
+    await node.device_allocations.reconcile()
+    before = [each.owner for each in node.allocation(GPUS[0]).displaced]
+    node.boot = "another boot"
+    node.restart()
+    node.kubelet.kubelet += 1
+    node.kubelet.shown.clear()
+    node.kubelet.usage = ()
+    (given,) = await node.device_allocations.allocate(GPU, [[GPUS[0]]])
+
+    assert ([owner("x1")], ()) == (before, given.displaced)
+
+
+async def test_what_is_left_of_a_record_has_no_nic_that_is_given_anew() -> None:
+    """The next container takes one of its GPUs, and the NIC that had come with them."""
+    it, nic = Node(), DeviceID("mlx5_0")
+    former = Allocation(
+        id=AllocationID("former"),
+        devices={GPU: GPUS[:2], NIC: (nic,)},
+        companions=(nic,),
+        boot=it.boot,
+        pod_uid="uid-1",
+    )
+    write(it, entry("uid-1", *GPUS[:2]))
+    listing = await it.kubelet.listing()
+    rests = []
+    for companions in ((), (nic,)):
+        new = Allocation(id=AllocationID("new"), devices={GPU: GPUS[:1], NIC: companions}, companions=companions)
+        (rest,) = remainders(it.ledger, [former], [GPUS[:1]], listing, [new])
+        rests.append(rest.allocation.devices)
+
+    assert [{GPU: (GPUS[1],), NIC: (nic,)}, {GPU: (GPUS[1],)}] == rests
 
 
 @pytest.mark.parametrize(

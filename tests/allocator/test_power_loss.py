@@ -42,6 +42,8 @@ class Disk:
         """Whether the next sync fails."""
         self.failing_directory = False
         """Whether the next sync of a directory fails."""
+        self.keeps_size = False
+        """Whether no file can be cut."""
         self.lost: set[int] = set()
         """Inodes of which a sync has failed: the kernel calls later ones a success, although the data are lost."""
         for call in ("open", "write", "pwrite", "fsync", "replace", "link", "unlink", "ftruncate"):
@@ -54,6 +56,8 @@ class Disk:
                     raise OSError(errno.ENOSPC, "No space left on device")
                 args = (args[0], bytes(args[1])[: self.room])
                 self.room -= len(args[1])
+            if call == "ftruncate" and self.keeps_size:
+                raise OSError(errno.EIO, "Input/output error")
             result = original(*args, **kwargs)
             if call == "open" and args[1] & os.O_TRUNC:
                 self._forget(os.fstat(result).st_ino)
@@ -237,6 +241,31 @@ def test_an_append_after_an_unsynced_rewrite_survives_a_power_cut(
     for number, image in enumerate(images):
         with open_journal(put_back(image, tmp_path / str(number)), NODE) as found:
             assert [entry(2), entry(3)] == found.load()[-2:]
+
+
+@pytest.mark.parametrize("keeps_size", [False, True], ids=["is cut", "is not cut"])
+@pytest.mark.parametrize("fails", ["sync", "write"])
+def test_an_append_after_a_failed_one_survives_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, keeps_size: bool
+) -> None:
+    """The next append writes a new file: of the old one later syncs may succeed although the disk has lost its data."""
+    directory = tmp_path / "watched"
+    with open_journal(directory, NODE) as journal, monkeypatch.context() as patch:
+        disk = Disk(directory, patch)
+        journal.load()
+        journal.append(entry(1))
+        disk.keeps_size, disk.failing = keeps_size, fails == "sync"
+        disk.room = 10 if fails == "write" else disk.room
+        with pytest.raises(StateFault):
+            journal.append(entry(2))
+        disk.room = 1 << 30
+        journal.append(entry(3))
+        images = disk.images()
+
+    for number, image in enumerate(images):
+        with open_journal(put_back(image, tmp_path / str(number)), NODE) as found:
+            assert [entry(1), entry(3)] == found.load()
+            assert None is found.doubt
 
 
 def test_a_damaged_journal_has_its_second_name_on_disk_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,6 +232,17 @@ async def test_a_container_that_cannot_start_keeps_nobody_from_it() -> None:
         await it.kubelet.start_containers(DEFAULT, PodName("p"))
 
 
+async def test_two_app_containers_of_a_pod_exclude_one_another() -> None:
+    """PodResources shows both, so neither has ended."""
+    async with share_node() as (it, _):
+        it.allocations._grants.exclusion.beside = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
+        it.forced = {**it.units(0, 100), **it.units(0, 0, 4)}
+        decision = await it.admit("p", (100, 0), (0, 4))
+
+        assert isinstance(decision, Refusal)
+        assert [("c0", "WholeGpuInUse")] == it.refusals("p")
+
+
 async def test_memory_is_not_given_of_a_gpu_that_an_init_container_has_whole() -> None:
     """By the record nobody has it whole: the app container has taken over a part."""
     async with share_node() as (it, _):

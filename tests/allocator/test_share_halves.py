@@ -11,6 +11,7 @@ from unit_support import CORES, MEMORY
 from topoalign.allocator.ports import Listing
 from topoalign.core.demand.units import InvalidShare
 from topoalign.core.model.decisions import Admission, Refusal
+from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import DeviceID, PodName
 from topoalign.core.sharing.refusals import ShareSplit
 
@@ -53,6 +54,20 @@ async def test_a_container_with_halves_of_two_gpus_does_not_start() -> None:
         assert isinstance(decision, Refusal)
         assert "of 2 GPUs" in decision.finding
         assert [("c0", "ShareSplit")] == it.refusals("p")
+
+
+async def test_a_container_starts_once_the_checkpoint_has_its_units() -> None:
+    """All of them, and no others: before, it is not known what the container has besides."""
+    async with share_node() as (it, _):
+        units = it.units(0, 20)[CORES]
+        with pytest.raises(Unavailable, match=f"checkpoint does not have the 20 {CORES} of the container"):
+            await it.allocations.start_container(CORES, units)
+        it.forced = it.units(0, 20, 4)
+        assert isinstance(await it.admit("p", (20, 4)), Admission)
+        await it.allocations.start_container(CORES, units)
+
+        with pytest.raises(Unavailable, match="does not have the 10"):
+            await it.allocations.start_container(CORES, units[:10])
 
 
 async def test_only_what_was_granted_a_moment_ago_is_followed() -> None:

@@ -16,6 +16,7 @@ from bus_support import killable, said
 from outage_support import NODE, Listener, come_and_go, emptied, opened
 from structlog.testing import capture_logs
 
+from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ledger.outbox import POLL_SECONDS, Outbox
 from topoalign.core import wire
@@ -140,6 +141,23 @@ async def test_a_listener_that_believed_others_hears_everything_anew(bus: Bus, t
             tasks.cancel_scope.cancel()
 
         assert 2 == len(listener.state.allocations)
+
+
+async def test_after_taken_ids_everything_is_announced_once() -> None:
+    bus, clock = MemoryBus(), ManualClock()
+    ledger = Ledger(NODE, MemoryJournal(), clock)
+    async with speaking(ledger, bus, clock):
+        await emptied(ledger)
+        await bus.publish(forged(ledger, 0))
+        ledger.grant([Allocation(id=ledger.next_id(), devices={GPU: (DeviceID("GPU-0"),)})])
+        await emptied(ledger)
+        seqs = list[int]()
+        for _ in range(3):
+            await clock.advance(POLL_SECONDS)
+            seqs.append(ledger.state.seq)
+
+    assert [seqs[0]] * 3 == seqs
+    assert 3 == seqs[0], "the first snapshot, the grant, and a snapshot"
 
 
 async def test_what_is_said_of_the_hardware_is_stored_under_another_id_too() -> None:

@@ -9,11 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from disk_support import fill, small_disk
+from disk_support import fill, small_disk, syncs_and_renames
 
 from topoalign.allocator import limiter_files
 from topoalign.allocator.vcuda import directories
-from topoalign.allocator.vcuda.limits import Limits, config_of, pids_of
+from topoalign.allocator.vcuda.limits import CONFIG_FILE, Limits, config_of, pids_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 
 NAME = f"units-{'a' * 32}"
@@ -73,6 +73,16 @@ def test_a_full_disk_leaves_no_half_file_and_the_next_try_succeeds(full_disk: Pa
     filler.unlink()
     directories.prepare(full_disk, NAME, LIMITS)
     assert config_of(LIMITS) == (full_disk / NAME / "vcuda.config").read_bytes()
+
+
+def test_the_limits_are_on_the_disk_before_they_have_their_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut a container would start with an empty file, and so without a limit. Processes are written anew."""
+    calls = syncs_and_renames(monkeypatch)
+    directories.prepare(tmp_path / "vcuda", NAME, LIMITS)
+
+    assert [f"sync .{CONFIG_FILE}.new", f"rename to {CONFIG_FILE}"] == calls
 
 
 def test_a_full_disk_keeps_the_former_processes(full_disk: Path) -> None:

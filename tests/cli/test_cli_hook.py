@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from disk_support import syncs_and_renames
 
 from topoalign.cli import root
 from topoalign.plugin_config.hook_files import LIBRARY, MACHINES, PRELOAD, NoLibrary, check_library, install, missing
@@ -102,6 +103,15 @@ def test_killed_at_any_step_the_former_or_the_new_one_is_there(tmp_path: Path) -
 
     assert {former, WHOLE} == seen
     assert 5 < steps < 99
+
+
+def test_both_files_are_on_the_disk_when_they_are_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The content of each before its name: after a power cut a file is the former one or the new one."""
+    calls = syncs_and_renames(monkeypatch)
+    install(WHOLE, tmp_path)
+    expected = [each for name in (LIBRARY, PRELOAD) for each in (f"sync .{name}.new", f"rename to {name}")]
+
+    assert [*expected, "sync directory"] == calls
 
 
 def armed(steps: int) -> None:

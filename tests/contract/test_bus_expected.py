@@ -69,7 +69,11 @@ async def test_the_repetition_of_a_stored_message_is_a_success(bus: Bus) -> None
     await bus.publish(said(2, A), 1)
 
     assert (1, 1) == (again, await bus.publish(said(1, A), 0))
-    assert 2 == await bus.last_position(Stream.RESERVATIONS)
+    assert 2 == await bus.publish(said(2, A), 1)
+    await bus.publish(said(3, B), 0)
+    assert 4 == await bus.publish(said(4, A), 2)
+    assert (2, 4) == (await bus.publish(said(2, A), 1), await bus.publish(said(4, A), 2))
+    assert 4 == await bus.last_position(Stream.RESERVATIONS)
 
 
 async def test_another_message_under_the_same_id_is_no_repetition(bus: Bus) -> None:
@@ -103,14 +107,25 @@ async def test_a_batch_with_one_conflict_stores_nothing(bus: Bus, stale: int) ->
 
 
 async def test_the_repetition_of_a_stored_batch_is_a_success(bus: Bus) -> None:
-    batch = [(said(1, A), 0), (said(2, B), 0)]
-    first = await bus.publish_batch(batch)
-    await bus.publish(said(3, A), 1)
+    """Also when others have written since, and whatever was stored before."""
+    first, second = [(said(1, A), 0), (said(2, B), 0)], [(said(3, A), 1), (said(4, B), 2)]
 
-    again = await bus.publish_batch(batch)
+    for batch, positions in ((first, [1, 2]), (second, [3, 4])):
+        assert positions == [*await bus.publish_batch(batch)] == [*await bus.publish_batch(batch)]
+    await bus.publish(said(5, A), 3)
+    for batch, positions in ((first, [1, 2]), (second, [3, 4])):
+        assert positions == [*await bus.publish_batch(batch)]
+    assert 5 == await bus.last_position(Stream.RESERVATIONS)
 
-    assert [1, 2] == [*first] == [*again]
-    assert 3 == await bus.last_position(Stream.RESERVATIONS)
+
+async def test_a_batch_of_which_only_a_part_is_stored_is_no_repetition(bus: Bus) -> None:
+    """The first message is there, as one of another batch or alone."""
+    await bus.publish_batch([(said(1, A), 0), (said(2, B), 0)])
+
+    for batch in ([(said(1, A), 0), (said(3, f"{B}-2"), 0)], [(said(1, A), 0), (said(4, B), 2)]):
+        with pytest.raises((BusConflict, IdTaken)):
+            await bus.publish_batch(batch)
+    assert 2 == await bus.last_position(Stream.RESERVATIONS)
 
 
 async def test_a_batch_whose_ids_are_taken_stores_nothing(bus: Bus) -> None:

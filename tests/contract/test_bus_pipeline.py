@@ -6,7 +6,7 @@ from typing import cast
 
 import anyio
 import pytest
-from bus_support import GRANTED, disconnected, killable, said
+from bus_support import GRANTED, all_stored, disconnected, killable, said
 from nats.aio.msg import Msg
 
 from topoalign.core.model.errors import BusRefused, BusUnavailable
@@ -51,9 +51,7 @@ async def test_what_a_lost_connection_left_open_is_published_again(tmp_path: Pat
             server.kill()
         await disconnected(nats)
         await server.start()
-        while not nats.connected:
-            await anyio.lowlevel.checkpoint()
-        positions = await nats.publish_all(messages)
+        positions = await all_stored(nats, messages)
 
     assert [*range(1, 501)] == positions
 

@@ -21,6 +21,7 @@ from topoalign.core.admission.prediction import kubelet_rules
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import Allocation, HealthState, Owner
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import (
     GPU,
     NIC,
@@ -86,6 +87,21 @@ def test_what_was_seen_to_run_is_free_where_only_gone_pods_have_it(
     assert left.allocations == without_dropped(left, {AllocationID("other"): {GPU: ()}}).allocations
 
 
+def test_of_slots_in_part_dropped_the_rest_keeps_its_amounts_and_instances() -> None:
+    slots = [DeviceID("GPU-0::0"), DeviceID("GPU-1::0")]
+    amounts = dict.fromkeys(slots, Amount(cores=10, memory=1))
+    held = msgspec.structs.replace(
+        allocation(1, frozenset(), True),
+        devices={GPU: tuple(slots)},
+        slots=amounts,
+        instances={each: each for each in slots},
+    )
+
+    (left,) = without_dropped(STATE.holding(held), {held.id: {GPU: (slots[0],)}}).allocations.values()
+
+    assert {slots[1]} == left.device_ids == left.slots.keys() == left.instances.keys()
+
+
 def test_what_has_ended_is_free_and_named() -> None:
     state = STATE.holding(allocation(1, frozenset(DEVICES[:1]), True)).holding(
         allocation(2, frozenset(DEVICES[1:2]), False)
@@ -129,6 +145,16 @@ def test_what_was_asked_for_and_no_container_has_is_noted(owned: bool, listed: b
 
     assert noted == bool(notes)
     assert all("'GPU-0'" in note for note in notes)
+
+
+def test_devices_that_came_with_others_are_not_noted_as_asked_for() -> None:
+    """The kubelet does not know of them, so its checkpoint never lists them."""
+    with_nic = msgspec.structs.replace(
+        allocation(1, frozenset((DEVICES[0], DEVICES[4])), False), companions=(DEVICES[4],)
+    )
+    kubelet = KubeletObserved(rules=kubelet_rules(RULES), entries=(entry(False, "GPU-0"),))
+
+    assert () == unaccounted(STATE.holding(with_nic), kubelet)
 
 
 def test_devices_of_other_plugins_come_in_the_order_of_names() -> None:

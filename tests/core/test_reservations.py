@@ -142,6 +142,17 @@ def test_pods_that_got_what_was_reserved_for_one_another_have_swapped() -> None:
     assert ("uid-a", "uid-b") == state.observe(holding(allocated("GPU-3", "GPU-0", pod="b"))).ended(100.0).consumed
 
 
+def test_a_pod_does_not_swap_with_itself() -> None:
+    """A container has what was reserved for another one of its pod: that is held once, and what it left is nobody's."""
+    pod = reservation("a", container("GPU-0", name="one"), container("GPU-1", name="two"))
+    facts = holding(allocated("GPU-1", pod="a", name="one"))
+    state = after(pod).observe(facts)
+
+    assert ((), [(container("GPU-1", name="two"),)]) == (state.swaps, rest(state))
+    held = with_reserved(facts, facts, state.held(100.0)).allocations.values()
+    assert ["GPU-1"] == [device for each in held for device in each.device_ids]
+
+
 def test_cpus_and_memory_go_with_swapped_devices() -> None:
     """
     S05. The kubelet takes equal pods in another order, and aligns the first to where the second was to go: to count what is
@@ -221,18 +232,23 @@ def test_companions_end_with_the_gpus_of_their_container() -> None:
 
 
 def test_a_function_of_a_nic_is_shown_by_itself() -> None:
-    """Another function of the same NIC is another pod's."""
-    mine = ReservedContainer(
-        container=ContainerName("main"), devices={NIC: ids("mlx5_0")}, virtual_functions={ids("mlx5_0")[0]: ("f1",)}
-    )
-    other = msgspec.structs.replace(
-        allocated(), devices={NIC: ids("mlx5_0")}, virtual_functions={ids("mlx5_0")[0]: ("f2",)}
-    )
-    own = msgspec.structs.replace(other, virtual_functions={ids("mlx5_0")[0]: ("f1",)})
+    """Another function of the same NIC is another pod's. Where two are reserved, both have to be given."""
+    mine = with_functions("f1", "f2")
     state = after(reservation("a", mine))
 
-    assert [(mine,)] == rest(state.observe(holding(other), own=True))
-    assert [] == rest(state.observe(holding(own), own=True))
+    for functions in (("f3",), ("f1",), ("f2", "f3")):
+        assert [(mine,)] == rest(state.observe(holding(given_functions(*functions)), own=True)), functions
+    assert [] == rest(state.observe(holding(given_functions("f1", "f2")), own=True))
+
+
+def with_functions(*functions: str) -> ReservedContainer:
+    (nic,) = ids("mlx5_0")
+    return ReservedContainer(container=ContainerName("main"), devices={NIC: (nic,)}, virtual_functions={nic: functions})
+
+
+def given_functions(*functions: str, number: int = 1) -> Allocation:
+    reserved, held = with_functions(*functions), allocated(number=number)
+    return msgspec.structs.replace(held, devices=reserved.devices, virtual_functions=reserved.virtual_functions)
 
 
 def test_a_decision_becomes_a_reservation_and_allocations_again() -> None:
@@ -348,6 +364,15 @@ def test_what_was_held_before_a_reservation_shows_nothing_of_it() -> None:
     assert [] == rest(state.observe(holding(allocated("GPU-0", number=2)), own=True))
 
 
+def test_a_nic_is_not_shown_by_a_function_that_was_held_before() -> None:
+    first, second = given_functions("f1"), given_functions("f2", number=2)
+    pod = reservation("a", with_functions("f1", "f2"))
+
+    for before, is_left in ((first.id, True), (second.id, True), (allocated(number=3).id, False)):
+        state = NodeReservations().apply(changed(pod), 1, 100.0, [before])
+        assert is_left == bool(rest(state.observe(holding(first, second), own=True))), before
+
+
 def test_a_message_that_comes_again_makes_nothing_once_more() -> None:
     """Else what was reserved for the pod would be held beside what another has got instead of its own."""
     first, second = reservation("a", container("GPU-0")), reservation("b", container("GPU-1"))
@@ -423,10 +448,10 @@ def test_what_was_held_by_nobody_known_is_swapped_once_that_is_known() -> None:
     assert {"uid-a"} == {each.pod_uid for each in state.observe(known, own=True).held(100.0)}
 
 
-def with_slots(pod: str, large: str, small: str) -> Reservation:
+def with_slots(pod: str, large: str, small: str, init_name: str) -> Reservation:
     """Of a pod whose app container takes a slot with more over from its init container, and has another one."""
     amounts = {DeviceID(slot): Amount(cores=cores, memory=0) for slot, cores in ((large, 60), (small, 5))}
-    init, app = container(large, name="init"), container(large, small, name="app")
+    init, app = container(large, name=init_name), container(large, small, name="app")
     return reservation(
         pod,
         msgspec.structs.replace(init, role="init", slots={DeviceID(large): amounts[DeviceID(large)]}),
@@ -434,13 +459,14 @@ def with_slots(pod: str, large: str, small: str) -> Reservation:
     )
 
 
+@pytest.mark.parametrize("init_name", ["init", "a"], ids=["name after app", "name before app"])
 @pytest.mark.parametrize(("large", "small"), [("GPU-0", "GPU-1"), ("GPU-1", "GPU-0")])
-def test_a_slot_is_swapped_for_all_containers_and_for_as_much(large: str, small: str) -> None:
+def test_a_slot_is_swapped_for_all_containers_and_for_as_much(large: str, small: str, init_name: str) -> None:
     """Equal pods: b comes first and gets the slots of a."""
-    a, b = with_slots("a", f"{large}::0", f"{small}::0"), with_slots("b", f"{large}::1", f"{small}::1")
+    a, b = (with_slots(pod, f"{large}::{n}", f"{small}::{n}", init_name) for n, pod in enumerate("ab"))
     got = holding(allocated(f"{large}::0", f"{small}::0", pod="b", name="app"))
     shown = listing(
-        CheckpointEntry(pod_uid="uid-b", container=ContainerName("init"), devices={GPU: ids(f"{large}::0")}),
+        CheckpointEntry(pod_uid="uid-b", container=ContainerName(init_name), devices={GPU: ids(f"{large}::0")}),
         CheckpointEntry(
             pod_uid="uid-b", container=ContainerName("app"), devices={GPU: ids(f"{large}::0", f"{small}::0")}
         ),

@@ -172,15 +172,15 @@ def test_resources_that_need_different_numbers_of_numa_nodes_are_named() -> None
 
 
 @pytest.mark.parametrize(
-    ("asked", "held_gpus", "code"),
-    [(asks(4, memory=1000), 0, "NotEnoughShareCards"), (asks(2, memory=30_000), 1, "ShareSplit")],
+    ("asked", "held_gpus", "held_mib"),
+    [(asks(4, memory=1000), 0, 0), (asks(2, memory=30_000), 1, 5_000), (asks(2, memory=30_000), 1, 20_000)],
 )
 def test_unhealthy_gpus_are_the_cause_where_no_pod_that_ends_would_help(
-    asked: ContainerRequest, held_gpus: int, code: str
+    asked: ContainerRequest, held_gpus: int, held_mib: int
 ) -> None:
-    """Seven, or six, of eight GPUs in slots are unhealthy; policy none."""
+    """Seven, or six, of eight GPUs in slots are unhealthy; policy none. Changes are tried as if nobody had anything."""
     gpus = [gpu.id for gpu in DGX.gpus]
-    state = holding(node(in_slots(DGX), unhealthy=gpus[: 6 + held_gpus]), *[(7, 0, 5_000)] * held_gpus)
+    state = holding(node(in_slots(DGX), unhealthy=gpus[: 6 + held_gpus]), *[(7, 0, held_mib)] * held_gpus)
 
     found = refusal(state, pod(asked), KUBELET)
 
@@ -302,3 +302,16 @@ def test_a_smaller_request_is_the_largest_that_is_admitted() -> None:
     assert [(GPU, 2, "ask for 2 instead of 4 nvidia.com/gpu")] == [
         (each.resource, each.amount, each.text) for each in found
     ]
+
+
+def test_a_smaller_request_keeps_a_limit_that_is_larger() -> None:
+    """A limit that equals the request goes with it."""
+    asked = container(gpus=4, cpus=2)
+    asked = msgspec.structs.replace(asked, limits={**asked.limits, CPU: 4_000})
+
+    found = {
+        each.resource: each.pod.containers[0] for each in smaller_requests(pod(asked), lambda each: each != pod(asked))
+    }
+
+    assert (1_000, 4_000) == (found[CPU].requests[CPU], found[CPU].limits[CPU])
+    assert (3, 3) == (found[GPU].requests[GPU], found[GPU].limits[GPU])

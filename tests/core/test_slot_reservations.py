@@ -5,18 +5,25 @@ from collections.abc import Collection
 import msgspec
 import pytest
 from decision_support import NODE, node, pod
-from reservation_support import changed
+from reservation_support import changed, reservation
 from slot_support import MIB, asks, holding, in_mig_mode, in_slots
 from unit_support import DGX, KUBELET, admitted
 
 from topoalign.core.admission.reserving import reserved_for
-from topoalign.core.model.allocations import Allocation, Owner
+from topoalign.core.model.allocations import Allocation, Owner, Role
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
-from topoalign.core.model.reservations import Reservation
+from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.sharing.reserved_slots import amounts_reserved, answering_part, open_parts, untold_part
+from topoalign.core.sharing.reserved_slots import (
+    amounts_reserved,
+    answering_part,
+    bounds_for,
+    most_of,
+    open_parts,
+    untold_part,
+)
 from topoalign.core.sharing.reserved_units import ShareQuestion, with_reserved_shares
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations, allocations_of
@@ -68,6 +75,25 @@ def test_a_slot_that_is_given_is_held_once() -> None:
 
     assert ["c1"] == [each.container for each in left.containers]
     assert left.containers[0].devices[GPU] == tuple(left.containers[0].slots)
+
+
+def test_a_container_may_hold_what_is_reserved_for_its_pod_by_its_slots() -> None:
+    """
+    No less than the least of its own, of each kind, and no more than the most of its own and of the init containers: a slot
+    that it takes over keeps the larger amount.
+    """
+
+    def part(name: str, role: Role, *amounts: tuple[int, int]) -> ReservedContainer:
+        slots = {DeviceID(f"GPU-{n}::0"): Amount(cores=cores, memory=mib) for n, (cores, mib) in enumerate(amounts)}
+        return ReservedContainer(container=ContainerName(name), role=role, devices={GPU: tuple(slots)}, slots=slots)
+
+    init, app = part("init", "init", (80, 5)), part("app", "app", (20, 30), (40, 10))
+    pod = reservation("p", init, app, part("other", "app", (90, 90)))
+    unknown = reservation("p", init, msgspec.structs.replace(app, slots={}))
+
+    assert (Amount(cores=20, memory=10), Amount(cores=80, memory=30)) == bounds_for(pod, app.container, GPU)
+    assert Amount(cores=40, memory=30) == most_of(app, app.devices[GPU])
+    assert (None, None) == (bounds_for(unknown, app.container, GPU), most_of(unknown.containers[1], app.devices[GPU]))
 
 
 def test_pods_that_are_swapped_swap_their_amounts() -> None:

@@ -235,6 +235,33 @@ def test_a_slot_taken_over_holds_the_most_of_both(rules: AdmissionRules) -> None
     assert {4: (50, 30_000)} == given(state, found[0]) == given(state, found[1])
 
 
+@pytest.mark.parametrize("rules", BOTH)
+def test_a_container_counts_the_most_that_others_of_its_pod_hold(rules: AdmissionRules) -> None:
+    """The app container takes over a slot of 50 cores and asks for 10: beside it and another pod no 40 are left."""
+    state = holding(node(in_slots(DGX)), (4, 50, 5_000))
+    init, first = asks(memory=3_000, cores=50, name="init"), asks(memory=30_000, cores=10, name="first")
+
+    found = admitted(state, pod(first, asks(memory=100, cores=40), init=[init]), rules)
+
+    assert {4: (50, 30_000)} == given(state, found[0]) == given(state, found[1])
+    assert 4 not in given(state, found[2])
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_by_a_slot_of_two_allocations_the_larger_amount_is_held(order: int) -> None:
+    state = node(in_slots(DGX))
+    device = slot(0, 0, state)
+    amounts = [Amount(cores=60, memory=100), Amount(cores=5, memory=200)]
+    both = [
+        Allocation(id=AllocationID(f"a-{number}"), devices={GPU: (device,)}, slots={device: amount})
+        for number, amount in enumerate(amounts)
+    ]
+
+    assert (
+        Amount(cores=60, memory=200) == held_by_slot(state.hardware, both[::order])[state.hardware.gpus[0].id][device]
+    )
+
+
 def test_slots_that_are_taken_over_at_random_are_refused() -> None:
     state = node(in_slots(DGX))
     asked = pod(asks(memory=100), init=[asks(2, memory=100, name="first")])

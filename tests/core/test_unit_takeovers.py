@@ -1,10 +1,13 @@
 """Units of GPUs that init containers leave to later containers of their pods, and what is reserved of them."""
 
+import msgspec
 import pytest
 from decision_support import node, pod
 from unit_support import BEST, CORES, DGX, KUBELET, MEMORY, admitted, asks, gpus_of, holds, in_units, refused
 
+from topoalign.core.admission.admit import admit
 from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.decisions import Refusal
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import AllocationID, DeviceID
 from topoalign.core.model.requests import AdmissionRules
@@ -56,6 +59,16 @@ def test_memory_is_refused_of_a_gpu_whose_time_an_init_container_had() -> None:
     rest = Allocation(id=AllocationID("rest"), devices={CORES: tuple(DeviceID(f"{one}::c{n}") for n in range(20, 100))})
 
     assert "ShareSplit" == refused(state.holding(rest), pod(asks(0, 4)), KUBELET).code
+
+
+@pytest.mark.parametrize(("role", "code"), [("init", ""), ("sidecar", "WholeGpuInUse"), ("app", "WholeGpuInUse")])
+def test_only_an_init_container_has_ended_when_the_next_container_starts(role: str, code: str) -> None:
+    """The first container has all computing time of the only GPU, and the next one asks for memory alone."""
+    first = msgspec.structs.replace(asks(100, name="first"), sidecar=role == "sidecar")
+    asked = pod(first, asks(0, 4)) if role == "app" else pod(asks(0, 4), init=(first,))
+    decision = admit(node(in_units(DGX, gpus=1)), asked, KUBELET)
+
+    assert code == (decision.code if isinstance(decision, Refusal) else "")
 
 
 def test_reserved_units_that_are_taken_over_are_held_once() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from disk_support import syncs_and_renames
 
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.ids import DeviceID
@@ -39,6 +40,14 @@ def test_a_restart_remembers_both_and_a_boot_only_the_cordons(tmp_path: Path) ->
         read(tmp_path / "state", "another").awaiting_reset,
     )
     assert 0o600 == (tmp_path / "state" / NAME).stat().st_mode & 0o777
+
+
+def test_a_change_is_on_the_disk_when_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The content before the name: after a power cut the file is the former one or this one."""
+    calls = syncs_and_renames(monkeypatch)
+    written(tmp_path / "state")
+
+    assert [f"sync {NAME}.new", f"rename to {NAME}", "sync directory"] == calls
 
 
 def test_a_file_of_the_first_version_is_read_and_keeps_its_fields(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import anyio
 import msgspec
 import pytest
 from binding_support import Registry, Site, running
+from reservation_support import container, reservation
 
 from topoalign.core import wire
 from topoalign.core.model.allocations import Allocation, Owner
@@ -28,10 +29,12 @@ from topoalign.registry.scheduling.binding import (
     PodsPending,
 )
 from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.reservations import Change
 from topoalign.runtime.clock import all_tasks_blocked
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_api_server.cluster import FakeCluster
+from topoalign.testing.fake_scheduler.extender import TIMEOUT_SECONDS
 
 pytestmark = pytest.mark.anyio
 NODE = NodeName("node-1")
@@ -588,6 +591,37 @@ async def test_two_registries_never_reserve_one_device_twice(site: Site, bus: Me
         gpus = [gpu for gpus in one.reserved(name).values() for gpu in gpus]
         assert ["GPU-0", "GPU-1", "GPU-2", "GPU-3"] == sorted(gpus), said
     assert one.reservations.counts["conflicts"] + other.reservations.counts["conflicts"] > 0
+
+
+async def test_a_node_is_asked_again_after_another_registry_has_reserved_there(
+    site: Site, bus: MemoryBus, api: Troubled
+) -> None:
+    """Its answer counts with the reservations that it was asked with, whatever was reserved: here CPUs."""
+    asked: list[str] = []
+
+    async def fits(node: NodeName, pod: PodToSchedule) -> str:
+        asked.append(pod.request.name)
+        if len(asked) == 1:
+            cpus = reservation("x", container(cpus="0-1"))
+            await other.reservations.write([Change(node=node, position=0, made=(cpus,))])
+            await all_tasks_blocked()
+        return ""
+
+    one, other = Registry(site, bus, "r1", api=api, fits=fits), Registry(site, bus, "r2")
+    uid = site.add("a")
+    async with running(site, bus, one, other):
+        await one.bind("a", uid)
+
+    assert (["a", "a"], 1) == (asked, one.reservations.counts["conflicts"])
+    assert {"x": [], "a": ["GPU-0"]} == one.reserved() == other.reserved()
+
+
+def test_a_bind_is_answered_before_the_scheduler_gives_it_up() -> None:
+    """The scheduler tries again after `httpTimeout`: a Binding of the first try must not come between."""
+    with_tidying = binding.BIND_SECONDS + binding.TIDY_SECONDS
+    last_try = binding.WAIT_SECONDS + binding.RETRY_SECONDS
+
+    assert last_try < binding.BIND_SECONDS < with_tidying < TIMEOUT_SECONDS
 
 
 async def test_a_pod_that_cannot_be_meant_is_refused(site: Site, registry: Registry) -> None:

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 
 import httpx
+import msgspec
 import pytest
 from api_server_support import shown_pod
 from registry_support import World
-from reservation_support import container, reservation
+from reservation_support import changed, container, reservation
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 from view_support import NODE
@@ -147,6 +148,24 @@ async def test_nothing_is_reported_while_the_node_does_not_answer(world: World) 
         await check(world)
 
         assert [] == events(world)
+
+
+@pytest.mark.parametrize("how", ["reservations", "consumed", "expired", "cancelled"])
+async def test_a_pod_whose_reservation_has_ended_in_any_way_is_not_reported(world: World, how: str) -> None:
+    """The message may be the first one about the pod that this registry reads."""
+    uid = await add(world, "p")
+    reports = list[Report]()
+    bypassed = BypassedPods(world.clock, reports.append, lambda node: {GPU}, lambda: None, "")
+    of_pod = (reservation("p", container("0"), uid=uid),) if how == "reservations" else (uid,)
+    async with background() as tasks:
+        tasks.start_soon(bypassed.run)
+        bypassed.observe(msgspec.structs.replace(changed(), **{how: of_pod}))
+        seen = await world.api.pod("ml", "p")
+        assert seen is not None
+        bypassed.note_bound(seen, NODE)
+        await check(world)
+
+    assert [] == reports
 
 
 async def test_nothing_is_reported_until_all_reservations_are_known(world: World) -> None:

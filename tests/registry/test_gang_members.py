@@ -94,6 +94,24 @@ async def test_nothing_stays_reserved_elsewhere_for_a_pod_bound_meanwhile(site: 
     assert ["a"] == reserved(registry)
 
 
+async def test_pods_of_a_gang_go_where_their_own_node_selectors_let_them(site: Site) -> None:
+    """They ask for the same, and node-1 has room for both."""
+
+    class Selecting(Registry):
+        async def passing(self, pod: PodToSchedule, chosen: NodeName | None = None) -> list[NodeName]:
+            return [NodeName(pod.constraints.labels["node"])]
+
+    uids, bus = gang(site, "a", "b"), MemoryBus()
+    for pod, node in (("a", "node-1"), ("b", "node-3")):
+        site.cluster.pods.merge(("ml", pod), {"spec": {"nodeSelector": {"node": node}}})
+    registry = Selecting(site, bus)
+    async with running(site, bus, registry):
+        await registry.see("a", "b")
+        await registry.bind("a", uids["a"])
+
+        assert (["a"], ["b"]) == ([*registry.reserved("node-1")], [*registry.reserved("node-3")])
+
+
 async def test_a_pod_that_another_scheduler_bound_counts_and_is_not_planned(site: Site, registry: Interrupted) -> None:
     uids = gang(site, "a", "b")
     site.cluster.bind("ml", "b", {"target": {"name": "node-3"}})

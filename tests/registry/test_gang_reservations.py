@@ -199,6 +199,49 @@ async def test_two_registries_reserve_for_a_gang_once(site: Site, bus: CountingB
         assert [*PODS] == sorted(pod for pods in reserved(one).values() for pod in pods)
 
 
+async def test_a_plan_is_written_on_the_reservations_that_it_was_made_with(
+    site: Site, bus: CountingBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another registry reserves on a node that the plan has read: the write is refused, and the gang is planned again."""
+    one, other = Registry(site, bus, "r1"), Registry(site, bus, "r2")
+    uids = gang(site, "a", "b", size=2)
+    first = site.add("x")
+
+    async def bind_another() -> None:
+        if not site.node_of("x"):
+            await other.bind("x", first)
+            await all_tasks_blocked()
+
+    async with running(site, bus, one, other):
+        await one.see("a", "b")
+        monkeypatch.setattr(one.gangs._turns, "give", bind_another)
+        await one.bind("a", uids["a"])
+
+    assert ({"node-1": ["a", "x"], "node-2": ["b"]}, 1) == (reserved(one), one.reservations.counts["conflicts"])
+    assert {"x": ["GPU-0"], "a": ["GPU-2", "GPU-3"]} == one.reserved()
+
+
+async def test_a_gang_is_planned_once_for_binds_at_the_same_time(
+    site: Site, bus: CountingBus, registry: Registry
+) -> None:
+    """The second bind of a pod of the gang waits for the plan of the first."""
+    uids = gang(site, "a", "b", size=2, gpus=4)
+    await registry.see("a", "b")
+    refused: list[str] = []
+
+    async def bind(pod: str) -> None:
+        try:
+            await registry.bind(pod, uids[pod])
+        except GangWaits:
+            refused.append(pod)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(bind, "a")
+        tasks.start_soon(bind, "b")
+
+    assert ([2], ["b"], 0) == (bus.batches, refused, registry.reservations.counts["conflicts"])
+
+
 async def test_a_gang_is_forgotten_with_its_pods(site: Site, registry: Registry) -> None:
     uids = gang(site, *PODS)
     await registry.see(*PODS)

@@ -20,6 +20,7 @@ from topoalign.registry.ports import ApiUnavailable, Report
 from topoalign.registry.scheduling.holds import Hold
 from topoalign.registry.scheduling.kubernetes_watch import PAUSE, KubernetesWatch
 from topoalign.registry.scheduling.refused_pods import report_of
+from topoalign.registry.scheduling.reports import BURST, BURST_SECONDS
 from topoalign.registry.scheduling.view import ClusterView
 from topoalign.registry.scheduling.wake_ups import KEPT_SECONDS
 from topoalign.runtime.clock import ManualClock, all_tasks_blocked
@@ -225,6 +226,20 @@ async def test_reservations_of_pods_that_ended_before_the_start_end() -> None:
         assert {waiting, again} == world.reserved.uids
 
 
+async def test_a_reservation_is_not_ended_the_first_time_its_pod_is_not_shown() -> None:
+    """Another registry has reserved, and the pod has just been created: only after a second the API server is asked."""
+    world = World()
+    async with world.running():
+        await world.clock.advance(PAUSE)
+        world.reserved.uids.add("new")
+        await world.clock.advance(PAUSE)
+        first = {*world.reserved.uids}
+        await world.clock.advance(PAUSE)
+        await world.settle()
+
+        assert ({"new"}, set()) == (first, world.reserved.uids)
+
+
 async def test_a_pod_deleted_before_its_binding_loses_its_reservation() -> None:
     world = World()
     uid = world.cluster.add_pod(shown_pod("p"))["metadata"]["uid"]
@@ -277,8 +292,10 @@ async def test_refused_pods_of_controllers_are_deleted_six_a_minute() -> None:
     for number in range(9):
         world.cluster.add_pod(shown_pod(f"p-{number}", node=NODE, owner="Job"))
     world.cluster.add_pod(shown_pod("bare", node=NODE))
+    world.cluster.add_pod(shown_pod("ending", node=NODE, owner="Job"))
+    world.cluster.pods.merge(("ml", "ending"), {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
     async with world.running():
-        for name in ("bare", *(f"p-{number}" for number in range(9))):
+        for name in ("bare", "ending", *(f"p-{number}" for number in range(9))):
             world.refuse(name)
         await world.settle()
         left = [len(world.cluster.pods)]
@@ -286,8 +303,8 @@ async def test_refused_pods_of_controllers_are_deleted_six_a_minute() -> None:
             await world.clock.advance(seconds)
             left.append(len(world.cluster.pods))
 
-        assert [4, 4, 3, 1] == left
-        assert ["bare"] == [pod["metadata"]["name"] for pod in world.cluster.pods]
+        assert [5, 5, 4, 2] == left
+        assert ["bare", "ending"] == [pod["metadata"]["name"] for pod in world.cluster.pods]
         assert 9 == world.watch.refused.deleted
 
 
@@ -436,6 +453,21 @@ async def test_replicas_write_one_event_for_a_pod_that_its_node_refused() -> Non
     assert refused is not None
 
     assert report_of(refused, reserved=True).key == report_of(refused, reserved=False).key
+
+
+async def test_a_report_that_was_dropped_is_written_when_it_comes_again() -> None:
+    """Unlike one that was written: it comes again within ten minutes and is left out."""
+    world = World()
+    reports = [Report(namespace="ml", name=f"p{n}", uid=f"u{n}", reason="R", note="") for n in range(BURST + 1)]
+    async with world.running():
+        for report in reports:
+            world.watch.reports.tell(report)
+        await world.clock.advance(BURST_SECONDS)
+        for report in (reports[0], reports[-1]):
+            world.watch.reports.tell(report)
+        await world.settle()
+
+    assert {"written": BURST + 1, "dropped": 1, "repeated": 1} == world.watch.reports.counts
 
 
 async def test_what_a_report_tells_of_is_answered_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ NO_ROOM = (
 )
 ML = Namespace("ml")
 MIB, PERCENT = Slots().memory, Slots().percentage
+OTHER_MIB = ResourceName("example.com/mib")
 Limits = dict[str, str]
 
 
@@ -177,6 +178,22 @@ async def test_a_pod_counts_while_it_is_being_bound() -> None:
             raise BusUnavailable("no bus")
         with pytest.raises(BusUnavailable), quotas.claim(two.uid, NODE):
             raise BusUnavailable("no bus")
+
+
+def test_a_pod_of_a_gang_counts_on_its_own_node_while_it_is_bound() -> None:
+    """The others of its gang count on the node of the first that is bound, and those that are bound on theirs."""
+    quotas, one, two = two_pods_and_room_for_one()
+    quotas.see(SeenQuota(namespace="ml", name="gpus", uid="q", limits={CORES: 100}))
+    quotas.mates = lambda uid: (one.uid, two.uid)
+    other = NodeName("another")
+    places = list[dict[str, NodeName]]()
+    with quotas.claim(one.uid, NODE):
+        places.append({**quotas._places()})
+        with quotas.claim(two.uid, other):
+            places.append({**quotas._places()})
+
+    assert [{one.uid: NODE, two.uid: NODE}, {one.uid: NODE, two.uid: other}] == places
+    assert {} == quotas._places()
 
 
 def test_a_pod_counts_once_it_is_bound_although_that_is_not_shown_yet() -> None:
@@ -413,7 +430,8 @@ def test_what_a_namespace_holds_is_what_its_pods_hold_one_by_one(first: int) -> 
         use, bound = NamespaceUse(offers), dict[str, NodeName]()
         for number in range(60):
             if not pods or chance.random() < 0.5:
-                limits = {each: chance.randrange(1, 9) for each in (GPU, MIB, PERCENT) if chance.random() < 0.5}
+                named = (GPU, MIB, OTHER_MIB, PERCENT)
+                limits = {each: chance.randrange(1, 9) for each in named if chance.random() < 0.5}
                 asks = ContainerRequest(name=ContainerName("main"), limits=limits)
                 pods[f"u{number}"] = PodRequest(namespace=ML, name=PodName(f"p{number}"), containers=(asks,))
                 use.add(f"u{number}", pods[f"u{number}"])
@@ -426,7 +444,7 @@ def test_what_a_namespace_holds_is_what_its_pods_hold_one_by_one(first: int) -> 
                 del pods[uid]
                 bound.pop(uid, None)
             if chance.random() < 0.2:
-                offers.note(SMALL, in_slots(chance.choice((16, 24)), memory=chance.choice((MIB, "example.com/mib"))))
+                offers.note(SMALL, in_slots(chance.choice((16, 24)), memory=chance.choice((MIB, OTHER_MIB))))
             per_gpu = amounts_per_gpu(offers.slots)
             others = {each: chance.choice((SMALL, LARGE)) for each in (*pods, "gone") if chance.random() < 0.3}
             without = {each for each in (*pods, "gone") if chance.random() < 0.3}

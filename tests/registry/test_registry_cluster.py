@@ -2,6 +2,7 @@
 
 from copy import copy
 
+import msgspec
 import pytest
 from cluster_support import allocation, announce, tell
 from hypothesis import given
@@ -32,6 +33,26 @@ PODS = (None, "p", "q")
 Row = tuple[NodeName, AllocationID]
 Live = dict[Row, Allocation]
 Deed = tuple[str, NodeName, AllocationID, str, str]
+
+
+def test_a_list_that_is_read_to_its_end_has_no_next_page() -> None:
+    rows = [((str(number),), number) for number in range(3)]
+
+    assert [True, False, False] == [page(rows, limit).next is not None for limit in (2, 3, 4)]
+    assert (0, 1, 2) == page(rows, 3).items
+
+
+def test_of_a_node_with_a_new_epoch_only_the_new_allocations_are_listed() -> None:
+    """Its seq may be the next one by chance: the fact says nothing of the allocations of the former epoch."""
+    cluster, new = Cluster(), allocation("new", "p", 1)
+    announce(cluster, "a", allocation("old", "p", 0))
+    before = cluster.member(NodeName("a")).state
+    granted = AllocationGranted(node=before.node, epoch=before.epoch + 1, seq=before.seq + 1, allocation=new)
+    now = msgspec.structs.replace(before, epoch=granted.epoch, seq=granted.seq, allocations={new.id: new})
+    cluster.apply(Heard(event=granted, position=1, time=None, state=now, anew=True))
+
+    assert [new] == [each for _, _, each in cluster.allocations()]
+
 
 deeds = st.lists(
     st.tuples(

@@ -1,7 +1,7 @@
 """Reservations of several registries on one stream: by compare-and-set, with deadlines, and consumed as nodes show them."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -13,7 +13,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BusConflict, BusUnavailable, NotFound
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
-from topoalign.core.ports import Bus, Clock, Message, Stream
+from topoalign.core.ports import Bus, Clock, Message, Received, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.scheduling.reservations import OTHERS_SECONDS, TIDY_SECONDS, Change, Reservations
 from topoalign.runtime.clock import ManualClock, all_tasks_blocked
@@ -184,18 +184,22 @@ async def test_a_reservation_whose_time_is_over_is_written_down() -> None:
 
 
 async def test_another_registry_writes_it_down_if_the_writer_is_gone() -> None:
+    """Some seconds later, each time: a writer that is there does so first."""
     bus, clock = MemoryBus(), ManualClock()
     gone, other = Replica(bus, clock, "r1"), Replica(bus, clock, "r2")
-    await gone.reserve("a", "GPU-0", seconds=10.0)
     async with running(other):
-        await clock.advance(10.0 + TIDY_SECONDS)
-        before = other.reservations.of(NODE).position
-        await clock.advance(OTHERS_SECONDS)
+        for pod in ("a", "b"):
+            await gone.reservations.refresh(NODE)
+            await gone.reserve(pod, "GPU-0", seconds=10.0)
+            reserved = gone.reservations.of(NODE).position
+            await clock.advance(10.0 + TIDY_SECONDS)
+            before = other.reservations.of(NODE).position
+            await clock.advance(OTHERS_SECONDS)
 
-        newest = other.reservations.of(NODE).newest
-        assert newest is not None
-        assert (1, ("uid-a",), "r2") == (before, newest.expired, newest.writer)
-        assert [] == other.pods()
+            newest = other.reservations.of(NODE).newest
+            assert newest is not None
+            assert (reserved, (f"uid-{pod}",), "r2") == (before, newest.expired, newest.writer)
+            assert [] == other.pods()
 
 
 async def test_a_reservation_that_the_node_shows_is_consumed() -> None:
@@ -256,6 +260,95 @@ async def test_a_write_whose_confirmation_was_lost_is_repeated() -> None:
     assert 0 == one.reservations.counts["conflicts"]
 
 
+class Delayed(MemoryBus):
+    """Each step waits for its event: an acknowledgement, the answer to a question for the newest message, a delivery."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.acknowledge, self.answer, self.deliver = anyio.Event(), anyio.Event(), anyio.Event()
+
+    async def publish(self, message: Message, expected_last: int | None = None) -> int:
+        position = await super().publish(message, expected_last)
+        await self.acknowledge.wait()
+        return position
+
+    async def newest(self, stream: Stream, subject: str) -> Received | None:
+        received = await super().newest(stream, subject)
+        await self.answer.wait()
+        return received
+
+    @asynccontextmanager
+    async def follow(self, stream: Stream, subject: str, after: int = 0) -> AsyncIterator[AsyncIterator[Received]]:
+        async def delivered() -> AsyncGenerator[Received]:
+            async with super(Delayed, self).follow(stream, subject, after) as messages:
+                async for received in messages:
+                    await self.deliver.wait()
+                    yield received
+
+        async with aclosing(delivered()) as messages:
+            yield messages
+
+
+def delayed(step: str) -> Delayed:
+    """A bus of which one step waits."""
+    bus = Delayed()
+    for each in {"acknowledge", "answer", "deliver"} - {step}:
+        getattr(bus, each).set()
+    return bus
+
+
+async def test_a_late_acknowledgement_replaces_no_newer_message() -> None:
+    """Another registry has written since, and that was received before the acknowledgement of the own write."""
+    bus, clock = delayed("acknowledge"), ManualClock()
+    one, other = Replica(bus, clock, "r1"), Replica(bus, clock, "r2")
+    async with running(one, other), anyio.create_task_group() as tasks:
+        tasks.start_soon(one.reserve, "a", "GPU-0")
+        await all_tasks_blocked()
+        tasks.start_soon(other.reserve, "b", "GPU-1")
+        await all_tasks_blocked()
+        bus.acknowledge.set()
+        await all_tasks_blocked()
+
+        assert ["a", "b"] == one.pods() == other.pods()
+        assert 2 == one.reservations.of(NODE).position
+
+
+async def test_a_late_answer_replaces_no_newer_write() -> None:
+    """The newest message was asked for, and this registry has received it and written since."""
+    bus, clock = delayed("answer"), ManualClock()
+    one, other = Replica(bus, clock, "r1"), Replica(bus, clock, "r2")
+    await other.reserve("a", "GPU-0")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(one.reservations.refresh, NODE)
+        await all_tasks_blocked()
+        async with running(one):
+            await one.reserve("b", "GPU-1")
+            await all_tasks_blocked()
+            bus.answer.set()
+            await all_tasks_blocked()
+
+            assert ["a", "b"] == one.pods()
+            assert 2 == one.reservations.of(NODE).position
+
+
+@pytest.mark.parametrize("before", [(), ("x",)])
+async def test_a_late_delivery_replaces_no_newer_write(before: tuple[str, ...]) -> None:
+    """Neither of one's own messages, nor of those that were stored `before` the registry started."""
+    bus, clock = delayed("deliver"), ManualClock()
+    one, other = Replica(bus, clock, "r1"), Replica(bus, clock, "r2")
+    for pod in before:
+        await other.reserve(pod, "GPU-7")
+    async with running(one):
+        await one.reservations.refresh(NODE)
+        for pod in ("a", "b"):
+            await one.reserve(pod, f"GPU-{pod}")
+        one.changed.clear()
+        bus.deliver.set()
+        await all_tasks_blocked()
+
+        assert ([], [*before, "a", "b"]) == (one.changed, one.pods())
+
+
 async def test_what_cannot_be_read_ends_no_reservation() -> None:
     """Whoever may publish there can say anything; the next change restores the truth behind it."""
     bus, clock = MemoryBus(), ManualClock()
@@ -288,6 +381,37 @@ async def test_reservations_outlive_a_lost_stream() -> None:
     assert received is not None
     assert ["x", "a", "b"] == one.pods()
     assert wire.decode(received.message) == one.reservations.of(NODE).newest
+
+
+class Scripted(MemoryBus):
+    """A bus that delivers what a test sends."""
+
+    def __init__(self, end: int) -> None:
+        super().__init__()
+        self.end = end
+        self.sent, self._received = anyio.create_memory_object_stream[Received](10)
+
+    async def last_position(self, stream: Stream, subject: str = ">") -> int:
+        return self.end
+
+    @asynccontextmanager
+    async def follow(self, stream: Stream, subject: str, after: int = 0) -> AsyncIterator[AsyncIterator[Received]]:
+        with self._received:
+            yield self._received
+
+
+async def test_messages_of_a_stream_that_was_replaced_are_taken_in() -> None:
+    """Their positions begin anew, below those of the stream that the registry has read."""
+    bus = Scripted(end=5)
+    one = Replica(bus, ManualClock(), "r1")
+    async with running(one):
+        for position, pod in ((5, "a"), (1, "b")):
+            event = changed(reservation(pod, container("GPU-0")), writer="r2", seq=position)
+            bus.sent.send_nowait(Received(message=wire.encode(event, 0.0), position=position))
+        await all_tasks_blocked()
+
+        assert (["b"], 1) == (one.pods(), one.reservations.of(NODE).position)
+    bus.sent.close()
 
 
 async def test_a_writer_goes_on_counting_after_what_it_heard_of_itself() -> None:

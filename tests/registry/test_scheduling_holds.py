@@ -155,6 +155,16 @@ def test_a_bound_pod_that_does_not_fit_holds_what_it_will_fit_on() -> None:
     assert ("NotEnoughDevices", "", "NotEnoughDevices") == (full, world.code(), world.code(gpus=4))
 
 
+def test_a_bound_pod_that_does_not_fit_gets_what_victims_leave() -> None:
+    """A pod that preempts comes after it."""
+    world = node()
+    for uid, amount in (("a", 4), ("b", 2)):
+        world.view.expect(NODE, asked(gpus(amount, uid), uid))
+    admitted = [world.scheduler.would_admit_without(NODE, asked(gpus(each, "c")), {"a"}) for each in (2, 4)]
+
+    assert ("NotEnoughDevices", [True, False]) == (world.code(), admitted)
+
+
 def test_a_reservation_counts_against_all_pods_but_its_own() -> None:
     world = node()
     world.view.hold(NODE, [hold("a", "GPU-0", "GPU-2")])

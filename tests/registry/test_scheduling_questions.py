@@ -1,19 +1,23 @@
 """Nodes that are not there yet, victims, and scores."""
 
+from collections.abc import Mapping
 from random import Random
 
+import msgspec
 import pytest
 from decision_support import container, machine, pod
 from faults_support import THOROUGH
 from view_support import NODE, RULES, OneNode, Says, asked, scheduler_of, some_request, some_says, tell_all
 
 from topoalign.core.admission.kinds import Kind
+from topoalign.core.demand.node_filters import Constraints
 from topoalign.core.model.decisions import Resolvability
-from topoalign.core.model.ids import NodeName
+from topoalign.core.model.ids import Namespace, NodeName
+from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster
-from topoalign.registry.scheduling.model import Filtered, Victims
+from topoalign.registry.scheduling.model import Filtered, PodToSchedule, Victims
 from topoalign.registry.scheduling.siblings import INSTANCE_TYPE, MACHINE, labelled
 from topoalign.registry.scheduling.verdicts import Request, Verdicts, empty
 from topoalign.registry.scheduling.view import ClusterView
@@ -159,6 +163,38 @@ async def test_victims_that_a_node_knows_by_their_names_are_found(world: OneNode
 
     assert [NODE] == list(await world.scheduler.preempt(TWO, {NODE: Victims(uids=("uid-a",))}))
     assert {} == await world.scheduler.preempt(TWO, {NODE: Victims(uids=("uid-b",))})
+
+
+def member(
+    name: str, *, gpus: int = 2, namespace: str = "ml", gang: str = "g", labels: Mapping[str, str] = {}
+) -> PodToSchedule:
+    """A pod of a gang, for nodes with these labels."""
+    request = pod(container("main", gpus=gpus), name=name)
+    request = msgspec.structs.replace(request, namespace=Namespace(namespace), annotations={GANG: gang, GANG_SIZE: "2"})
+    return PodToSchedule(uid=f"uid-{name}", request=request, constraints=Constraints(labels=labels))
+
+
+@pytest.mark.parametrize(
+    ("other", "nodes"),
+    [
+        (member("b"), 2),
+        (member("b", labels={"pool": "b"}), 3),
+        (member("b", gpus=1), 3),
+        (member("b", namespace="other"), 3),
+        (member("b", gang="h"), 3),
+    ],
+    ids=["alike", "node selector", "request", "namespace", "gang"],
+)
+async def test_only_pods_of_a_gang_that_are_alike_share_the_nodes_of_a_filter(
+    world: OneNode, other: PodToSchedule, nodes: int
+) -> None:
+    """The scheduler has left out a node for the one that it asked about."""
+    names = [NODE, *map(NodeName, ("node-2", "node-3"))]
+    for name in names[1:]:
+        world.tell(Says(name, machine(), RULES).all())
+    world.scheduler.filter(member("a"), names[:2])
+
+    assert names[:nodes] == sorted(await world.scheduler.best(other))
 
 
 async def test_victims_end_on_the_planned_node_of_a_gangs_pod_alone(world: OneNode) -> None:

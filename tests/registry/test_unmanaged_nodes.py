@@ -7,14 +7,15 @@ from api_server_support import shown_pod
 from decision_support import container, pod
 from registry_support import World
 from structlog.testing import capture_logs
-from view_support import NODE, asked
+from view_support import NODE, OneNode, asked
 
 from topoalign.core.demand.hami_names import REGISTER
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG, GANG_SIZE
+from topoalign.registry.ports import SeenNode
 from topoalign.registry.scheduling.model import PodToSchedule, Victims
 from topoalign.registry.scheduling.service import Scheduling
-from topoalign.registry.scheduling.unmanaged_nodes import MANAGED
+from topoalign.registry.scheduling.unmanaged_nodes import MANAGED, UnmanagedNodes
 from topoalign.runtime.clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
@@ -149,6 +150,20 @@ async def test_a_labelled_node_is_managed_while_anything_is_known_of_it(world: W
         assert NODE in note
         assert world.context.notes["managed"]() is None
         assert 1 == sum(MANAGED in each["event"] for each in logs)
+
+
+def test_a_label_without_effect_is_logged_again_for_a_node_that_comes_back() -> None:
+    it = OneNode()
+    it.tell(it.says.all())
+    unmanaged = UnmanagedNodes(it.cluster, pass_unknown=False)
+    node = SeenNode(name=NODE, uid="u", labels={MANAGED: "false"})
+    with capture_logs() as logs:
+        for _ in range(2):
+            unmanaged.see(node)
+            unmanaged.see(node)
+            unmanaged.lose(NODE)
+
+    assert 2 == sum(MANAGED in each["event"] for each in logs)
 
 
 async def test_a_pod_of_a_gang_goes_only_to_managed_nodes(world: World) -> None:

@@ -169,6 +169,23 @@ async def test_annotations_of_ours_are_denied_to_everybody(http: httpx.AsyncClie
     assert {"allowed": True} == await answer(http, forged, operation="UPDATE", oldObject=forged)
 
 
+async def test_an_annotation_of_ours_is_not_for_users_to_change(http: httpx.AsyncClient) -> None:
+    """One that the registry has written may be removed and stay; annotations in other domains may change."""
+
+    def with_devices(*gpus: str) -> dict[str, Any]:
+        written = {"topoalign.io/devices": ",".join(gpus)} if gpus else {}
+        return pod(annotations={**written, "example.com/devices": ",".join(gpus)})
+
+    changed: dict[str, Any] = {"operation": "UPDATE", "oldObject": with_devices("GPU-0")}
+    finding = "metadata.annotations[topoalign.io/devices]: is not for users to write"
+
+    for path in ("/webhook", "/webhook/validate"):
+        for subresource in ("", "status", "resize"):
+            update = {**changed, "path": path, "subResource": subresource}
+            assert (403, finding) == await denied(http, with_devices("GPU-1"), **update)
+            assert {"allowed": True} == await answer(http, with_devices(), **update)
+
+
 @pytest.mark.parametrize(
     ("spec", "field"),
     [

@@ -1,9 +1,12 @@
-"""A disk that is soon full."""
+"""A disk that is soon full, and what is done to be sure that a disk has something."""
 
+import os
+import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,3 +33,27 @@ def fill(disk: Path) -> Path:
         while True:
             file.write(bytes(4096))
     return filler
+
+
+def syncs_and_renames(patch: pytest.MonkeyPatch) -> list[str]:
+    """What is synced and renamed from now on, in order: `sync FILE`, `sync directory`, `rename to FILE`."""
+    calls: list[str] = []
+
+    def noted(original: Callable[..., Any], note: Callable[..., str]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(note(*args))
+            return original(*args, **kwargs)
+
+        return call
+
+    def synced(file: int) -> str:
+        is_directory = stat.S_ISDIR(os.fstat(file).st_mode)
+        return f"sync {'directory' if is_directory else Path(f'/proc/self/fd/{file}').readlink().name}"
+
+    def renamed(source: str | Path, target: str | Path) -> str:
+        return f"rename to {Path(target).name}"
+
+    patch.setattr(os, "fsync", noted(os.fsync, synced))
+    for name in ("rename", "replace"):
+        patch.setattr(os, name, noted(getattr(os, name), renamed))
+    return calls

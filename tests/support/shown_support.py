@@ -35,7 +35,8 @@ def some_memory(chance: Random) -> tuple[MemoryBlock, ...]:
 
 
 def some_functions(chance: Random, devices: tuple[DeviceID, ...]) -> dict[DeviceID, tuple[str, ...]]:
-    return {nic: (f"{nic}.{chance.randrange(2)}",) for nic in some_of(chance, devices)}
+    some = [(0,), (1,), (0, 1)]
+    return {nic: tuple(f"{nic}.{each}" for each in chance.choice(some)) for nic in some_of(chance, devices)}
 
 
 def some_cpus(chance: Random) -> str:

@@ -64,7 +64,7 @@ from topoalign.core.sharing.refusals import (
 from topoalign.core.sharing.slot_cards import cards_of, scorer_of
 from topoalign.core.sharing.slots_as_hami import choose_as_hami
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.slot_amounts import NONE_HELD, held_by_slot, larger
+from topoalign.core.state.slot_amounts import held_by_slot, larger
 
 
 def fields_of(topology: Topology, resource: ResourceName, said: Said) -> ShareFields:
@@ -247,18 +247,16 @@ class SlotChooser:
         return choose_gpus(topology, self._left, rest, near, self._fields)
 
     def amounts(self, slots: Collection[DeviceID]) -> dict[DeviceID, Amount]:
-        """What the container holds by each of these slots; of what it takes over no less than was held before."""
+        """What the container asks for by each of these slots, also by those that it takes over (`with_peaks`)."""
         found = {}
         for slot in slots:
             if (gpu := base_of(slot)) not in self._left:
                 continue
             left = self._left[gpu]
             asked = self._share.amount_of(left.offered)
-            if left.profiles and gpu not in self._own:
+            if left.profiles:
                 asked = left.instance_for(instance_memory(left, self._share)) or asked
-            found[slot] = (
-                self._own[gpu] if left.profiles and gpu in self._own else larger(asked, self._own.get(gpu, NONE_HELD))
-            )
+            found[slot] = asked
         return found
 
 

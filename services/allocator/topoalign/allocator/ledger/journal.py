@@ -237,10 +237,8 @@ class FileJournal:
     def undo(self) -> None:
         """Cuts the file back after a failed append; the next append rewrites it, as the disk may not have followed."""
         self._suspect = True
-        try:
+        with suppress(OSError):
             self.cut(self._size)
-        except OSError:
-            self.close()
 
     def cut(self, size: int) -> None:
         """Truncates the journal to so many bytes, and syncs that. Raises OSError."""

@@ -4,7 +4,8 @@ The reservations of all nodes: heard from every registry, and written by compare
 The newest message of a node's subject has all of its reservations (`core.state.reservations`). A change is published with
 the position of the message that it stands on. If another registry has written meanwhile, the stream refuses it: what is
 newest is read, and whoever wanted the change decides anew (`BusConflict`). So a registry that has been asleep writes nothing
-of what it believed before. Changes of several nodes are one atomic batch: all are stored or none.
+of what it believed before. Changes of several nodes are one atomic batch: all are stored or none. A message that is received
+or acknowledged late replaces no newer one.
 
 A reservation ends here when the node shows what was reserved, when its time is over, or when it is cancelled. The first two
 every registry sees by itself; they are written with the next change of the node, or by whoever wrote the newest message,
@@ -154,7 +155,8 @@ class Reservations:
         for event, position in zip(events, positions, strict=True):
             for how in ("made", "consumed", "expired", "cancelled"):
                 self.counts[how] += len(getattr(event, how))
-            self._apply(event, position)
+            if position > self.of(event.node).position:
+                self._apply(event, position)
             if event.expired or event.cancelled:
                 self._freed(event.node)
 
@@ -167,11 +169,16 @@ class Reservations:
                 )
 
     async def refresh(self, node: NodeName) -> None:
-        """Reads the newest message of a node. Waits for the bus; raises BusRefused."""
+        """
+        Reads the newest message of a node, again if one was received or written meanwhile. Waits for the bus; raises
+        BusRefused.
+        """
         while True:
+            before = self.of(node).position
             try:
                 received = await self._bus.newest(Stream.RESERVATIONS, wire.reservation_subject(node))
-                break
+                if self.of(node).position == before:
+                    break
             except BusUnavailable:
                 await self._clock.sleep(PAUSE)
         if received is None:  # the stream was lost: what is known is written again with the next change
@@ -217,7 +224,7 @@ class Reservations:
     async def _follow(self) -> None:
         end, last = await self._end(), 0
         past: dict[str, Received] = {}
-        """Subject -> its newest message so far."""
+        """Subject -> its newest message, until all that were stored before are read."""
         self._read = not end
         async with self._bus.follow(Stream.RESERVATIONS, wire.reservation_subject()) as messages:
             async for received in messages:
@@ -225,14 +232,11 @@ class Reservations:
                     for node, known in self._known.items():
                         self._known[node] = msgspec.structs.replace(known, position=0)
                 last = received.position
-                if self._read:
-                    if received.position > self._position_of(received):
-                        self._hear(received)
-                    continue
                 past[received.message.subject] = received
-                if received.position >= end:
+                if self._read or received.position >= end:
                     for newest in past.values():
-                        self._hear(newest)
+                        if newest.position > self._position_of(newest):
+                            self._hear(newest)
                     past, self._read = {}, True
 
     async def _end(self) -> int:
@@ -266,8 +270,6 @@ class Reservations:
         node, known = event.node, self.of(event.node)
         if (event.writer, event.epoch) == (self.writer, self.epoch):
             self._seq = max(event.seq, self._seq)
-        if position == known.position:
-            return
         self._known[node] = known.apply(event, position, self._clock.monotonic())
         self._ended.pop(node, None)
         with suppress(NotFound):
