@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROW = re.compile(r"\| (C\d\d|F\d\d|S\d\d|G\d\d|I\d\d?) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|")
+ROW = re.compile(r"\| (C\d\d|F\d\d|S\d\d|T\d\d|G\d\d|I\d\d?) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|")
 TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 
 FAULTS = [
@@ -14,6 +14,7 @@ FAULTS = [
     *(f"F{n:02}" for n in (*range(1, 11), *range(12, 37))),
     *(f"G{n:02}" for n in (*range(1, 15), *range(16, 20))),
     *(f"S{n:02}" for n in range(1, 12)),
+    *(f"T{n:02}" for n in range(8, 10)),
     *(f"I{n}" for n in (*range(1, 11), 12, 14)),
 ]
 
