@@ -23,13 +23,14 @@ from starlette.routing import Route
 from topoalign.core.model.errors import TopoalignError, clean
 from topoalign.runtime.context import Check, Context, Page, Series
 from topoalign.runtime.http_server import listen, serve_application
+from topoalign.runtime.request_turns import take_turn
 
 
 async def serve_http(
     context: Context, host: str, port: int, *, task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED
 ) -> None:
     """Serves until cancelled; has started, with its URL, once it listens. Port 0 is any. Raises AddressInUse."""
-    await serve_application(application(context), listen(host, port), task_status=task_status)
+    await serve_application(application(context), listen(host, port), turns=context.turns, task_status=task_status)
 
 
 def application(context: Context) -> Starlette:
@@ -76,11 +77,13 @@ def answering(page: Page) -> Callable[[Request], Awaitable[Response]]:
 
 
 async def exposition(own: bytes, series: Iterable[Series]) -> AsyncIterator[bytes]:
-    """The page of metrics: those of the process, then the series that its services write."""
+    """The page of metrics: those of the process, then the series that its services write, each part in its turn."""
     yield own
     for write in series:
+        await take_turn()
         async for chunk in write():
             yield chunk
+            await take_turn()
 
 
 def verdict(

@@ -1,12 +1,12 @@
 """
 Gives the event loop a turn in the middle of long work, so that no task blocks the others.
 
-A task that always finds its next message there already never waits, and the loop runs nothing else meanwhile.
+A task that always finds its next message there already never waits, and the loop runs nothing else meanwhile. A task that
+answers a request goes on when the turn of that comes (`request_turns`).
 """
 
-import anyio.lowlevel
-
 from topoalign.core.ports import Clock
+from topoalign.runtime.request_turns import take_turn
 
 LONGEST_SECONDS = 0.005
 """Of one turn: a tenth of what nobody should wait for, because several tasks may have long work under way."""
@@ -23,5 +23,5 @@ class Turns:
         """Lets the other tasks run if this one has run for `LONGEST_SECONDS` since it let them last."""
         if self._clock.monotonic() < self._began + LONGEST_SECONDS:
             return
-        await anyio.lowlevel.checkpoint()
+        await take_turn()
         self._began = self._clock.monotonic()
