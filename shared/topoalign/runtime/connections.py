@@ -12,6 +12,7 @@ worked on any more.
 
 import asyncio
 import resource
+from collections.abc import Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,6 @@ class FairConnection(asyncio.Protocol):
         loop: asyncio.AbstractEventLoop
         flow: Any
         connections: set[Any]
-        client: tuple[str, int] | None
         timeout_keep_alive: int
 
     cycle: Any = None
@@ -70,10 +70,8 @@ class FairConnection(asyncio.Protocol):
         """Accepts the connection; at the limit, one of the peer with the most connections is closed."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=1)  # else a little that is unread would be noticed by nobody
-        self.peer = (self.client[0] if self.client else "",)
-        self.since = self.loop.time()
-        if len(self.connections) > most():
-            first_to_close(self.connections, self.since).end()
+        self.peer, self.since = peer_of(transport), self.loop.time()
+        make_room(self.connections, self.since)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stops the work on its request."""
@@ -149,6 +147,18 @@ class FairConnection(asyncio.Protocol):
 
 class Connection(FairConnection, H11Protocol):
     """uvicorn's connection with a fair share."""
+
+
+def peer_of(transport: asyncio.BaseTransport) -> Peer:
+    """Who made a connection."""
+    address = transport.get_extra_info("peername")
+    return (address[0] if address else "",)
+
+
+def make_room(connections: Collection[Any], now: float) -> None:
+    """Where these connections of a server are more than may be, closes one. `now`: by the clock of the event loop."""
+    if len(connections) > most():
+        first_to_close(connections, now).end()
 
 
 def most() -> int:

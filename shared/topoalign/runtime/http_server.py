@@ -11,7 +11,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from typing import Any
 
 import anyio
 import uvicorn
@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.runtime.connections import Connection, FairConnection
+from topoalign.runtime.handshakes import Handshake
 from topoalign.runtime.request_turns import RequestTurns
 
 log = logging.getLogger("uvicorn.error")
@@ -132,9 +133,15 @@ async def serve_application(
     `draining` on it accepts connections as before, and closes each after its answer. `turns`: those of all servers of the
     process; None: it is the only one.
     """
+    own = turns or RequestTurns()
+
+    def connection(**of_uvicorn: Any) -> asyncio.Protocol:
+        accepted = protocol(turns=own, **of_uvicorn)
+        return accepted if tls is None else Handshake(accepted, tls, own)
+
     config = uvicorn.Config(
         application,
-        http=partial(protocol, turns=turns or RequestTurns()),  # type: ignore[arg-type]  # called as the class is
+        http=connection,  # type: ignore[arg-type]  # which it calls
         ws="none",
         backlog=ACCEPTED_AT_ONCE,
         log_config=None,
@@ -143,7 +150,6 @@ async def serve_application(
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=idle_seconds,
-        ssl_context_factory=None if tls is None else lambda config, default: tls,
     )
     address, port = listener.getsockname()[:2]
     host = f"[{address}]" if ":" in address else address

@@ -37,6 +37,10 @@ class RequestTurns:
         await request.turn
         self._began = self._clock()
 
+    def charge(self, request: "Working", seconds: float) -> None:
+        """The request costs so much outside of its slices."""
+        self._queue.charge(request, seconds)
+
     def _give_soon(self) -> None:
         self._is_due = True
         asyncio.get_running_loop().call_soon(self._give)
