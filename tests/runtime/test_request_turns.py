@@ -7,8 +7,8 @@ import anyio
 import pytest
 
 from topoalign.runtime.clock import ManualClock
-from topoalign.runtime.request_turns import WORKING, RequestTurns, Working, take_turn
-from topoalign.runtime.turns import LONGEST_SECONDS, Turns
+from topoalign.runtime.request_turns import LONGEST_SECONDS, WORKING, RequestTurns, Working, take_turn
+from topoalign.runtime.turns import Turns
 
 pytestmark = pytest.mark.anyio
 

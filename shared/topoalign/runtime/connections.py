@@ -14,6 +14,7 @@ import asyncio
 import resource
 from collections.abc import Collection
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -29,8 +30,6 @@ MOST = 256
 """Monitoring and people need a handful."""
 PART = 8
 """Of the file descriptors that the process may have, HTTP keeps no more than one part of so many."""
-REQUEST_SECONDS = 4.0
-"""How long a request may take to come, from its first byte or, of the first one, from its connection."""
 WRITE_SECONDS = 10.0
 """How long what is written of an answer may wait to be read: Prometheus gives up after as many."""
 PROBES = ("/livez", "/readyz")
@@ -46,13 +45,12 @@ class FairConnection(asyncio.Protocol):
         loop: asyncio.AbstractEventLoop
         flow: Any
         connections: set[Any]
-        timeout_keep_alive: int
 
     cycle: Any = None
     """The request that came last, of uvicorn; None: none has come."""
     peer: Peer = ("",)
     since = 0.0
-    """When the server began to wait for what it waits for now, by the clock of the event loop."""
+    """As of `fair_share.Place`, by the clock of the event loop. While a request is in work it may be its beginning still."""
     has_begun = False
     """Whether something has come of the next request."""
     _write_timer: asyncio.TimerHandle | None = None
@@ -71,7 +69,7 @@ class FairConnection(asyncio.Protocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=1)  # else a little that is unread would be noticed by nobody
         self.peer, self.since = peer_of(transport), self.loop.time()
-        make_room(self.connections, self.since)
+        make_room(self.connections)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stops the work on its request."""
@@ -111,15 +109,10 @@ class FairConnection(asyncio.Protocol):
         """The request that is answered now, of uvicorn; None: none has come."""
         return self.cycle
 
-    def lateness(self, now: float) -> float:
-        """As of `fair_share.Place`."""
+    def is_waited_for(self) -> bool:
+        """Whether the server waits for the peer: to send a request, or to read an answer."""
         cycle = self.in_work
-        waited = now - self.since
-        if self.flow.write_paused:
-            return waited / WRITE_SECONDS
-        if cycle is None or (cycle.response_complete and self.has_begun) or cycle.more_body:
-            return waited / REQUEST_SECONDS
-        return waited / self.timeout_keep_alive if cycle.response_complete else -1.0
+        return cycle is None or cycle.response_complete or cycle.more_body or self.flow.write_paused
 
     def end(self) -> None:
         """Closes the connection at once."""
@@ -155,10 +148,14 @@ def peer_of(transport: asyncio.BaseTransport) -> Peer:
     return (address[0] if address else "",)
 
 
-def make_room(connections: Collection[Any], now: float) -> None:
-    """Where these connections of a server are more than may be, closes one. `now`: by the clock of the event loop."""
-    if len(connections) > most():
-        first_to_close(connections, now).end()
+def make_room(connections: Collection[Any]) -> None:
+    """Where these connections of a server are more than may be, closes one."""
+    if len(connections) <= most():
+        return
+    for each in connections:
+        if not each.is_waited_for():
+            each.since = inf  # until the request is answered
+    first_to_close(connections).end()
 
 
 def most() -> int:

@@ -10,9 +10,9 @@ A peer that was idle may catch up `CATCH_UP_SECONDS` of the time that it did not
 in work for a while. The small request of another peer goes first, and so does its next one after a pause. Where it sends one
 after the other without a pause, the two peers get slices in turn.
 
-**Connections.** The peer with the most connections gives one up: the one that the server has waited for the longest, as a
-part of how long it may wait. Example: a request that has been coming for 3 of 4 s is closed before a connection that has
-been idle for 60 of 120 s, and both before one that was made a moment ago.
+**Connections.** The peer with the most connections gives one up: the one that the server has waited for the longest.
+Example: a request that has been coming for 3 s, however many bytes of it have come, is closed before a connection that has
+been idle for a second, and both before one that was made a moment ago.
 
 Nothing here does I/O or reads the time.
 """
@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Collection
 from heapq import heappop, heappush
 from itertools import count
+from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
 CATCH_UP_SECONDS = 0.05
@@ -91,15 +92,16 @@ class Place(Protocol):
     def peer(self) -> Peer:
         """Who made it."""
 
-    def lateness(self, now: float) -> float:
-        """How long the server has waited for the peer, as a part of how long it may; negative where it does not wait."""
+    @property
+    def since(self) -> float:
+        """When the server began to wait for the peer; infinite where it does not wait."""
 
 
 P = TypeVar("P", bound=Place)
 
 
-def first_to_close(places: Collection[P], now: float) -> P:
-    """The connection that makes room for others. At least one is needed. `now`: on the clock of the places, seconds."""
-    held = Counter(each.peer for each in places)
+def first_to_close(places: Collection[P]) -> P:
+    """The connection that makes room for others. At least one is needed."""
+    held = Counter(map(attrgetter("peer"), places))
     most = max(held.values())
-    return max((each for each in places if held[each.peer] == most), key=lambda each: each.lateness(now))
+    return min((each for each in places if held[each.peer] == most), key=attrgetter("since"))

@@ -9,7 +9,7 @@ import asyncio
 import ssl
 from contextlib import suppress
 
-from topoalign.runtime.connections import REQUEST_SECONDS, FairConnection, make_room, peer_of
+from topoalign.runtime.connections import FairConnection, make_room, peer_of
 from topoalign.runtime.request_turns import RequestTurns, Working
 
 HANDSHAKE_SECONDS = 0.002
@@ -20,8 +20,8 @@ class Handshake(asyncio.Protocol):
     """A connection up to the end of its handshake, after which it is that of `http`."""
 
     transport: asyncio.Transport
-    within = REQUEST_SECONDS
-    """Seconds that it may take."""
+    within = 4.0
+    """Seconds that it may take, as the head of a request."""
 
     def __init__(self, http: FairConnection, tls: ssl.SSLContext, turns: RequestTurns) -> None:
         self._http, self._tls, self._turns = http, tls, turns
@@ -36,7 +36,7 @@ class Handshake(asyncio.Protocol):
         transport.pause_reading()
         self.peer, self.since = peer_of(transport), self._http.loop.time()
         self._connections.add(self)
-        make_room(self._connections, self.since)
+        make_room(self._connections)
         self._task = self._http.loop.create_task(self._shake_hands())
 
     def data_received(self, data: bytes) -> None:
@@ -48,9 +48,9 @@ class Handshake(asyncio.Protocol):
         self._connections.discard(self)
         self._task.cancel()
 
-    def lateness(self, now: float) -> float:
-        """As of `fair_share.Place`."""
-        return (now - self.since) / self.within
+    def is_waited_for(self) -> bool:
+        """As of `FairConnection`."""
+        return True
 
     def end(self) -> None:
         """Closes the connection at once."""

@@ -1,9 +1,9 @@
 """
 Turns of the requests that a process answers: each works in slices, in the order of `fair_share.FairQueue`.
 
-A slice is what a request does until it next waits for anything. There is one in each round of the event loop, so between
-two slices everything else runs: sockets are read, and the other tasks go on. A request holds nothing while it waits for
-something else, and is not charged for that time.
+A slice is what a request does until it next waits for anything, of its own accord after `LONGEST_SECONDS`. There is one in
+each round of the event loop, so between two slices everything else runs: sockets are read, and the other tasks go on. A
+request holds nothing while it waits for something else, and is not charged for that time.
 """
 
 import asyncio
@@ -14,6 +14,9 @@ from time import monotonic
 import anyio.lowlevel
 
 from topoalign.runtime.fair_share import FairQueue, Peer, Request
+
+LONGEST_SECONDS = 0.005
+"""Of one turn: a tenth of what nobody should wait for, because several tasks may have long work under way."""
 
 
 class RequestTurns:
@@ -36,6 +39,10 @@ class RequestTurns:
             self._give_soon()
         await request.turn
         self._began = self._clock()
+
+    def is_in_time(self, request: "Working") -> bool:
+        """Whether this is a slice of this request that may go on."""
+        return self._current is request and self._clock() < self._began + LONGEST_SECONDS
 
     def charge(self, request: "Working", seconds: float) -> None:
         """The request costs so much outside of its slices."""
@@ -70,21 +77,27 @@ class Working(Request):
         self.outlives_connection = False
         """Whether its task goes on where its connection is lost."""
 
-    async def give(self) -> None:
-        """Waits for the next slice."""
+    async def give(self) -> bool:
+        """Waits for the next slice if this one has lasted for long; returns whether it has."""
+        if self._turns.is_in_time(self):
+            return False
         await self._turns.wait(self)
+        return True
 
 
 WORKING: ContextVar[Working | None] = ContextVar("WORKING", default=None)
 """The request that a task answers."""
 
 
-async def take_turn() -> None:
-    """The other tasks run, and then this one: where it answers a request, once that has its turn."""
+async def take_turn() -> bool:
+    """
+    The other tasks run, and then this one: where it answers a request, once that has its turn, and only if its slice has
+    lasted for long. Returns whether they ran.
+    """
     if (working := WORKING.get()) is not None:
-        await working.give()
-    else:
-        await anyio.lowlevel.checkpoint()
+        return await working.give()
+    await anyio.lowlevel.checkpoint()
+    return True
 
 
 def outlive_connection() -> None:

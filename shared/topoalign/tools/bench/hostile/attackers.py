@@ -1,5 +1,5 @@
 """
-Hostile clients of a registry: `python -m …attackers KIND COUNT SOURCE PORT` holds so many connections until it is ended.
+Hostile clients of a registry: the arguments KIND COUNT SOURCE PORT; they hold so many connections until they are ended.
 
 Each connection comes from the address SOURCE, and is made again half a second after the registry has closed it.
 """
@@ -90,19 +90,19 @@ KINDS: dict[str, Callable[[Streams], Awaitable[None]]] = {
 }
 
 
-async def hold(attack: Callable[[Streams], Awaitable[None]], source: str, port: int) -> None:
+async def hold(work: Callable[[Streams], Awaitable[None]], source: str, port: int) -> None:
     """Attacks over one connection, for ever."""
     while True:
         with suppress(OSError, EOFError):
             streams = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0), family=socket.AF_INET)
             try:
-                await attack(streams)
+                await work(streams)
             finally:
                 streams[1].transport.abort()
         await asyncio.sleep(TRICKLE_SECONDS)
 
 
-async def main(kind: str, number: int, source: str, port: int) -> None:
+async def attack(kind: str, number: int, source: str, port: int) -> None:
     """Holds so many connections; prints a line once all of them are begun."""
     os.nice(19)  # attackers have machines of their own: here they take no time from the registry
     holding = [asyncio.create_task(hold(KINDS[kind], source, port)) for _ in range(number)]
@@ -110,5 +110,7 @@ async def main(kind: str, number: int, source: str, port: int) -> None:
     await asyncio.gather(*holding)
 
 
-if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])))
+def main() -> None:
+    """Attacks until it is ended."""
+    kind, number, source, port = sys.argv[1:]
+    asyncio.run(attack(kind, int(number), source, int(port)))

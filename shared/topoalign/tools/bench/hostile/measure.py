@@ -29,6 +29,7 @@ WARM_SECONDS = 2.0
 """From the start of an attack to the measurement."""
 ENDED_SECONDS = 6.0
 """After the end of an attack: requests that were begun have ended."""
+NUMBERS = count()
 AMOUNTS = (Amounts(mib=1024 + number) for number in count())
 
 
@@ -55,39 +56,39 @@ def measured(
         time.sleep(WARM_SECONDS if attacks else 0)
         asked.registry.longest_block_ms()
         with probing(asked.pages_port) as probes:
-            took, failed = filters(asked.scheduler_port, nodes, seconds)
+            took, used, failed = filters(asked, nodes, seconds)
         block = asked.registry.longest_block_ms()
     time.sleep(ENDED_SECONDS if attacks else 0)
+    cpu = {f"cpu_{key}": value for key, value in summary(case, used).items() if key.endswith("_ms")}
     figures = {"failed": failed, "livez_worst_ms": round(max(probes) * 1000, 1), "longest_block_ms": block}
-    return summary(case, took) | figures | {"rss_mb": asked.registry.rss_mb}
+    return summary(case, took) | cpu | figures | {"rss_mb": asked.registry.rss_mb}
 
 
-def filters(port: int, nodes: Sequence[NodeName], seconds: float) -> tuple[list[float], int]:
+def filters(asked: Asking, nodes: Sequence[NodeName], seconds: float) -> tuple[list[float], list[float], int]:
     """
-    Milliseconds of each filter, and how many were not answered: these count as `SCHEDULER_SECONDS`. A lost connection is
-    made again.
+    Milliseconds of each filter, the CPU time in milliseconds that the registry used until it was answered, and how many were
+    not answered: these count as `SCHEDULER_SECONDS`. A lost connection is made again.
     """
     took: list[float] = []
+    used: list[float] = []
     failed, end, scheduler = 0, time.monotonic() + seconds, None
     while time.monotonic() < end:
-        number = next(NUMBERS)
+        pod, cpu = pod_json(next(NUMBERS), next(AMOUNTS)), asked.registry.cpu_seconds
         try:
             if scheduler is None:
-                scheduler = Scheduler(port, nodes, SCHEDULER_SECONDS)
-            took.append(scheduler.filter(pod_json(number, next(AMOUNTS)), nodes)[0] * 1000)
+                scheduler = Scheduler(asked.scheduler_port, nodes, SCHEDULER_SECONDS)
+            took.append(scheduler.filter(pod, nodes)[0] * 1000)
         except (OSError, NotAnswered):
             failed += 1
             took.append(SCHEDULER_SECONDS * 1000)
             if scheduler is not None:
                 scheduler.close()
                 scheduler = None
+        used.append((asked.registry.cpu_seconds - cpu) * 1000)
         time.sleep(PAUSE_SECONDS)
     if scheduler is not None:
         scheduler.close()
-    return took, failed
-
-
-NUMBERS = count()
+    return took, used, failed
 
 
 @contextmanager
@@ -115,8 +116,8 @@ def probing(port: int) -> Iterator[list[float]]:
 @contextmanager
 def attacking(kind: str, number: int, source: str, port: int) -> Iterator[None]:
     """An attack from a process of its own while the context is open."""
-    module = "topoalign.tools.bench.hostile.attackers"
-    command = [sys.executable, "-m", module, kind, str(number), source, str(port)]
+    command = [sys.executable, "-c", "from topoalign.tools.bench.hostile.attackers import main; main()"]
+    command += [kind, str(number), source, str(port)]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
