@@ -15,11 +15,12 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from topoalign.runtime import connections
-from topoalign.runtime.clock import all_tasks_blocked
+from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.connections import Connection, FairConnection
 from topoalign.runtime.http_server import listen, serve_application
 from topoalign.runtime.httptools_connections import MOST_PIPELINED, HttpToolsConnection
-from topoalign.runtime.request_turns import outlive_connection, take_turn
+from topoalign.runtime.request_turns import LONGEST_SECONDS, RequestTurns, outlive_connection, take_turn
+from topoalign.runtime.turns import Turns
 
 pytestmark = pytest.mark.anyio
 
@@ -37,6 +38,8 @@ class Server:
         self.address = (HONEST, 0)
         self.large = self.begun = self.ended = self.open = 0
         self.asked, self.given = anyio.Event(), anyio.Event()
+        self.clock = ManualClock()
+        self.slices: list[str] = []
 
     async def page(self, request: Request) -> Response:
         return PlainTextResponse("here")
@@ -59,9 +62,27 @@ class Server:
         self.ended += 1
         return PlainTextResponse("late")
 
+    async def work(self, request: Request) -> Response:
+        """Works a slice, and `?endless` until `given` is set."""
+        name, turns = request.url.query, Turns(self.clock)
+        self.slices.append(name)
+        while not self.given.is_set():
+            self.clock._now += 2 * LONGEST_SECONDS
+            await turns.give()
+            self.slices.append(name)
+            if name != "endless" and self.slices.count(name) == 4:
+                self.given.set()
+        return PlainTextResponse("here")
+
     @asynccontextmanager
     async def run(self, protocol: type[FairConnection]) -> AsyncIterator[None]:
-        paths = {"/": self.page, "/livez": self.page, "/large": self.large_page, "/later": self.later}
+        paths = {
+            "/": self.page,
+            "/livez": self.page,
+            "/large": self.large_page,
+            "/later": self.later,
+            "/work": self.work,
+        }
         routes = [*(Route(path, page) for path, page in paths.items()), Route("/body", self.body, methods=["POST"])]
         listener = listen(HONEST, 0)
         self.address = listener.getsockname()
@@ -77,7 +98,12 @@ class Server:
 
         async def serve(*, task_status: TaskStatus[str]) -> None:
             await serve_application(
-                Starlette(routes=routes), listener, protocol=Counted, idle_seconds=3600, task_status=task_status
+                Starlette(routes=routes),
+                listener,
+                protocol=Counted,
+                turns=RequestTurns(self.clock.monotonic),
+                idle_seconds=3600,
+                task_status=task_status,
             )
 
         async with anyio.create_task_group() as tasks:
@@ -171,6 +197,27 @@ async def test_answers_that_are_not_read_are_not_made_and_end(
 
     assert answer.endswith(b"here")
     assert len(hostile) == server.large
+
+
+@BOTH
+@pytest.mark.parametrize("source", [HOSTILE, HONEST])
+async def test_large_requests_keep_no_small_one_waiting(
+    server: Server, protocol: type[FairConnection], source: str
+) -> None:
+    """T07: of another address, or of the same one, a small request has a slice for each of theirs, and /livez at once."""
+    async with server.run(protocol):
+        with ExitStack() as opened:
+            hostile = [opened.enter_context(server.client(source, GET % b"/work?endless")) for _ in range(MOST - 2)]
+            while server.slices.count("endless") < 10 * len(hostile):
+                await anyio.lowlevel.checkpoint()
+            with server.client(HONEST, GET % b"/livez") as probe:
+                alive = await server.answer(probe)
+            with server.client(HONEST, GET % b"/work?small") as honest:
+                answer = await server.answer(honest)
+
+    small = [place for place, name in enumerate(server.slices) if name == "small"]
+    assert alive.endswith(b"here") and answer.endswith(b"here")
+    assert small[3] - small[0] <= 8
 
 
 async def test_more_requests_than_wait_on_a_connection_end_it(server: Server) -> None:

@@ -12,10 +12,10 @@ processes of their own (see `attackers`) and hold 500 connections.
 - `all`: 125 connections of each.
 - `all-one-address`: the same, from the address of the scheduler; the others come from an address of their own.
 
-`cpu_p50_ms`, `cpu_p99_ms`: the CPU time that the registry used from the question to the answer, for whomever. That is what a
-filter takes where the registry has a core of its own; here attackers, scheduler and registry share the machine, and a
-registry that is attacked waits for a core. `failed`: filters that were not answered within 5 s; `livez_worst_ms`: the
-slowest answer to the probe.
+`cpu_p50_ms`, `cpu_p99_ms`: the CPU time that the registry used from the question to the answer, for all requests together.
+That is what a filter takes where the registry has a core of its own; here attackers, scheduler and registry share the
+machine, and a registry that is attacked waits for a core. `failed`: filters that were not answered within 5 s;
+`livez_worst_ms`: the slowest answer to the probe.
 """
 
 from collections.abc import Iterator
