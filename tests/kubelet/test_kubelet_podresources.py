@@ -187,6 +187,25 @@ async def test_pod_directories_are_read_at_every_look_and_logged_once_if_missing
     ] == [line["event"] for line in logs if "directories" in line["event"]]
 
 
+async def test_directories_that_go_and_come_are_logged_once_with_a_count() -> None:
+    """T08: a node that became empty and full again logged a pair of lines each time."""
+    async with node(two_nodes()) as it:
+        pods = it.kubelet.plugins_dir.parent / "pods"
+        pods.mkdir(exist_ok=True)
+        with capture_logs() as logs:
+            async with client_of(it) as client:
+                for _ in range(20):
+                    pods.rename(pods.with_name("moved"))
+                    assert (await client.listing()).directories is None
+                    pods.with_name("moved").rename(pods)
+                    assert (await client.listing()).directories is not None
+
+    about = [line for line in logs if "directories" in line["event"]]
+    assert [("warning", None), ("info", None), ("warning", 19)] == [
+        (line["log_level"], line.get("times")) for line in about
+    ]
+
+
 async def test_an_empty_directory_of_pods_tells_nothing_while_pods_are_listed() -> None:
     """It is a file system of its own, which is not mounted here: else every pod would be taken for gone."""
     async with node(two_nodes()) as it:

@@ -16,8 +16,8 @@ from topoalign.registry.series import NodeSeries
 from topoalign.registry.turns import in_turns
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.request_turns import LONGEST_SECONDS
 from topoalign.runtime.tasks import background
-from topoalign.runtime.turns import LONGEST_SECONDS
 
 pytestmark = pytest.mark.anyio
 

@@ -2,6 +2,7 @@
 
 import socket
 import ssl
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from topoalign.registry.scheduling.extender.certificates import POLL_SECONDS, Ce
 from topoalign.registry.scheduling.extender.connection import IDLE_SECONDS
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.settings import RegistrySettings
+from topoalign.runtime import connections
 from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.context import Context
+from topoalign.runtime.handshakes import Handshake
 from topoalign.runtime.memory_bus import MemoryBus
 
 pytestmark = pytest.mark.anyio
@@ -155,6 +158,31 @@ async def test_no_session_of_a_client_with_a_certificate_is_resumed(authority: A
         (served / "client-ca.crt").unlink()
         certificates.look()
         assert 2 == len(await to_thread.run_sync(resumed, url, ssl.TLSVersion.TLSv1_2))
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"], ids=["nothing", "a part", "no TLS"])
+async def test_connections_without_a_handshake_keep_nobody_out(
+    authority: Authority, served: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """T05: they have places as other connections have, and end after 4 s where there is room."""
+    monkeypatch.setattr(connections, "MOST", 4)
+    certificates = Certificates(served, ManualClock(NOW.timestamp()))
+    found = []
+    async with serving(RecordedScheduling(), tls=certificates.context) as url:
+        address = (url.removeprefix("https://").split(":")[0], int(url.rpartition(":")[2]))
+        with ExitStack() as opened:
+            for _ in range(12):
+                hostile = opened.enter_context(socket.create_connection(address, source_address=("127.0.0.2", 0)))
+                hostile.sendall(sent)
+                await all_tasks_blocked()
+            found = [await shown(url, trusting(authority)) for _ in range(3)]
+            with monkeypatch.context() as patch:
+                patch.setattr(Handshake, "within", 0.05)
+                silent = opened.enter_context(socket.create_connection(address))
+                closed = await to_thread.run_sync(silent.recv, 1)
+
+    assert 3 == len(found)
+    assert b"" == closed
 
 
 async def test_no_certificate_is_no_start(tmp_path: Path) -> None:

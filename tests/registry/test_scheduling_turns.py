@@ -9,6 +9,7 @@ import pytest
 from decision_support import container, machine, pod
 from view_support import RULES, SETTLED, Says, asked, tell_all
 
+from topoalign.core.admission import feasibility
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.scheduling import orders, scheduler, view
@@ -18,8 +19,8 @@ from topoalign.registry.scheduling.scheduler import Scheduler
 from topoalign.registry.scheduling.verdicts import Request, Verdicts
 from topoalign.registry.scheduling.view import ClusterView
 from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.request_turns import LONGEST_SECONDS
 from topoalign.runtime.tasks import background
-from topoalign.runtime.turns import LONGEST_SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -97,6 +98,20 @@ async def test_a_long_filter_gives_turns_and_finds_all_done(large: Large) -> Non
 
     assert (NODES_IN_A_TURN, sorted(NODES)) == (longest, judged)
     assert ([], NODES) == (large.turns[-1], tuple(passed))
+
+
+async def test_a_pod_of_many_containers_is_understood_with_turns(large: Large, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T07: what 100 containers need of a kind of machine took 100 ms at once."""
+    large.note(monkeypatch, feasibility, "need_of_part")
+    many = asked(pod(*(container(f"c{number}", gpus=1) for number in range(40))))
+    async with background() as tasks:
+        tasks.start_soon(large.note_turns)
+        await anyio.lowlevel.checkpoint()
+        await large.scheduler.prepare(many)
+    parts = [turn.count("") for turn in large.turns]
+
+    assert (40, NODES_IN_A_TURN) == (sum(parts), max(parts))
+    assert () == tuple(large.scheduler.filter(many, NODES).passed)
 
 
 @pytest.mark.parametrize("question", ["prepare", "best", "preempt", "fits_in_every_order"])

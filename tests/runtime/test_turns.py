@@ -6,8 +6,9 @@ import anyio
 import pytest
 
 from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.request_turns import LONGEST_SECONDS
 from topoalign.runtime.tasks import background
-from topoalign.runtime.turns import LONGEST_SECONDS, Turns
+from topoalign.runtime.turns import Turns
 
 pytestmark = pytest.mark.anyio
 

@@ -1,59 +1,164 @@
 """
-A limit on the HTTP connections of a process.
+What one peer can take of the HTTP servers of a process: connections, memory and time (`fair_share`).
 
 Each connection takes a file descriptor, and the process needs others: its journal, the kubelet's socket. So there is a
-limit far below that of the system. At the limit, the connection that has been silent longest is closed, and the new one
-is served. A probe of /livez therefore succeeds however many other clients hold silent connections.
+limit far below that of the system. At the limit the peer with the most connections gives one up, and the new one is served:
+a probe of /livez succeeds however many connections other clients hold, and in whatever state.
+
+A connection has one request in work. The next one begins when its turn comes, once the answer before it has been handed to
+the system; a peer that does not read its answer is closed after `WRITE_SECONDS`. A request whose connection is lost is not
+worked on any more.
 """
 
 import asyncio
 import resource
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection
+from contextlib import suppress
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from topoalign.runtime.fair_share import Peer, first_to_close
+from topoalign.runtime.request_turns import WORKING, RequestTurns, Working
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+    from uvicorn import Config
 
 MOST = 256
 """Monitoring and people need a handful."""
 PART = 8
-"""Of the file descriptors that the process may have, HTTP keeps no more than one part of so many; as long as new ones come
-in faster than old ones close, it takes up to four."""
-BACKLOG = 64
-"""Connections that may wait to be accepted, at most."""
+"""Of the file descriptors that the process may have, HTTP keeps no more than one part of so many."""
+WRITE_SECONDS = 10.0
+"""How long what is written of an answer may wait to be read: Prometheus gives up after as many."""
+PROBES = ("/livez", "/readyz")
+"""Beginnings of the paths that probes of a kubelet ask for: those of an address have a share of their own."""
 
 
-class Connection(H11Protocol):
-    """uvicorn's connection, which makes room for itself."""
+class FairConnection(asyncio.Protocol):
+    """Mixed in before a connection of uvicorn."""
 
+    if TYPE_CHECKING:  # of uvicorn's connection
+        config: Config
+        transport: asyncio.Transport
+        loop: asyncio.AbstractEventLoop
+        flow: Any
+        connections: set[Any]
+
+    cycle: Any = None
+    """The request that came last, of uvicorn; None: none has come."""
+    peer: Peer = ("",)
     since = 0.0
-    """When it was made, by the clock of the event loop."""
+    """As of `fair_share.Place`, by the clock of the event loop. While a request is in work it may be its beginning still."""
+    has_begun = False
+    """Whether something has come of the next request."""
+    _write_timer: asyncio.TimerHandle | None = None
+    _task: "asyncio.Task[Any] | None" = None
+    """That of the request in work."""
+    _working: Working | None = None
+
+    def __init__(self, *of_uvicorn: Any, turns: RequestTurns, **named: Any) -> None:
+        """`turns`: those of all servers of the process."""
+        super().__init__(*of_uvicorn, **named)
+        self._turns = turns
+        self.app = self._answer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """Accept the connection; at the limit, close the one that has been silent longest."""
+        """Accepts the connection; at the limit, one of the peer with the most connections is closed."""
         super().connection_made(transport)
-        self.since = self.loop.time()
+        transport.set_write_buffer_limits(high=1)  # else a little that is unread would be noticed by nobody
+        self.peer, self.since = peer_of(transport), self.loop.time()
         make_room(self.connections)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stops the work on its request."""
+        self._stop_write_timer()
+        super().connection_lost(exc)
+        if (cycle := self.in_work) is not None:
+            cycle.disconnected = True
+        if self._task is not None and self._working is not None and not self._working.outlives_connection:
+            self._task.cancel()
 
-def make_room(connections: Iterable[Any]) -> None:
-    """Where these connections of a server are more than may be, closes the one that has been silent longest."""
-    live = [each for each in connections if not each.transport.is_closing()]
-    if len(live) > most():
-        silent = [each for each in live if each.cycle is None or each.cycle.response_complete]  # the newest one, too
-        min(silent, key=lambda each: each.since).transport.abort()
+    def data_received(self, data: bytes) -> None:
+        """Reads on."""
+        if not self.has_begun and (self.cycle is None or self.cycle.response_complete):
+            self.has_begun, self.since = True, self.loop.time()
+        super().data_received(data)
+
+    def on_response_complete(self) -> None:
+        """Waits for the next request."""
+        self.has_begun, self.since = False, self.loop.time()
+        super().on_response_complete()  # type: ignore[misc]  # of uvicorn's connection
+
+    def pause_writing(self) -> None:
+        """The peer has not read all of the answer; it has to within `WRITE_SECONDS`."""
+        super().pause_writing()
+        self.since = self.loop.time()
+        self._stop_write_timer()
+        self._write_timer = self.loop.call_later(WRITE_SECONDS, self.end)
+
+    def resume_writing(self) -> None:
+        """The peer has read the answer."""
+        self._stop_write_timer()
+        self.since = self.loop.time()
+        super().resume_writing()
+
+    @property
+    def in_work(self) -> Any:
+        """The request that is answered now, of uvicorn; None: none has come."""
+        return self.cycle
+
+    def is_waited_for(self) -> bool:
+        """Whether the server waits for the peer: to send a request, or to read an answer."""
+        cycle = self.in_work
+        return cycle is None or cycle.response_complete or cycle.more_body or self.flow.write_paused
+
+    def end(self) -> None:
+        """Closes the connection at once."""
+        self.connections.discard(self)
+        self.transport.abort()
+
+    async def _answer(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        """
+        The application, once the peer has read the last answer, in its turn. An answer that is cancelled ends without the
+        error that uvicorn would log.
+        """
+        peer = (*self.peer, "probe") if scope["path"].startswith(PROBES) else self.peer
+        self._working, self._task = Working(peer, self._turns), asyncio.current_task()
+        WORKING.set(self._working)
+        with suppress(asyncio.CancelledError):
+            await self.flow.drain()
+            await self._working.give()
+            await self.config.loaded_app(scope, receive, send)
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+
+class Connection(FairConnection, H11Protocol):
+    """uvicorn's connection with a fair share."""
+
+
+def peer_of(transport: asyncio.BaseTransport) -> Peer:
+    """Who made a connection."""
+    address = transport.get_extra_info("peername")
+    return (address[0] if address else "",)
+
+
+def make_room(connections: Collection[Any]) -> None:
+    """Where these connections of a server are more than may be, closes one."""
+    if len(connections) <= most():
+        return
+    for each in connections:
+        if not each.is_waited_for():
+            each.since = inf  # until the request is answered
+    first_to_close(connections).end()
 
 
 def most() -> int:
     """Connections that may be open now."""
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MOST if descriptors == resource.RLIM_INFINITY else max(4, min(MOST, descriptors // PART))
-
-
-def backlog() -> int:
-    """
-    Connections that may wait to be accepted.
-
-    asyncio (3.11) accepts as many in one go, before any of them can be closed again, and tries as often when it has no
-    descriptor left.
-    """
-    return min(BACKLOG, most())

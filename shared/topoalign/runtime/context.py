@@ -11,6 +11,7 @@ from anyio.abc import TaskStatus
 from topoalign.core.ports import Bus, Clock
 from topoalign.plugin_config.watching import ConfigurationFile
 from topoalign.runtime.figures import Collector, registry_of
+from topoalign.runtime.request_turns import RequestTurns
 
 if TYPE_CHECKING:  # a process without HTTP needs neither
     from prometheus_client import CollectorRegistry
@@ -90,6 +91,8 @@ class Context:
     """What an operator should know though the process is ready, by name; shown by /readyz?verbose."""
     reload: Reload = field(default_factory=Reload)
     drain: Drain = field(default_factory=Drain)
+    turns: RequestTurns = field(default_factory=RequestTurns)
+    """In which the HTTP servers of the process answer."""
     routes: "list[BaseRoute]" = field(default_factory=list)
     """HTTP routes beside /livez, /readyz and /metrics; a service adds its own before it reports that it has started."""
     pages: dict[str, Page] = field(default_factory=dict)

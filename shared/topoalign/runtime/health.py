@@ -7,7 +7,8 @@ do not stop the process from working. /readyz/NAME has only the checks of what o
 for the readiness probe of its pods. The server listens on the loopback address by default.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
 from importlib import metadata
 from types import MappingProxyType
 
@@ -17,19 +18,21 @@ from prometheus_client import CONTENT_TYPE_LATEST, Info, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from topoalign.core.model.errors import TopoalignError, clean
 from topoalign.runtime.context import Check, Context, Page, Series
 from topoalign.runtime.http_server import listen, serve_application
+from topoalign.runtime.request_turns import take_turn
 
 
 async def serve_http(
     context: Context, host: str, port: int, *, task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED
 ) -> None:
     """Serves until cancelled; has started, with its URL, once it listens. Port 0 is any. Raises AddressInUse."""
-    await serve_application(application(context), listen(host, port), task_status=task_status)
+    await serve_application(application(context), listen(host, port), turns=context.turns, task_status=task_status)
 
 
 def application(context: Context) -> Starlette:
@@ -50,7 +53,7 @@ def application(context: Context) -> Starlette:
 
     async def metrics(request: Request) -> Response:
         own = generate_latest(context.metrics)  # before the answer begins, so that a defect is an error
-        return StreamingResponse(exposition(own, context.series), headers={"content-type": CONTENT_TYPE_LATEST})
+        return InParts(exposition(own, context.series), CONTENT_TYPE_LATEST)
 
     Info("topoalign_build", "The version of this program.", registry=context.metrics).info(
         {"version": metadata.version("topoalign")}
@@ -75,12 +78,33 @@ def answering(page: Page) -> Callable[[Request], Awaitable[Response]]:
     return endpoint
 
 
-async def exposition(own: bytes, series: Iterable[Series]) -> AsyncIterator[bytes]:
-    """The page of metrics: those of the process, then the series that its services write."""
+class InParts(Response):
+    """
+    An answer that is made while it is sent, in the task of its request: `StreamingResponse` makes it in another one, beside
+    a third that waits for the client to go.
+    """
+
+    def __init__(self, parts: AsyncGenerator[bytes, None], content_type: str) -> None:
+        self._parts = parts
+        self._head = [(b"content-type", content_type.encode())]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends it."""
+        await send({"type": "http.response.start", "status": 200, "headers": self._head})
+        async with aclosing(self._parts) as parts:
+            async for part in parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def exposition(own: bytes, series: Iterable[Series]) -> AsyncGenerator[bytes, None]:
+    """The page of metrics: those of the process, then the series that its services write, each part in its turn."""
     yield own
     for write in series:
+        await take_turn()
         async for chunk in write():
             yield chunk
+            await take_turn()
 
 
 def verdict(

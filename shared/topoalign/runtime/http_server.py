@@ -10,16 +10,18 @@ import logging
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from typing import Any
 
 import anyio
 import uvicorn
 from anyio.abc import TaskStatus
 from starlette.applications import Starlette
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from topoalign.core.model.errors import Unavailable, clean
-from topoalign.runtime.connections import Connection, backlog
+from topoalign.runtime.connections import Connection, FairConnection
+from topoalign.runtime.handshakes import Handshake
+from topoalign.runtime.request_turns import RequestTurns
 
 log = logging.getLogger("uvicorn.error")
 
@@ -30,6 +32,13 @@ LOOK_SECONDS = 0.005
 CLOSE = (b"connection", b"close")
 IDLE_SECONDS = 5
 """After how long a connection without requests is closed, where nothing else is said."""
+ACCEPTED_AT_ONCE = 4
+"""Connections that are accepted in one round of the event loop: about a millisecond of work, and no more than there are file
+descriptors for where those are few."""
+BACKLOG = 1024
+"""Connections that may wait to be accepted. Where more wait, the client of the next one tries again only after a second."""
+UNREAD_BYTES = 128 * 1024
+"""Of an answer that the system takes for a peer that does not read it. By itself it would take megabytes."""
 
 
 class AddressInUse(Unavailable):
@@ -69,6 +78,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then report the URL to the task group."""
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)  # asyncio has one number for what may wait and what is accepted at once
         self._task_status.started(self._url)
 
     async def main_loop(self) -> None:
@@ -110,7 +121,8 @@ async def serve_application(
     application: Starlette,
     listener: socket.socket,
     *,
-    protocol: type[asyncio.Protocol] = Connection,
+    protocol: type[FairConnection] = Connection,
+    turns: RequestTurns | None = None,
     idle_seconds: int = IDLE_SECONDS,
     tls: ssl.SSLContext | None = None,
     draining: anyio.Event | None = None,
@@ -118,19 +130,26 @@ async def serve_application(
 ) -> None:
     """
     Serves on this socket until cancelled, and closes it; has started, with its URL, once it accepts connections. From
-    `draining` on it accepts connections as before, and closes each after its answer.
+    `draining` on it accepts connections as before, and closes each after its answer. `turns`: those of all servers of the
+    process; None: it is the only one.
     """
+    own = turns or RequestTurns()
+
+    def connection(**of_uvicorn: Any) -> asyncio.Protocol:
+        accepted = protocol(turns=own, **of_uvicorn)
+        return accepted if tls is None else Handshake(accepted, tls, own)
+
     config = uvicorn.Config(
-        cut_off_in_silence(application),
-        http=protocol,
+        application,
+        http=connection,  # type: ignore[arg-type]  # which it calls
         ws="none",
-        backlog=backlog(),
+        backlog=ACCEPTED_AT_ONCE,
         log_config=None,
         access_log=False,
         lifespan="off",
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=idle_seconds,
-        ssl_context_factory=None if tls is None else lambda config, default: tls,
     )
     address, port = listener.getsockname()[:2]
     host = f"[{address}]" if ":" in address else address
@@ -143,16 +162,6 @@ async def serve_application(
             with anyio.CancelScope(shield=True):
                 await server.serve([listener])
             tasks.cancel_scope.cancel()
-
-
-def cut_off_in_silence(application: Starlette) -> ASGIApp:
-    """The application, of which an answer that is cancelled ends without the error that uvicorn would log."""
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(asyncio.CancelledError):
-            await application(scope, receive, send)
-
-    return answer
 
 
 async def close_connections_when(draining: anyio.Event, server: Server) -> None:
@@ -178,7 +187,7 @@ def listen(host: str, port: int, settings: str = "TOPOALIGN_HTTP") -> socket.soc
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         dual = family is socket.AF_INET6  # `::` is every address, those of IPv4 too
-        listener = socket.create_server(address, family=family, backlog=backlog(), dualstack_ipv6=dual)
+        listener = socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=dual)
     except (OSError, OverflowError) as error:
         raise AddressInUse(
             f"cannot listen on {clean(host)} port {port}: {clean(str(getattr(error, 'strerror', None) or error))}",
@@ -187,4 +196,5 @@ def listen(host: str, port: int, settings: str = "TOPOALIGN_HTTP") -> socket.soc
     # Each connection inherits it. asyncio sets it only where the socket names its protocol, which these do not, and the
     # second part of an answer would wait 40 ms for the acknowledgement of the first.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES)
     return listener

@@ -11,7 +11,10 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from topoalign.runtime.connections import make_room
+from topoalign.runtime.connections import FairConnection
+
+MOST_PIPELINED = 4
+"""Requests of a connection that wait behind the one in work. No client of Kubernetes sends any."""
 
 
 class OneSegment:
@@ -42,17 +45,29 @@ class OneSegment:
         return getattr(self._transport, name)
 
 
-class HttpToolsConnection(HttpToolsProtocol):
+class HttpToolsConnection(FairConnection, HttpToolsProtocol):
     """As `Connection`, by another parser."""
 
-    since = 0.0
-    """When it was made, by the clock of the event loop."""
+    _in_work: Any = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """Accept the connection; at the limit, close the one that has been silent longest."""
+        """Accept the connection, as `FairConnection`."""
         super().connection_made(OneSegment(transport, self.loop))  # type: ignore[arg-type]  # it has what is used
-        self.since = self.loop.time()
-        make_room(self.connections)
+
+    @property
+    def in_work(self) -> Any:
+        """As of `FairConnection`: this parser reads on behind a request that is not answered."""
+        return self._in_work
+
+    def on_message_begin(self) -> None:
+        """A request has begun. Raises ValueError, which ends the connection, where too many wait for their turn."""
+        if len(self.pipeline) >= MOST_PIPELINED:
+            raise ValueError("too many requests on one connection")
+        super().on_message_begin()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._in_work = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _unsupported_upgrade_warning(self) -> None:
         """The parser reads nothing behind a request for another protocol, so the answer to it is the last one."""

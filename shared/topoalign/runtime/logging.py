@@ -31,7 +31,8 @@ LONGEST = 4_000
 SELDOM_SECONDS = 60.0
 """
 Between two equal complaints of asyncio: without file descriptors it has one for each try, hundreds in a second. The same of
-grpclib's server, which has one, with a traceback, for each call that a peer breaks off at the wrong moment.
+grpclib's server, which has one, with a traceback, for each call that a peer breaks off at the wrong moment, and of uvicorn,
+which has one for each request that is no HTTP.
 """
 
 codecs.lookup("unicode_escape")  # else read from disk at the first use, which may be when no file can be opened
@@ -95,7 +96,7 @@ def configure_logging(form: str = "console", level: str = "info", **context: str
     root.setLevel(level.upper())
     for name, least in LIBRARIES.items():
         logging.getLogger(name).setLevel(max(least, root.level))
-    for name in ("asyncio", "grpclib.server"):
+    for name in ("asyncio", "grpclib.server", "uvicorn.error"):
         logging.getLogger(name).filters[:] = [Seldom()]
     logging.captureWarnings(True)
     structlog.contextvars.clear_contextvars()

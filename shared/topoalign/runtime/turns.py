@@ -1,15 +1,12 @@
 """
 Gives the event loop a turn in the middle of long work, so that no task blocks the others.
 
-A task that always finds its next message there already never waits, and the loop runs nothing else meanwhile.
+A task that always finds its next message there already never waits, and the loop runs nothing else meanwhile. A task that
+answers a request goes on when the turn of that comes (`request_turns`).
 """
 
-import anyio.lowlevel
-
 from topoalign.core.ports import Clock
-
-LONGEST_SECONDS = 0.005
-"""Of one turn: a tenth of what nobody should wait for, because several tasks may have long work under way."""
+from topoalign.runtime.request_turns import LONGEST_SECONDS, take_turn
 
 
 class Turns:
@@ -23,5 +20,5 @@ class Turns:
         """Lets the other tasks run if this one has run for `LONGEST_SECONDS` since it let them last."""
         if self._clock.monotonic() < self._began + LONGEST_SECONDS:
             return
-        await anyio.lowlevel.checkpoint()
-        self._began = self._clock.monotonic()
+        if await take_turn():
+            self._began = self._clock.monotonic()

@@ -27,16 +27,19 @@ class Complaints:
         """Times that nothing was logged, by event and reason: of the causes that are not to be logged anew for a while."""
         self._timer: TimerHandle | None = None
 
-    def say(self, event: str, reason: str, **details: Any) -> None:
-        """Logs this, or counts it if the same was logged a short while ago."""
+    def say(self, event: str, reason: str, **details: Any) -> bool:
+        """Logs this, or counts it if the same was logged a short while ago. Returns whether it was logged."""
         cause = (event, reason)
         if cause in self._counted:
             self._counted[cause] += 1
-        elif len(self._counted) < MOST_CAUSES:
-            self._counted[cause] = 0
-            log.warning(event, reason=reason, socket=self._socket, **details)
-            if self._timer is None:
-                self._timer = get_running_loop().call_later(AGAIN_SECONDS, self.sum_up)
+            return False
+        if len(self._counted) >= MOST_CAUSES:
+            return False
+        self._counted[cause] = 0
+        log.warning(event, reason=reason, socket=self._socket, **details)
+        if self._timer is None:
+            self._timer = get_running_loop().call_later(AGAIN_SECONDS, self.sum_up)
+        return True
 
     def sum_up(self) -> None:
         """Logs the counts. A cause of which nothing was counted is forgotten."""

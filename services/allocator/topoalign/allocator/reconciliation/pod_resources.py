@@ -27,6 +27,7 @@ from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.client import KubeletAway
+from topoalign.kubelet.grpc.complaints import Complaints
 from topoalign.kubelet.grpc.kept_channel import KeptChannel
 from topoalign.kubelet.grpc.listed_pods import Devices, ListedPodsCodec
 from topoalign.kubelet.grpc.protobuf import field
@@ -77,13 +78,17 @@ class PodResourcesClient:
         self._listed: tuple[Fields | None, Listed] = (None, {})
         """The devices of all plugins as they were listed last, and the fields of that answer."""
         self._unknown: str | None = None
-        """Why the directories of pods tell nothing, as it was logged last."""
+        """Why the directories of pods tell nothing now."""
+        self._complaints = Complaints(socket.name)
+        self._is_logged = False
+        """Whether `_unknown` is in the log, and not only counted."""
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.channel.close()
+        self._complaints.end()
 
     async def listing(self, seconds: float | None = None) -> Listing:
         """
@@ -162,8 +167,9 @@ class PodResourcesClient:
 
     async def _pod_directories(self, any_listed: bool) -> PodDirectories | None:
         """
-        Says once why they tell nothing, and once when they do again. Where the kubelet has `any_listed` pods, an empty
-        directory is not its own: `pods/` is another file system there, which is not mounted here.
+        Logs why they tell nothing and when they do again; changes from one to the other and back are counted. Where the
+        kubelet has `any_listed` pods, an empty directory is not its own: `pods/` is another file system there, which is not
+        mounted here.
         """
         found, unknown = None, "they could not be read in time"
         try:
@@ -174,10 +180,10 @@ class PodResourcesClient:
             unknown = str(fault)
         if found is not None and any_listed and not found.torn_down:
             found, unknown = None, f"{self._checkpoint_dir.parent / pod_directories.NAME} is empty beside pods that run"
-        if found is not None and self._unknown is not None:
+        if found is not None and self._unknown is not None and self._is_logged:
             log.info("the directories of pods can be read again")
         if found is None and self._unknown != unknown:
-            log.warning("pods that are gone cannot be told by their directories", reason=unknown)
+            self._is_logged = self._complaints.say("pods that are gone cannot be told by their directories", unknown)
         self._unknown = None if found is not None else unknown
         return found
 

@@ -10,7 +10,7 @@ registers while it runs.
   pod is there has its socket; any other is removed. Without an answer of the kubelet, or where its checkpoint cannot be
   read, nothing is removed.
 
-Calls and sweeps take turns; nothing here waits for a caller.
+Calls and sweeps take turns; nothing here waits for a caller. What containers have left is removed in a thread.
 """
 
 from asyncio import shield
@@ -21,6 +21,7 @@ from typing import Protocol
 
 import anyio
 import structlog
+from anyio import to_thread
 
 from topoalign.allocator import limiter_files
 from topoalign.allocator.ports import Part, Poll
@@ -190,7 +191,7 @@ class VcudaLimiter:
                     failure = error
             await self._stop_all(self._servers.keys() - {root / name for name in present})
             if configured:
-                limiter_files.remove_leftovers(root)
+                await to_thread.run_sync(limiter_files.remove_leftovers, root)
             if failure is not None:
                 raise failure
 

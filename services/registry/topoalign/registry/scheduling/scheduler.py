@@ -131,9 +131,12 @@ class Scheduler:
 
     async def prepare(self, pod: PodToSchedule) -> None:
         """As `Scheduling.prepare`."""
+        turns = self.view.turns()
         while True:
             await self.view.catch_up()
-            await self._verdicts.prepare(self._request(pod))
+            request = self._request(pod)
+            await turns.give()
+            await self._verdicts.prepare(request)
             if not self.view.is_behind():
                 return
 

@@ -69,6 +69,7 @@ async def serve_scheduler(
             application([*extender.routes(), *webhook.routes()]),
             listener,
             protocol=SchedulerConnection,
+            turns=context.turns,
             idle_seconds=IDLE_SECONDS,
             tls=None if certificates is None else certificates.context,
             draining=context.drain.begun,

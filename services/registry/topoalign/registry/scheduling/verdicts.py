@@ -15,7 +15,8 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from topoalign.core.admission.admit import decide
-from topoalign.core.admission.feasibility import Need, alignment_need, need_of, verdict
+from topoalign.core.admission.drive import drive_async
+from topoalign.core.admission.feasibility import Need, alignment_need, need_of, need_steps, verdict
 from topoalign.core.admission.kinds import Kind
 from topoalign.core.admission.resolvability import UNDECIDED, emptied, restored
 from topoalign.core.admission.share_alignment import parts_of
@@ -38,6 +39,7 @@ from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSche
 from topoalign.registry.scheduling.node_keys import NodeKeys
 from topoalign.registry.scheduling.nodes import NodeView
 from topoalign.registry.scheduling.view import ClusterView
+from topoalign.runtime.turns import Turns
 
 REQUESTS_KEPT = 1_024
 """Requests whose verdicts are kept: a byte for each node and request."""
@@ -59,12 +61,11 @@ HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 class Asked:
     """What a request is to the nodes of one kind."""
 
-    def __init__(self, request: PodRequest, kind: Kind, view: ClusterView) -> None:
-        """Raises InvalidField for annotations that cannot be meant."""
-        self.demand = pod_demand(request, kind.rules)
+    def __init__(self, demand: PodDemand, need: Need | None, kind: Kind, view: ClusterView) -> None:
+        """`need`: what the demand comes to on nodes of this kind. None: more than amounts decides."""
+        self.demand, self.need = demand, need
         self.unlisted = unlisted(self.demand, kind, view)
         """Code of the refusal because of what no such node has; empty: there is nothing."""
-        self.need = need_of(kind.topology, self.demand)
         self._kind = kind
         self._score_needs: dict[int, tuple[Topology, Any]] = {}
         """By the identity of a shape, with the shape, so that no other one gets it."""
@@ -134,8 +135,22 @@ class Request:
         """What it is to the nodes of a kind. Raises InvalidField as `Asked` does."""
         asked = self._asked.get(kind)
         if asked is None:
-            asked = self._asked[kind] = Asked(self.pod, kind, view)
+            demand = pod_demand(self.pod, kind.rules)
+            asked = self._asked[kind] = Asked(demand, need_of(kind.topology, demand), kind, view)
         return asked
+
+    async def learn(self, kind: Kind, view: ClusterView, turns: Turns) -> None:
+        """Does the work of `of` with turns of the event loop in between. Raises InvalidField as that does."""
+        if kind in self._asked:
+            return
+
+        async def give(_: None) -> None:
+            await turns.give()
+
+        demand = pod_demand(self.pod, kind.rules)
+        await turns.give()
+        need = await drive_async(need_steps(kind.topology, demand), give)
+        self._asked[kind] = Asked(demand, need, kind, view)
 
     def reset(self) -> None:
         """Nothing that was decided counts any more."""
@@ -193,6 +208,8 @@ class Verdicts:
         if request.keys.are_stale:
             request.reset()
         while request.version < self._view.version:
+            for kind in {node.kind for node in self._view.changed_since(request.version) if node.kind is not None}:
+                await request.learn(kind, self._view, turns)
             request.codes.extend(bytes(self._view.size - len(request.codes)))
             due = [(node.version, node) for node in self._view.changed_since(request.version)]
             if not due:  # what changed was dropped

@@ -55,6 +55,8 @@ class Asking(msgspec.Struct):
     registry: Agent
     reader: Reader
     scheduler: Scheduler
+    pages_port: int
+    scheduler_port: int
 
     def measured(self, case: str, calls: int, call: Callable[[], Answer]) -> Row:
         """The row of so many calls."""
@@ -150,4 +152,4 @@ def asking(cluster: Cluster) -> Iterator[Asking]:
             until(lambda: reader.is_ok("/readyz"), "the registry has not read the streams", registry)
             until(lambda: not pages.stale(reader), "a node is shown as stale", registry)
             with closing(Scheduler(port, [each.node for each in cluster.nodes])) as scheduler:
-                yield Asking(registry, reader, scheduler)
+                yield Asking(registry, reader, scheduler, pages_port, port)

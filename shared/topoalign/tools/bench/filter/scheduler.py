@@ -35,8 +35,9 @@ class Filtered(msgspec.Struct, rename="pascal"):
 class Scheduler:
     """A client of the registry's scheduler extender on a port of this machine."""
 
-    def __init__(self, port: int, nodes: Sequence[NodeName]) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS)
+    def __init__(self, port: int, nodes: Sequence[NodeName], seconds: float = PATIENCE_SECONDS) -> None:
+        """`seconds`: how long it waits for a part of an answer."""
+        self._socket = socket.create_connection(("127.0.0.1", port), seconds)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._nodes, self._numbers = list(nodes), count()
 

@@ -28,6 +28,7 @@ from topoalign.registry.scheduling.extender import answers
 from topoalign.registry.scheduling.extender.arguments import read_arguments, read_bind, read_pod, read_preempt
 from topoalign.registry.scheduling.extender.refusals import text_of_error
 from topoalign.registry.scheduling.model import Scheduling
+from topoalign.runtime.request_turns import outlive_connection, take_turn
 
 LARGEST_BODY = 64 * 1024 * 1024
 """Bytes: 5,000 whole nodes of 12 KiB each."""
@@ -93,6 +94,7 @@ class Extender:
         asked = read_arguments(body)
         try:
             pod = read_pod(asked.pod)
+            await take_turn()
             await self._scheduling.prepare(pod)
             filtered = self._scheduling.filter(pod, asked.nodes, asked.labels)
         except (InvalidField, NoFit) as error:
@@ -109,6 +111,7 @@ class Extender:
         asked = read_arguments(body)
         try:
             pod = read_pod(asked.pod)
+            await take_turn()
             await self._scheduling.prepare(pod)
             scores = self._scheduling.prioritize(pod, asked.nodes)
         except TopoalignError as failure:
@@ -128,6 +131,7 @@ class Extender:
 
     async def bind(self, body: bytes) -> bytes:
         """Binds the pod; it is bound when the answer has no error."""
+        outlive_connection()
         asked = read_bind(body)
         try:
             await self._scheduling.bind(asked.pod_namespace, asked.pod_name, asked.pod_uid, asked.node)
@@ -157,6 +161,7 @@ def call_route(path: str, call: Call, most: int, seconds: float) -> Route:
             body = await read_body(request, most, seconds, large)
         except ClientDisconnect:
             return Response(status_code=400)  # nobody reads it
+        await take_turn()
         return Response(await call(body), media_type="application/json")
 
     return Route(path, endpoint, methods=["POST"])

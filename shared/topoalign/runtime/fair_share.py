@@ -1,0 +1,107 @@
+"""
+Fair shares of a server among its peers: whose request works next, and which connection is closed where there are too many.
+
+A peer is an address. Each peer has an equal share of the time and of the connections, however many requests and
+connections it has. What a peer does not use is left to the others.
+
+**Time.** Requests work in short slices. The next slice is for the peer that has had the least time (start-time fair
+queueing, Goyal, Vin and Cheng, 1996), and of its requests for the one that has had the least time (least attained service).
+A peer that was idle may catch up `CATCH_UP_SECONDS` of the time that it did not use. Example: a peer has had large requests
+in work for a while. The small request of another peer goes first, and so does its next one after a pause. Where it sends one
+after the other without a pause, the two peers get slices in turn.
+
+**Connections.** The peer with the most connections gives one up: the one that the server has waited for the longest.
+Example: a request that has been coming for 3 s, however many bytes of it have come, is closed before a connection that has
+been idle for a second, and both before one that was made a moment ago.
+
+Nothing here does I/O or reads the time.
+"""
+
+from collections import Counter
+from collections.abc import Collection
+from heapq import heappop, heappush
+from itertools import count
+from operator import attrgetter
+from typing import Generic, Protocol, TypeVar
+
+CATCH_UP_SECONDS = 0.05
+"""The time of one call of a scheduler about thousands of nodes."""
+
+Peer = tuple[str, ...]
+"""The address of a peer. A second part tells apart what is not to wait for the rest."""
+
+
+class Request:
+    """A request that is being worked on; compared by identity."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.seconds = 0.0
+        """How long it has worked."""
+
+
+R = TypeVar("R", bound=Request)
+
+
+class FairQueue(Generic[R]):
+    """Requests that wait for their next slice. A request is added again for each slice."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Peer, list[tuple[float, int, R]]] = {}
+        """The requests of a peer as a heap: by the time that each has had, then in the order of `add`."""
+        self._used: dict[Peer, float] = {}
+        """Seconds at which a peer's next slice starts on a clock that only slices move."""
+        self._now = 0.0
+        """The start of the newest slice on that clock."""
+        self._numbers = count()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, request: R) -> None:
+        """The request waits for a slice."""
+        if request.peer not in self._waiting:
+            self._waiting[request.peer] = []
+            self._used[request.peer] = self._start(request.peer)
+        heappush(self._waiting[request.peer], (request.seconds, next(self._numbers), request))
+
+    def take(self) -> R:
+        """Removes and returns the request whose slice is next; among equal peers that of the one that waits longest."""
+        peer = min(self._waiting, key=self._used.__getitem__)
+        self._now = max(self._now, self._used[peer])
+        request = heappop(self._waiting[peer])[2]
+        if not self._waiting[peer]:
+            del self._waiting[peer]
+        if len(self._used) > 2 * len(self._waiting) + 1:  # peers that were idle for long start like new ones
+            self._used = {each: used for each, used in self._used.items() if used > self._now - CATCH_UP_SECONDS}
+        return request
+
+    def charge(self, request: R, seconds: float) -> None:
+        """The request, which does not wait, has worked for so long."""
+        request.seconds += seconds
+        self._used[request.peer] = self._start(request.peer) + seconds
+
+    def _start(self, peer: Peer) -> float:
+        return max(self._used.get(peer, 0.0), self._now - CATCH_UP_SECONDS)
+
+
+class Place(Protocol):
+    """A connection of a server."""
+
+    @property
+    def peer(self) -> Peer:
+        """Who made it."""
+
+    @property
+    def since(self) -> float:
+        """When the server began to wait for the peer; infinite where it does not wait."""
+
+
+P = TypeVar("P", bound=Place)
+
+
+def first_to_close(places: Collection[P]) -> P:
+    """The connection that makes room for others. At least one is needed."""
+    held = Counter(map(attrgetter("peer"), places))
+    most = max(held.values())
+    return min((each for each in places if held[each.peer] == most), key=attrgetter("since"))

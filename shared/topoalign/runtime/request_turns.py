@@ -1,0 +1,106 @@
+"""
+Turns of the requests that a process answers: each works in slices, in the order of `fair_share.FairQueue`.
+
+A slice is what a request does until it next waits for anything, of its own accord after `LONGEST_SECONDS`. There is one in
+each round of the event loop, so between two slices everything else runs: sockets are read, and the other tasks go on. A
+request holds nothing while it waits for something else, and is not charged for that time.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextvars import ContextVar
+from time import monotonic
+
+import anyio.lowlevel
+
+from topoalign.runtime.fair_share import FairQueue, Peer, Request
+
+LONGEST_SECONDS = 0.005
+"""Of one turn: a tenth of what nobody should wait for, because several tasks may have long work under way."""
+
+
+class RequestTurns:
+    """One for all servers of an event loop, which share its time."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        """`clock`: monotonic seconds."""
+        self._clock = clock
+        self._queue: FairQueue[Working] = FairQueue()
+        self._current: Working | None = None
+        self._began = 0.0
+        self._is_due = False
+        """Whether `_give` is called in the next round."""
+
+    async def wait(self, request: "Working") -> None:
+        """Until the next slice of this request."""
+        request.turn = asyncio.get_running_loop().create_future()
+        self._queue.add(request)
+        if not self._is_due:
+            self._give_soon()
+        await request.turn
+        self._began = self._clock()
+
+    def is_in_time(self, request: "Working") -> bool:
+        """Whether this is a slice of this request that may go on."""
+        return self._current is request and self._clock() < self._began + LONGEST_SECONDS
+
+    def charge(self, request: "Working", seconds: float) -> None:
+        """The request costs so much outside of its slices."""
+        self._queue.charge(request, seconds)
+
+    def _give_soon(self) -> None:
+        self._is_due = True
+        asyncio.get_running_loop().call_soon(self._give)
+
+    def _give(self) -> None:
+        """Ends the slice of this round, and wakes the request that has the next one."""
+        if self._current is not None:
+            self._queue.charge(self._current, self._clock() - self._began)
+            self._current = None
+        self._is_due = False
+        while self._queue and self._current is None:
+            request = self._queue.take()
+            if not request.turn.done():  # else it was cancelled
+                request.turn.set_result(None)
+                self._current, self._began = request, self._clock()
+                self._give_soon()  # behind the slice
+
+
+class Working(Request):
+    """A request whose task takes turns with the tasks of other requests."""
+
+    turn: "asyncio.Future[None]"
+
+    def __init__(self, peer: Peer, turns: RequestTurns) -> None:
+        super().__init__(peer)
+        self._turns = turns
+        self.outlives_connection = False
+        """Whether its task goes on where its connection is lost."""
+
+    async def give(self) -> bool:
+        """Waits for the next slice if this one has lasted for long; returns whether it has."""
+        if self._turns.is_in_time(self):
+            return False
+        await self._turns.wait(self)
+        return True
+
+
+WORKING: ContextVar[Working | None] = ContextVar("WORKING", default=None)
+"""The request that a task answers."""
+
+
+async def take_turn() -> bool:
+    """
+    The other tasks run, and then this one: where it answers a request, once that has its turn, and only if its slice has
+    lasted for long. Returns whether they ran.
+    """
+    if (working := WORKING.get()) is not None:
+        return await working.give()
+    await anyio.lowlevel.checkpoint()
+    return True
+
+
+def outlive_connection() -> None:
+    """What this task does for a request has effects: it goes on to its end where the client hangs up."""
+    if (working := WORKING.get()) is not None:
+        working.outlives_connection = True

@@ -1,0 +1,246 @@
+"""What hostile clients of an HTTP server cannot do to the others, over real sockets."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+
+import anyio
+import pytest
+from anyio import to_thread
+from anyio.abc import TaskStatus
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from topoalign.runtime import connections
+from topoalign.runtime.clock import ManualClock, all_tasks_blocked
+from topoalign.runtime.connections import Connection, FairConnection
+from topoalign.runtime.http_server import listen, serve_application
+from topoalign.runtime.httptools_connections import MOST_PIPELINED, HttpToolsConnection
+from topoalign.runtime.request_turns import LONGEST_SECONDS, RequestTurns, outlive_connection, take_turn
+from topoalign.runtime.turns import Turns
+
+pytestmark = pytest.mark.anyio
+
+BOTH = pytest.mark.parametrize("protocol", [Connection, HttpToolsConnection])
+MOST = 8
+HONEST, HOSTILE = "127.0.0.1", "127.0.0.2"
+GET = b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n"
+SLOW_HEAD, SLOW_BODY = b"GET / HTTP/1.1\r\nX: ", b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"
+
+
+class Server:
+    """Pages, and what was asked of them."""
+
+    def __init__(self) -> None:
+        self.address = (HONEST, 0)
+        self.large = self.begun = self.ended = self.open = 0
+        self.asked, self.given = anyio.Event(), anyio.Event()
+        self.clock = ManualClock()
+        self.slices: list[str] = []
+
+    async def page(self, request: Request) -> Response:
+        return PlainTextResponse("here")
+
+    async def body(self, request: Request) -> Response:
+        return Response(await request.body())
+
+    async def large_page(self, request: Request) -> Response:
+        self.large += 1
+        return Response(b"x" * 16_000_000)
+
+    async def later(self, request: Request) -> Response:
+        """Ends when `given` is set; `?effect`: also where its connection is lost."""
+        if "effect" in request.query_params:
+            outlive_connection()
+        self.begun += 1
+        self.asked.set()
+        await self.given.wait()
+        await take_turn()
+        self.ended += 1
+        return PlainTextResponse("late")
+
+    async def work(self, request: Request) -> Response:
+        """Works a slice, and `?endless` until `given` is set."""
+        name, turns = request.url.query, Turns(self.clock)
+        self.slices.append(name)
+        while not self.given.is_set():
+            self.clock._now += 2 * LONGEST_SECONDS
+            await turns.give()
+            self.slices.append(name)
+            if name != "endless" and self.slices.count(name) == 4:
+                self.given.set()
+        return PlainTextResponse("here")
+
+    @asynccontextmanager
+    async def run(self, protocol: type[FairConnection]) -> AsyncIterator[None]:
+        paths = {
+            "/": self.page,
+            "/livez": self.page,
+            "/large": self.large_page,
+            "/later": self.later,
+            "/work": self.work,
+        }
+        routes = [*(Route(path, page) for path, page in paths.items()), Route("/body", self.body, methods=["POST"])]
+        listener = listen(HONEST, 0)
+        self.address = listener.getsockname()
+
+        class Counted(protocol):  # type: ignore[misc,valid-type]  # one of two
+            def connection_made(it, transport: asyncio.Transport) -> None:
+                super().connection_made(transport)
+                self.open += 1
+
+            def connection_lost(it, exc: Exception | None) -> None:
+                super().connection_lost(exc)
+                self.open -= 1
+
+        async def serve(*, task_status: TaskStatus[str]) -> None:
+            await serve_application(
+                Starlette(routes=routes),
+                listener,
+                protocol=Counted,
+                turns=RequestTurns(self.clock.monotonic),
+                idle_seconds=3600,
+                task_status=task_status,
+            )
+
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(serve)
+            yield
+            tasks.cancel_scope.cancel()
+
+    @contextmanager
+    def client(self, source: str, sent: bytes) -> Iterator[socket.socket]:
+        """A connection from this address, over which this was sent."""
+        with socket.create_connection(self.address, 60, source_address=(source, 0)) as client:
+            client.sendall(sent)
+            yield client
+
+    async def answer(self, client: socket.socket, sent: bytes = b"") -> bytes:
+        """All that comes up to "here", or until the server closes the connection."""
+
+        def read() -> bytes:
+            found = bytearray()
+            try:
+                client.sendall(sent)
+                while not found.endswith(b"here") and (got := client.recv(1 << 20)):
+                    found += got
+            except ConnectionError:
+                pass
+            return bytes(found)
+
+        return await to_thread.run_sync(read)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    monkeypatch.setattr(connections, "MOST", MOST)
+    return Server()
+
+
+@BOTH
+@pytest.mark.parametrize("source", [HOSTILE, HONEST])
+@pytest.mark.parametrize("sent", [SLOW_HEAD, SLOW_BODY, b"", GET % b"/"], ids=["head", "body", "nothing", "idle"])
+async def test_no_number_of_connections_keeps_others_out(
+    server: Server, protocol: type[FairConnection], source: str, sent: bytes
+) -> None:
+    """T05: the new connection was closed as no other was silent; now one of the peer that has most, the latest of them."""
+    async with server.run(protocol):
+        with ExitStack() as opened:
+            hostile = []
+            for _ in range(3 * MOST):
+                hostile.append(opened.enter_context(server.client(source, sent)))
+                await all_tasks_blocked()
+            answers = []
+            for _ in range(MOST):
+                with server.client(HONEST, b"") as honest:
+                    answers.append(await server.answer(honest, GET % b"/"))
+
+    assert MOST == len([answer for answer in answers if answer.endswith(b"here")])
+
+
+@BOTH
+async def test_a_kept_connection_stays_while_another_peer_has_more(
+    server: Server, protocol: type[FairConnection]
+) -> None:
+    async with server.run(protocol):
+        with ExitStack() as opened:
+            honest = [opened.enter_context(server.client(HONEST, GET % b"/")) for _ in range(MOST // 2 - 1)]
+            answers = [await server.answer(each) for each in honest]
+            for _ in range(3 * MOST):
+                opened.enter_context(server.client(HOSTILE, SLOW_BODY))
+                await all_tasks_blocked()
+            answers += [await server.answer(each, GET % b"/") for each in honest]
+
+    assert MOST - 2 == len([answer for answer in answers if answer.endswith(b"here")])
+
+
+@BOTH
+async def test_answers_that_are_not_read_are_not_made_and_end(
+    server: Server, protocol: type[FairConnection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T06: one answer for each connection, however many requests were sent; then it is closed, and others are served."""
+    monkeypatch.setattr(connections, "WRITE_SECONDS", 0.05)
+    async with server.run(protocol):
+        with ExitStack() as opened:
+            pipelined = GET % b"/large" * MOST_PIPELINED
+            hostile = [opened.enter_context(server.client(HOSTILE, pipelined)) for _ in range(MOST - 1)]
+            while server.large < len(hostile):
+                await anyio.lowlevel.checkpoint()
+            with server.client(HONEST, GET % b"/livez") as honest:
+                answer = await server.answer(honest)
+            with anyio.fail_after(20):
+                while server.open:
+                    await all_tasks_blocked()
+
+    assert answer.endswith(b"here")
+    assert len(hostile) == server.large
+
+
+@BOTH
+@pytest.mark.parametrize("source", [HOSTILE, HONEST])
+async def test_large_requests_keep_no_small_one_waiting(
+    server: Server, protocol: type[FairConnection], source: str
+) -> None:
+    """T07: of another address, or of the same one, a small request has a slice for each of theirs, and /livez at once."""
+    async with server.run(protocol):
+        with ExitStack() as opened:
+            hostile = [opened.enter_context(server.client(source, GET % b"/work?endless")) for _ in range(MOST - 2)]
+            while server.slices.count("endless") < 10 * len(hostile):
+                await anyio.lowlevel.checkpoint()
+            with server.client(HONEST, GET % b"/livez") as probe:
+                alive = await server.answer(probe)
+            with server.client(HONEST, GET % b"/work?small") as honest:
+                answer = await server.answer(honest)
+
+    small = [place for place, name in enumerate(server.slices) if name == "small"]
+    assert alive.endswith(b"here") and answer.endswith(b"here")
+    assert small[3] - small[0] <= 8
+
+
+async def test_more_requests_than_wait_on_a_connection_end_it(server: Server) -> None:
+    """T06: a read of 256 KiB has thousands of them, each of which would be kept."""
+    async with server.run(HttpToolsConnection):
+        with server.client(HONEST, GET % b"/later" * 1_000) as client:
+            answer = await server.answer(client)
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert server.begun <= 1
+
+
+@BOTH
+async def test_what_nobody_waits_for_ends_but_what_has_effects(server: Server, protocol: type[FairConnection]) -> None:
+    async with server.run(protocol):
+        for number, path in enumerate((b"/later", b"/later?effect"), 1):
+            with server.client(HONEST, GET % path):
+                while server.begun < number:
+                    await anyio.lowlevel.checkpoint()
+            await all_tasks_blocked()
+        server.given.set()
+        while not server.ended:
+            await anyio.lowlevel.checkpoint()
+        await all_tasks_blocked()
+
+    assert (2, 1) == (server.begun, server.ended)
