@@ -33,7 +33,7 @@ from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.answers import answering
 from topoalign.runtime.clock import SystemClock
-from topoalign.runtime.nats_bus import connect_bus
+from topoalign.runtime.nats_bus import apply_stores, connect_bus
 
 pytestmark = pytest.mark.anyio
 
@@ -161,6 +161,7 @@ async def test_a_lost_or_damaged_stream_costs_no_allocation(tmp_path: Path, harm
                 await killed(server, ours, theirs)
                 harm(store, old)
                 await server.start()
+                await apply_stores(server.url)  # as the administrator of NATS does
                 site.grant("GPU-3")
                 await site.say_hardware(theirs)
                 await equal(cluster, view, site.ledger)
@@ -189,6 +190,7 @@ async def test_a_registry_that_starts_on_an_old_stream_offers_no_less(
             await killed(server, theirs)
             harm(store, old)
             await server.start()
+            await apply_stores(server.url)
             async with connect_bus(server.url) as ours, registry(ours) as (cluster, view, offered):
                 await site.say_hardware(ours)
                 await equal(cluster, view, site.ledger)

@@ -19,7 +19,7 @@ async def test_an_allocator_without_publish_rights_ends_and_names_the_subject(tm
     """C40: a user of a real NATS who may do everything but say what was granted; no bare time-out."""
     rule = f'permissions: {{ publish: {{ deny: ["{SUBJECT}"] }} }}'
     async with killable(
-        tmp_path / "nats", f"authorization {{ users: [ {{ user: u, password: p, {rule} }} ] }}\n"
+        tmp_path / "nats", f"authorization {{ users: [ {{ user: u, password: p, {rule} }} ] }}\n", administrator="u:p"
     ) as server:
         environment = {
             **os.environ,

@@ -31,7 +31,7 @@ CONFIG_SHOW = ("config", "show", "--origin")
 async def hub(tmp_path: Path) -> AsyncIterator[str]:
     """The address of a NATS that knows another password, with ours in it."""
     users = 'authorization { users: [ { user: alice, password: "another" } ] }\n'
-    async with killable(tmp_path / "nats", users) as server:
+    async with killable(tmp_path / "nats", users, administrator=None) as server:
         yield server.url.replace("nats://", f"nats://alice:{CANARY}@")
 
 

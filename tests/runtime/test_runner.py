@@ -176,7 +176,6 @@ def test_settings_of_other_services_are_read_only_where_they_may_be_meant(monkey
 
 async def test_a_setting_that_cannot_be_meant_is_named() -> None:
     for variable, value in {
-        "NATS_REPLICAS": "2",
         "HTTP_PORT": "70000",
         "LOG_LEVEL": "loud",
         "NATS_URL": "http://x",
@@ -282,7 +281,7 @@ async def test_services_speak_over_nats(tmp_path: Path) -> None:
 async def test_a_service_without_publish_rights_is_refused_at_the_start(tmp_path: Path) -> None:
     """C40: tried before anything happens on the node, on the subjects of exactly the services that run."""
     rule = '{ user: u, password: p, permissions: { publish: { deny: ["topoalign.v1.allocation.node-1.granted"] } } }'
-    async with killable(tmp_path, f"authorization {{ users: [ {rule} ] }}\n") as server:
+    async with killable(tmp_path, f"authorization {{ users: [ {rule} ] }}\n", administrator="u:p") as server:
         environment = {
             "TOPOALIGN_NODE": "node-1",
             "TOPOALIGN_NATS_URL": server.url.replace("nats://", "nats://u:p@"),

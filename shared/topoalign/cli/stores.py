@@ -16,7 +16,11 @@ def stores() -> None:
     """
     Create and change the stores of events at NATS.
 
-    Services check the stores and never create or change them.
+    Services never create or change stores.
+
+    \b
+    Examples:
+      topoalign stores apply
     """
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from topoalign.cli import output
-from topoalign.cli.link import connected
 from topoalign.runtime import nats_server
+from topoalign.runtime.nats_bus import apply_stores
 from topoalign.testing.ports import kept_ports
 from topoalign.tools.bench.device_plugin.agent import Agent, running
 from topoalign.tools.bench.device_plugin.node import Row, scratch
@@ -66,8 +66,7 @@ def streams(portal: BlockingPortal, folder: Path) -> Iterator[str]:
     )
     try:
         url = portal.call(nats_server.url_of, server, folder)
-        with portal.wrap_async_context_manager(connected(url)):
-            pass  # whoever connects makes them
+        portal.call(apply_stores, url)
         yield url
     finally:
         portal.call(nats_server.stop, server)
