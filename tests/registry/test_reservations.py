@@ -13,7 +13,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BusConflict, BusUnavailable, NotFound
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
-from topoalign.core.ports import Bus, Clock, Message, Stream
+from topoalign.core.ports import Bus, Clock, Message, Received, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.scheduling.reservations import OTHERS_SECONDS, TIDY_SECONDS, Change, Reservations
 from topoalign.runtime.clock import ManualClock, all_tasks_blocked
@@ -132,6 +132,52 @@ async def test_a_stale_registry_writes_nothing() -> None:
         assert ["a"] == before
         assert ["a", "b"] == awake.pods() == stale.pods()
         assert 1 == stale.reservations.counts["conflicts"]
+
+
+class LateBus(MemoryBus):
+    """What one process has of a bus on which answers to it arrive when `arrives` is set."""
+
+    def __init__(self, shared: MemoryBus) -> None:
+        super().__init__()
+        self._logs = shared._logs
+        self.asked, self.arrives = anyio.Event(), anyio.Event()
+
+    async def newest(self, stream: Stream, subject: str) -> Received | None:
+        found = await super().newest(stream, subject)
+        await self._arrive()
+        return found
+
+    async def publish(self, message: Message, expected_last: int | None = None) -> int:
+        position = await super().publish(message, expected_last)
+        await self._arrive()
+        return position
+
+    async def _arrive(self) -> None:
+        self.asked.set()
+        await self.arrives.wait()
+
+
+@pytest.mark.parametrize("answer", ["newest", "confirmation"])
+async def test_a_late_answer_does_not_replace_what_came_meanwhile(answer: str) -> None:
+    """K5: before the newest message, or the confirmation of its own, arrives, the stream has delivered a newer one."""
+    bus, clock = MemoryBus(), ManualClock()
+    late = LateBus(bus)
+    one, other = Replica(late, clock, "r1"), Replica(bus, clock, "r2")
+    async with running(one, other), anyio.create_task_group() as tasks:
+        if answer == "newest":
+            await other.reserve("a", "GPU-0")
+            tasks.start_soon(one.reservations.refresh, NODE)
+        else:
+            tasks.start_soon(one.reserve, "a", "GPU-0")
+        await late.asked.wait()
+        await all_tasks_blocked()
+        await other.reserve("b", "GPU-1")
+        await all_tasks_blocked()
+        before = one.pods()
+        late.arrives.set()
+        await all_tasks_blocked()
+
+        assert ["a", "b"] == before == one.pods()
 
 
 async def test_registries_conflict_over_a_real_server(tmp_path: Path) -> None:

@@ -154,7 +154,8 @@ class Reservations:
         for event, position in zip(events, positions, strict=True):
             for how in ("made", "consumed", "expired", "cancelled"):
                 self.counts[how] += len(getattr(event, how))
-            self._apply(event, position)
+            if position > self.of(event.node).position:  # else the stream has delivered it, and perhaps a newer one
+                self._apply(event, position)
             if event.expired or event.cancelled:
                 self._freed(event.node)
 
@@ -167,8 +168,12 @@ class Reservations:
                 )
 
     async def refresh(self, node: NodeName) -> None:
-        """Reads the newest message of a node. Waits for the bus; raises BusRefused."""
+        """
+        Reads the newest message of a node. Waits for the bus; raises BusRefused. An answer that is older than what the
+        stream has delivered meanwhile is left.
+        """
         while True:
+            known = self.of(node).position
             try:
                 received = await self._bus.newest(Stream.ALLOCATIONS, wire.reservation_subject(node))
                 break
@@ -176,7 +181,7 @@ class Reservations:
                 await self._clock.sleep(PAUSE)
         if received is None:  # the stream was lost: what is known is written again with the next change
             self._known[node] = msgspec.structs.replace(self.of(node), position=0)
-        elif received.position != self.of(node).position:
+        elif received.position > self.of(node).position or self.of(node).position == known != received.position:
             self._hear(received)
 
     async def run(self) -> None:
