@@ -130,7 +130,11 @@ class ClusterChecks:
     def _check_admission(self, node: Node, admission: Admission) -> None:
         """K2: what a pod got was reserved for it, or for another pod with its request."""
         world, pod = self.world, self.pods.by_uid[admission.uid]
-        if admission.own is None or pod.uid in node.late or world.is_disturbed_since(admission.began - SLACK_SECONDS):
+        if pod.uid in node.late or world.is_disturbed_since(admission.began - SLACK_SECONDS):
+            return
+        if admission.own is None:
+            if not world.rate:
+                world.violate("K2", f"nothing was reserved for {pod.name}, which was bound to {node.name}")
             return
         got = sorted(device for each in admission.made for device in each.device_ids)
         request = limits_of(pod)

@@ -94,8 +94,6 @@ class Node:
         """UID of each pod that runs -> what it has, as the kubelet keeps it."""
         self.ended: dict[str, None] = {}
         """UIDs of pods that have ended, and that the allocator's record still has."""
-        self.restarted_at = 0.0
-        """Seconds of the loop at which its allocator began last."""
         self.admissions: list[Admission] = []
         """Of the pods that it has admitted since this was looked at last."""
         self.refusals: list[tuple[str, str]] = []
@@ -112,7 +110,6 @@ class Node:
         """The allocator begins. What its record has of containers that do not run is released, as after a reading."""
         world, name = self.world, self.name
         process = self.process = Process(name)
-        self.restarted_at = world.loop.time()
         bus = PartedBus(world, process)
         self.ledger = ledger = Ledger(name, self._journal, world.clock)
         for fact in hardware_facts(self):
