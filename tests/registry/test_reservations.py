@@ -77,6 +77,19 @@ async def test_what_one_registry_reserves_every_registry_holds() -> None:
         assert [NODE] == other.changed
 
 
+async def test_every_registry_names_the_nodes_of_a_pod_in_one_order() -> None:
+    """Two registries have planned one gang: both take the same one of its nodes."""
+    bus, clock = MemoryBus(), ManualClock()
+    one, other = Replica(bus, clock, "r1"), Replica(bus, clock, "r2")
+    names = [NodeName(f"node-{number}") for number in range(9)]
+    async with running(one, other):
+        for node in reversed(names):
+            await one.reserve("a", "GPU-0", node=node)
+        await all_tasks_blocked()
+
+        assert names == [*one.reservations.of_pod("uid-a")] == [*other.reservations.of_pod("uid-a")]
+
+
 async def test_a_node_that_has_gone_is_kept_while_something_is_reserved() -> None:
     """Its pods may be on a kubelet that comes back; then no name of a node that was ever there is kept."""
     bus, clock = MemoryBus(), ManualClock()
