@@ -34,7 +34,7 @@ test-gpu: $(READY)  ## the drivers' contract on this machine's GPUs; its shape g
 	TOPOALIGN_TEST_GPU=1 $(BIN)/python -m pytest tests/contract/test_drivers.py -k real
 	PYTHONPATH=tests/support $(BIN)/python -m capture shared/topoalign/machines/catalogue/captured
 
-simulate: $(READY)  ## replays a seed of the simulation: SEED=123 [PLANT=name], or runs many: SEEDS=0:100000 [WORLDS=instances]
+simulate: $(READY)  ## replays a seed of the simulation: SEED=123 [PLANT=name], or runs many: SEEDS=0:100000 [WORLDS=instances|cluster]
 	PYTHONPATH=tests:tests/support $(BIN)/python -m simulation $(or $(SEED),$(SEEDS)) $(if $(PLANT),--plant $(PLANT)) $(if $(WORLDS),--worlds $(WORLDS))
 
 soak: $(READY)  ## an hour of full load while NATS, the agent and the kubelet are killed: MINUTES=60

@@ -14,7 +14,7 @@ from reservation_support import container, reservation
 
 from topoalign.core import wire
 from topoalign.core.model.allocations import Allocation, Owner
-from topoalign.core.model.errors import BusUnavailable, TopoalignError
+from topoalign.core.model.errors import BusUnavailable, NoFit, TopoalignError
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
 from topoalign.core.ports import Message, Stream
 from topoalign.registry.kubernetes.memory import MemoryKubernetes
@@ -397,14 +397,15 @@ async def test_no_lock_is_kept_of_a_node_without_a_bind(site: Site, bus: MemoryB
     assert [] == [*registry.binder._turns]
 
 
-async def test_what_is_reserved_stays_while_others_are_pending(
-    site: Site, bus: MemoryBus, api: Troubled, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("code", "error"), [(PODS_PENDING, PodsPending), ("NodeStale", NodeRefuses)])
+async def test_what_is_reserved_stays_while_it_cannot_be_judged(
+    site: Site, bus: MemoryBus, api: Troubled, monkeypatch: pytest.MonkeyPatch, code: str, error: type[NoFit]
 ) -> None:
-    """As for a pod of a gang: it is planned there, and only has to wait."""
+    """As for a pod of a gang: it is planned there, and only has to wait; or another registry knows that the node answers."""
     answers = [""]
 
     async def fits(node: NodeName, pod: PodToSchedule) -> str:
-        return answers.pop() if answers else PODS_PENDING
+        return answers.pop() if answers else code
 
     monkeypatch.setattr(binding, "WAIT_SECONDS", 0.2)
     registry = Registry(site, bus, api=api, fits=fits)
@@ -415,7 +416,7 @@ async def test_what_is_reserved_stays_while_others_are_pending(
             tasks.start_soon(registry.bind, "a", uid)
             while not registry.reserved():
                 await anyio.lowlevel.checkpoint()
-        with pytest.raises(PodsPending):
+        with pytest.raises(error):
             await registry.bind("a", uid)
 
     assert {"a": ["GPU-0"]} == registry.reserved()

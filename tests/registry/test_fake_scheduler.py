@@ -36,6 +36,12 @@ class ScriptedExtender:
         """Node -> victims, of the last preempt."""
         self.makes_room_on: set[str] | None = None
         """Nodes on which victims would help; None: all."""
+        self.ending: list[str] = []
+        """Pods that end while preempt is answered."""
+        self.preempting, self.filtering = anyio.Event(), anyio.Event()
+        """Set: preempt and filter are answered."""
+        self.preempting.set()
+        self.filtering.set()
         self.filtered: list[list[str]] = []
         """The nodes of each filter."""
         self.under_way: dict[str, int] = {}
@@ -67,9 +73,15 @@ class ScriptedExtender:
             self.candidates = {node: len(each["Pods"]) for node, each in arguments["NodeNameToMetaVictims"].items()}
             kept = self.makes_room_on
             every = arguments["NodeNameToMetaVictims"]
+            for name in self.ending:
+                self.cluster.delete_pod("default", name, grace=0)
+            self.ending = []
+            await self.preempting.wait()
             return {
                 "NodeNameToMetaVictims": {node: each for node, each in every.items() if kept is None or node in kept}
             }
+        if verb == "filter":
+            await self.filtering.wait()
         nodes = arguments["NodeNames"]
         self.filtered.append(nodes)
         if verb == "prioritize":
@@ -231,6 +243,22 @@ async def test_a_bind_that_fails_is_tried_again_with_the_whole_cycle() -> None:
         assert world.node_of("a")
 
 
+async def test_a_bind_that_fails_wakes_pods_that_lacked_room() -> None:
+    """The pod that was assumed had taken the room (kube-scheduler v1.36, handleBindingCycleError)."""
+    async with scheduling() as world:
+        for name in ("n2", "n3"):
+            world.cluster.nodes.remove(("", name))
+        world.extender.binding = anyio.Event()
+        world.extender.refuses_binds = True
+        world.create("a", gpus=8)
+        world.create("b", gpus=8)
+        await world.settle()
+        world.extender.binding.set()
+        calls = await world.settle()
+
+        assert {"filter": 2, "bind": 2} == calls
+
+
 async def test_a_pod_preempts_the_fewest_of_the_least_important_pods() -> None:
     """No filter is called before: no node has room. Of equally important pods the one that came last makes way."""
     async with scheduling() as world:
@@ -275,6 +303,42 @@ async def test_a_refusal_of_the_nominated_node_preempts_again_an_error_does_not(
 
         assert preemptions == len(world.scheduler.preemptions)
         assert ["n1"] == world.extender.filtered[0] if not fails else not world.extender.filtered
+
+
+@pytest.mark.parametrize("seconds", [0, 1])
+async def test_a_victim_may_end_while_preempt_is_answered(seconds: int) -> None:
+    """The scheduler has seen the end when the answer comes, or has not."""
+    async with scheduling() as world:
+        world.fill()
+        world.extender.ending = ["n1-0", "n1-1"]
+        world.extender.preempting = anyio.Event()
+        world.create("high", 4, priority=100)
+        await world.settle()
+        if not seconds:
+            world.extender.preempting.set()
+        await world.clock.advance(seconds)
+        world.extender.preempting.set()
+        await world.settle()
+
+        assert "n1" == world.node_of("high")
+
+
+async def test_a_pod_that_is_bound_while_it_is_filtered_keeps_its_room() -> None:
+    """An earlier bind of it was taken for failed."""
+    async with scheduling() as world:
+        world.extender.filtering = anyio.Event()
+        world.create("a", 8)
+        await world.settle()
+        world.cluster.bind("default", "a", {"target": {"name": "n1"}})
+        await world.settle()
+        world.extender.filtering.set()
+        await world.settle()
+        world.create("high", 8, priority=100)
+        for name in ("n2", "n3"):
+            world.cluster.nodes.remove(("", name))
+        await world.settle()
+
+        assert [("default", "a")] == [key for each in world.scheduler.preemptions for key in each.victims]
 
 
 async def test_a_pod_preempts_only_where_the_extender_sees_room() -> None:

@@ -77,6 +77,19 @@ async def test_what_one_registry_reserves_every_registry_holds() -> None:
         assert [NODE] == other.changed
 
 
+async def test_every_registry_names_the_nodes_of_a_pod_in_one_order() -> None:
+    """Two registries have planned one gang: both take the same one of its nodes."""
+    bus, clock = MemoryBus(), ManualClock()
+    one, other = Replica(bus, clock, "r1"), Replica(bus, clock, "r2")
+    names = [NodeName(f"node-{number}") for number in range(9)]
+    async with running(one, other):
+        for node in reversed(names):
+            await one.reserve("a", "GPU-0", node=node)
+        await all_tasks_blocked()
+
+        assert names == [*one.reservations.of_pod("uid-a")] == [*other.reservations.of_pod("uid-a")]
+
+
 async def test_a_node_that_has_gone_is_kept_while_something_is_reserved() -> None:
     """Its pods may be on a kubelet that comes back; then no name of a node that was ever there is kept."""
     bus, clock = MemoryBus(), ManualClock()
@@ -132,6 +145,52 @@ async def test_a_stale_registry_writes_nothing() -> None:
         assert ["a"] == before
         assert ["a", "b"] == awake.pods() == stale.pods()
         assert 1 == stale.reservations.counts["conflicts"]
+
+
+class LateBus(MemoryBus):
+    """What one process has of a bus on which answers to it arrive when `arrives` is set."""
+
+    def __init__(self, shared: MemoryBus) -> None:
+        super().__init__()
+        self._logs = shared._logs
+        self.asked, self.arrives = anyio.Event(), anyio.Event()
+
+    async def newest(self, stream: Stream, subject: str) -> Received | None:
+        found = await super().newest(stream, subject)
+        await self._arrive()
+        return found
+
+    async def publish(self, message: Message, expected_last: int | None = None) -> int:
+        position = await super().publish(message, expected_last)
+        await self._arrive()
+        return position
+
+    async def _arrive(self) -> None:
+        self.asked.set()
+        await self.arrives.wait()
+
+
+@pytest.mark.parametrize("answer", ["newest", "confirmation"])
+async def test_a_late_answer_does_not_replace_what_came_meanwhile(answer: str) -> None:
+    """K5: before the newest message, or the confirmation of its own, arrives, the stream has delivered a newer one."""
+    bus, clock = MemoryBus(), ManualClock()
+    late = LateBus(bus)
+    one, other = Replica(late, clock, "r1"), Replica(bus, clock, "r2")
+    async with running(one, other), anyio.create_task_group() as tasks:
+        if answer == "newest":
+            await other.reserve("a", "GPU-0")
+            tasks.start_soon(one.reservations.refresh, NODE)
+        else:
+            tasks.start_soon(one.reserve, "a", "GPU-0")
+        await late.asked.wait()
+        await all_tasks_blocked()
+        await other.reserve("b", "GPU-1")
+        await all_tasks_blocked()
+        before = one.pods()
+        late.arrives.set()
+        await all_tasks_blocked()
+
+        assert ["a", "b"] == before == one.pods()
 
 
 async def test_registries_conflict_over_a_real_server(tmp_path: Path) -> None:

@@ -52,10 +52,10 @@ class Weather:
 
 
 class Broker:
-    """What all processes share."""
+    """What all processes share; or the same bus with a weather of its own, as the processes of one machine have it."""
 
-    def __init__(self) -> None:
-        self.bus = MemoryBus()
+    def __init__(self, bus: MemoryBus | None = None) -> None:
+        self.bus = bus or MemoryBus()
         self.weather = Weather()
         self.number = count(1)
 

@@ -4,9 +4,11 @@ import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from typing import NamedTuple
 
+from simulation.cluster_scenario import run_cluster
 from simulation.outcome import Outcome
 from simulation.plants import PLANTS
 from simulation.scenario import run
@@ -24,15 +26,15 @@ class Found(NamedTuple):
     """The seeds that break an invariant, and what is to be said of each."""
 
 
-def violations(seeds: Sequence[int], plant: str | None = None) -> Found:
-    """Runs these seeds."""
+def violations(seeds: Sequence[int], plant: str | None = None, *, of_cluster: bool = False) -> Found:
+    """Runs these seeds, of single nodes or of clusters."""
     found, steps = list[tuple[int, str]](), 0
     gc.disable()  # much of what a run leaves behind are cycles, and they are cheaper to clear together
     gc.collect()
     gc.freeze()  # what was there before stays, and need not be looked through each time
     try:
         for number, seed in enumerate(seeds):
-            outcome = one(seed, plant)
+            outcome = one(seed, plant, of_cluster=of_cluster)
             steps += outcome.step
             if outcome.violation is not None:
                 found.append((seed, outcome.report(plant=plant)))
@@ -44,7 +46,9 @@ def violations(seeds: Sequence[int], plant: str | None = None) -> Found:
     return Found(steps, found)
 
 
-def one(seed: int, plant: str | None = None) -> Outcome:
+def one(seed: int, plant: str | None = None, *, of_cluster: bool = False) -> Outcome:
+    if of_cluster:
+        return run_cluster(seed, plant)
     return run(seed, PLANTS[plant].parts() if plant is not None else None)
 
 
@@ -54,13 +58,19 @@ def of_kind(seeds: range, kind: Kind | None) -> Sequence[int]:
 
 
 def campaign(
-    seeds: Sequence[int], processes: int | None = None, done: Callable[[int, int], None] = lambda seeds, steps: None
+    seeds: Sequence[int],
+    processes: int | None = None,
+    done: Callable[[int, int], None] = lambda seeds, steps: None,
+    *,
+    plant: str | None = None,
+    of_cluster: bool = False,
 ) -> Iterator[tuple[int, str]]:
     """All violations, as they are found. `done` is told how many seeds have been run, and how many steps these took."""
+    run_chunk = partial(violations, plant=plant, of_cluster=of_cluster)
     chunks = [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]
     with ProcessPoolExecutor(processes or os.cpu_count(), mp_context=get_context("spawn")) as pool:
         finished = steps = 0
-        for chunk, found in zip(chunks, pool.map(violations, chunks), strict=True):
+        for chunk, found in zip(chunks, pool.map(run_chunk, chunks), strict=True):
             finished += len(chunk)
             steps += found.steps
             done(finished, steps)

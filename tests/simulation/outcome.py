@@ -2,15 +2,18 @@
 
 import hashlib
 
-from simulation.world import Violation, World
+from simulation.world import Trace, Violation
 
 
 class Outcome:
     """What became of a run."""
 
-    def __init__(self, seed: int, world: World, step: int, violation: Violation | None) -> None:
-        self.seed, self.step, self.violation = seed, step, violation
-        self.trace = world.trace
+    def __init__(
+        self, seed: int, trace: Trace, step: int, violation: Violation | None, *, of_cluster: bool = False
+    ) -> None:
+        """`of_cluster`: the seed ran as a cluster, and not as a single node."""
+        self.seed, self.step, self.violation, self.trace = seed, step, violation, trace
+        self._worlds = " WORLDS=cluster" if of_cluster else ""
 
     @property
     def digest(self) -> str:
@@ -22,5 +25,7 @@ class Outcome:
         lines = [f"seed {self.seed}, step {self.step}: {self.violation or 'no violation'}"]
         lines += [f"  ({len(self.trace) - last} lines before)"] if len(self.trace) > last else []
         lines += ["  " + " ".join(map(str, line)) for line in self.trace[-last:]]
-        lines += [f"replay: make simulate SEED={self.seed}" + (f" PLANT={plant}" if plant is not None else "")]
+        lines += [
+            f"replay: make simulate SEED={self.seed}{self._worlds}" + (f" PLANT={plant}" if plant is not None else "")
+        ]
         return "\n".join(lines)

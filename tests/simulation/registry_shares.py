@@ -12,7 +12,7 @@ choose as gpu-manager and HAMi do (`TOPOALIGN_COMPAT`).
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any, Literal, NamedTuple
 
@@ -47,15 +47,15 @@ def division_of(seed: int) -> Division:
     return chance.choice(("slots", "units")) if chance.random() < SHARE_CLUSTERS else "whole"
 
 
-def hardware_of(division: Division, seed: int) -> Topology:
-    """A node with four GPUs; half of those in slots are listed with NUMA nodes."""
-    found = machine(nics=(0, 0, 1))
+def hardware_of(division: Division, seed: int, gpus: Sequence[int] = (0, 0, 1, 1)) -> Topology:
+    """A node with these GPUs by NUMA node; half of those in slots are listed with NUMA nodes."""
+    found = machine(gpus=gpus, nics=(0, 0, 1))
     if division == "whole":
         return found
-    gpus = tuple(msgspec.structs.replace(gpu, memory=ALL_MEMORY) for gpu in found.gpus)
-    found = msgspec.structs.replace(found, gpus=gpus)
+    sized = tuple(msgspec.structs.replace(gpu, memory=ALL_MEMORY) for gpu in found.gpus)
+    found = msgspec.structs.replace(found, gpus=sized)
     if division == "units":
-        return in_units(found, 4)
+        return in_units(found, len(gpus))
     return in_slots(found, SLOTS, scaling=Random(f"listed-{seed}").choice((PLAIN, WITH_NUMA_NODES)))
 
 

@@ -281,7 +281,7 @@ def run(seed: int, parts: Parts | None = None, deeds: tuple[Deed, ...] = DEEDS) 
             await scenario.run(deeds)
         except* Violation as violations:
             violation = first(violations)
-        return Outcome(seed, scenario.world, scenario.step, violation)
+        return Outcome(seed, scenario.world.trace, scenario.step, violation)
 
     with quietly(), remembering(REMEMBERED):
         return simulate(seed, main)

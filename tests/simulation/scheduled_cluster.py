@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 import msgspec
+from simulation.kubelets import Kubelets
 from simulation.loop import SimulatedLoop
 from simulation.world import SimulatedClock
 
@@ -22,12 +23,11 @@ from topoalign.core import wire
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AliveRequest, ConfirmRequest
-from topoalign.core.ports import Endpoint, Stream
-from topoalign.kubelet.files.manifest import Pod
+from topoalign.core.ports import Bus, Clock, Endpoint, Stream
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.metrics import Metrics
-from topoalign.registry.ports import GonePod, SeenPod, Synced
+from topoalign.registry.ports import GonePod, KubernetesApi, SeenPod, Synced
 from topoalign.registry.scheduling.extender.pages import Extender
 from topoalign.registry.scheduling.service import Scheduling
 from topoalign.registry.service import Registry
@@ -36,20 +36,17 @@ from topoalign.runtime.answers import answering
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.fake_api_server.cluster import FakeCluster
-from topoalign.testing.fake_api_server.objects import ApiError, Object
 from topoalign.testing.fake_scheduler.extender import ExtenderFailed
 from topoalign.testing.fake_scheduler.scheduler import FakeScheduler
 from topoalign.tools.bench.filter.cluster import BusyNode, Kind
 from topoalign.tools.bench.registry.allocators import standing
 from topoalign.tools.bench.schedule.control_plane import register
-from topoalign.tools.bench.schedule.node import AS_RECORDED, Bound, Delays, Node
+from topoalign.tools.bench.schedule.node import AS_RECORDED, Delays, Node
 
 WATCH_SECONDS = (0.0, 0.0, 0.001, 0.02)
 """By one of these a change reaches a registry after it has reached the scheduler."""
 CALL_SECONDS = (0.0005, 0.003)
 """Between which two a call of the extender takes on its way."""
-GRACE_SECONDS = (0.05, 1.5)
-"""Between which two the containers of a deleted pod take to end."""
 CYCLE_SECONDS = 0.017
 """What a kube-scheduler needs for a pod beside its extender."""
 READY_SECONDS = 60.0
@@ -72,15 +69,15 @@ class LateWatch(MemoryKubernetes):
 class Replica:
     """One registry."""
 
-    def __init__(self, cluster: "ScheduledCluster", name: str) -> None:
+    def __init__(
+        self, bus: Bus, clock: Clock, api: KubernetesApi, name: str, scheduling: type[Scheduling] = Scheduling
+    ) -> None:
         settings = RegistrySettings(scheduler_port=0)
-        bus, clock = cluster.bus, cluster.clock
         context = Context(bus=bus, clock=clock, environment={})
         client = Client(bus, clock, "registry", usage=True)
-        members = Cluster(usage=True)
-        self.registry = Registry(bus, clock, client, members, Metrics(context.metrics, client), settings)
-        api = LateWatch(cluster.api, cluster.chance)
-        self.scheduling = Scheduling(context, settings, client, members, self.registry, api, name)
+        self.members = Cluster(usage=True)
+        self.registry = Registry(bus, clock, client, self.members, Metrics(context.metrics, client), settings)
+        self.scheduling = scheduling(context, settings, client, self.members, self.registry, api, name)
         self.extender = Extender(self.scheduling.scheduler, lambda: (1, 36))
 
 
@@ -106,7 +103,7 @@ class ServiceOfReplicas:
         return msgspec.json.decode(await answer(msgspec.json.encode(arguments)))
 
 
-class ScheduledCluster:
+class ScheduledCluster(Kubelets[Node]):
     """All of a run."""
 
     def __init__(
@@ -124,17 +121,14 @@ class ScheduledCluster:
         `kinds`: of each node. `held`: GPUs of each node that pods with one GPU and priority 0 hold at first. `extended`: the
         scheduler has our extender.
         """
-        self.loop = loop
-        self.chance = Random(f"cluster-{seed}")
-        self.clock = SimulatedClock(loop)
-        self.api = FakeCluster()
-        self.bus = MemoryBus()
+        chance, self.clock = Random(f"cluster-{seed}"), SimulatedClock(loop)
         made = [
-            Node(partial(BusyNode, number, held, kinds=kinds), self.clock, delays, self.chance)
+            Node(partial(BusyNode, number, held, kinds=kinds), self.clock, delays, chance)
             for number in range(len(kinds))
         ]
-        self.nodes = {each.busy.node: each for each in made}
-        self.replicas = [Replica(self, f"r{number}") for number in range(registries)]
+        super().__init__(loop, FakeCluster(), MemoryBus(), chance, {each.busy.node: each for each in made})
+        watch = LateWatch(self.api, chance)
+        self.replicas = [Replica(self.bus, self.clock, watch, f"r{number}") for number in range(registries)]
         self.scheduler = FakeScheduler(
             self.api,
             ServiceOfReplicas(self) if extended else None,
@@ -142,14 +136,6 @@ class ScheduledCluster:
             seed=seed,
             cycle_seconds=CYCLE_SECONDS,
         )
-        self.refused: dict[str, str] = {}
-        """Pod -> code with which its kubelet refused it."""
-        self.bound_at: dict[str, float] = {}
-        """Pod -> seconds of the loop at which it was bound."""
-        self.gone_at: dict[str, float] = {}
-        """Pod -> seconds of the loop at which the API server had it no longer, or as finished."""
-        self.seconds: dict[str, float] = {}
-        """Pod -> how long it runs; of others for ever."""
 
     async def run(self, load: Any) -> None:
         """Runs the cluster while `load`, a function without arguments, does its work."""
@@ -164,7 +150,7 @@ class ScheduledCluster:
                 await tasks.start(each.registry.run)
             with anyio.fail_after(READY_SECONDS):
                 await self.until(lambda: not any(each.scheduling.behind() for each in self.replicas))
-            tasks.start_soon(self._follow_pods, tasks)
+            tasks.start_soon(self.follow_pods, tasks)
             tasks.start_soon(self._follow_reservations)
             await tasks.start(self.scheduler.run)
             await load()
@@ -198,82 +184,12 @@ class ScheduledCluster:
             self.seconds[name] = seconds
         self.api.add_pod({"metadata": {"name": name}, "spec": {"priority": priority, "containers": [container]}})
 
-    def node_of(self, name: str) -> str | None:
-        """Where a pod is bound."""
-        node: str | None = self.api.pods.get(("default", name))["spec"].get("nodeName")
-        return node
-
-    def phase(self, name: str) -> str:
-        """Of a pod; empty: it is gone."""
-        try:
-            return str(self.api.pods.get(("default", name))["status"]["phase"])
-        except ApiError:
-            return ""
-
     async def _follow_reservations(self) -> None:
         async with self.bus.follow(Stream.RESERVATIONS, wire.reservation_subject()) as messages:
             async for received in messages:
                 event = wire.decode(received.message)
                 assert isinstance(event, ReservationsChanged)
                 self.nodes[event.node].reserve(event, received.position)
-
-    async def _follow_pods(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Each kubelet starts what is bound to its node, and ends what is deleted."""
-        pods = self.api.pods
-        seen = pods.newest
-        started: set[str] = set()
-        ending: set[str] = set()
-        while True:
-            for change in pods.since(seen):
-                seen, pod = change.version, change.object
-                uid, node = pod["metadata"]["uid"], pod["spec"].get("nodeName")
-                if not node or change.type == "DELETED":
-                    continue
-                is_deleted = bool(pod["metadata"].get("deletionTimestamp"))
-                if uid not in started and pod["status"]["phase"] == "Pending" and not is_deleted:
-                    started.add(uid)
-                    self.bound_at.setdefault(pod["metadata"]["name"], self.loop.time())
-                    tasks.start_soon(self._start, NodeName(node), pod)
-                if is_deleted and uid not in ending:
-                    ending.add(uid)
-                    tasks.start_soon(self._delete, NodeName(node), pod)
-            await pods.wait()
-
-    async def _start(self, node: NodeName, pod: Object) -> None:
-        metadata, name = pod["metadata"], pod["metadata"]["name"]
-        bound = Bound(node, metadata["uid"], msgspec.convert(pod, Pod))
-        admitted = await self.nodes[node].admit(self.bus, bound)
-        key = (metadata["namespace"], name)
-        if admitted.code:
-            self.refused[name] = admitted.code
-            self._set_status(key, phase="Failed", reason="UnexpectedAdmissionError")
-            return
-        self._set_status(key, phase="Running")
-        if name in self.seconds:
-            await anyio.sleep(self.seconds[name])
-            await self._end(node, metadata["uid"], key, phase="Succeeded")
-
-    async def _delete(self, node: NodeName, pod: Object) -> None:
-        await anyio.sleep(self.chance.uniform(*GRACE_SECONDS))
-        metadata = pod["metadata"]
-        await self._end(node, metadata["uid"], (metadata["namespace"], metadata["name"]), phase="")
-
-    async def _end(self, node: NodeName, uid: str, key: tuple[str, str], *, phase: str) -> None:
-        """The containers have ended: the kubelet has their devices free, and the API server shows it."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.nodes[node].terminate, self.bus, uid)
-            await anyio.lowlevel.checkpoint()
-            self.gone_at[key[1]] = self.loop.time()
-            if phase:
-                self._set_status(key, phase=phase)
-            else:
-                self.api.delete_pod(*key, grace=0)
-
-    def _set_status(self, key: tuple[str, str], **status: str) -> None:
-        try:
-            self.api.set_status(*key, **status)
-        except ApiError:  # it was deleted meanwhile
-            return
 
 
 def anywhere(verb: str) -> str:

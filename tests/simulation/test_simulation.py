@@ -83,7 +83,7 @@ def elsewhere(seed: int, plant: str | None) -> tuple[bool, str]:
     """Whether a run in another process broke an invariant, and the digest of its trace."""
     done = subprocess.run(
         [sys.executable, "-m", "simulation", str(seed), *(["--plant", plant] if plant is not None else [])],
-        env={**os.environ, "PYTHONPATH": str(TESTS), "PYTHONHASHSEED": str(seed + 1)},
+        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS / 'support'}", "PYTHONHASHSEED": str(seed + 1)},
         capture_output=True,
         text=True,
         check=False,

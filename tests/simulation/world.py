@@ -38,6 +38,10 @@ BEGINNINGS: tuple[tuple[Division, Limiter, Compat], ...] = (("units", "vcuda", "
 """How GPUs may be offered at first, what limits containers then, and whose answers they may get instead of ours."""
 
 
+Trace = list[tuple[Any, ...]]
+"""Lines of seconds, rounds of the loop, and what happened."""
+
+
 class Violation(AssertionError):
     """An invariant that did not hold."""
 
@@ -116,7 +120,7 @@ class World:
         self.one_process = self.chance.random() < 0.5
         """Whether discovery and the allocator share a process, and so a bus, as on a node that runs `topoalign node`."""
         self.slowness = self.chance.choice((0.0, 0.2, 0.6))
-        self.trace: list[tuple[Any, ...]] = []
+        self.trace: Trace = []
         self.violations: list[Violation] = []
         self.facts: list[Callable[[LedgerEvent], None]] = []
         """Told every fact in the moment in which it is on disk."""

@@ -6,11 +6,14 @@ The cycle of a scheduler: which nodes a pod may go to, which is best, and its Bi
         -> none is left: preempt, victims are deleted, and the pod waits for their end
 
 A pod that no node takes is refused with a condition, which is itself an event, as every change of a node or of a bound pod.
+So is a bind that fails: kube-scheduler treats an assumed pod that it forgets as a deleted one (v1.36,
+handleBindingCycleError).
 Without an extender the scheduler counts by itself, and makes the Binding.
 """
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from random import Random
 from typing import Any, NamedTuple
 
@@ -167,6 +170,9 @@ class FakeScheduler:
         if node is None:
             await self._refuse(key, pod, nodes, filtered)
             return
+        if key in self._bound:  # by an earlier bind, which was taken for failed
+            self._queue.assume(key)
+            return
         self._assumed[key] = node
         self.room.put_pod(key, pod, node)
         self._queue.assume(key)
@@ -223,6 +229,7 @@ class FakeScheduler:
                 self.room.drop_pod(key)
                 self.room.nominate(key, pod, pod["status"].get("nominatedNodeName") or "")
                 self._fail(key, pod, error)
+                self._queue.wake()
             else:  # the Binding was made, or the pod is gone
                 self.errors.append(str(error))
 
@@ -250,7 +257,8 @@ class FakeScheduler:
         node, victims = await self._preempt(key, pod, lacking, filtered)
         self._write_refusal(key, texts, node)
         for each in victims:
-            self._cluster.delete_pod(*key_of(each), grace=None)
+            with suppress(ApiError):  # it has ended meanwhile
+                self._cluster.delete_pod(*key_of(each), grace=None)
         self._queue.refuse(key, by_extender=bool(nodes))
 
     async def _preempt(
@@ -271,11 +279,11 @@ class FakeScheduler:
         if victims and self._extender is not None:
             try:
                 answer = await self._call("preempt", arguments_of(as_sent(pod), victims))
+                kept = (answer or {}).get("NodeNameToMetaVictims") or {}
+                victims = {node: self._named_by(kept[node]) for node in victims if node in kept}
             except ExtenderFailed as error:
                 self.errors.append(str(error))
                 return "", []
-            kept = (answer or {}).get("NodeNameToMetaVictims") or {}
-            victims = {node: self._named_by(kept[node]) for node in victims if node in kept}
         if not victims:
             return "", []
         node = chosen_node(victims)
@@ -283,8 +291,12 @@ class FakeScheduler:
         return node, victims[node]
 
     def _named_by(self, answered: Mapping[str, Any]) -> list[Object]:
+        """The victims on a node. Raises ExtenderFailed for one that is not bound any more."""
         uids = {each["UID"] for each in answered["Pods"]}
-        return [each for each in self._bound.values() if each["metadata"]["uid"] in uids]
+        named = [each for each in self._bound.values() if each["metadata"]["uid"] in uids]
+        if len(named) < len(uids):
+            raise ExtenderFailed("preempt: a victim is not found on its node")
+        return named
 
     async def _call(self, verb: Any, arguments: Mapping[str, Any]) -> Any:
         assert self._extender is not None, "a scheduler with an extender"

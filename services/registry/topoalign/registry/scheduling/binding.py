@@ -44,6 +44,7 @@ from topoalign.registry.scheduling.mistakable import are_mistakable
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.reservations import Change, Reservations
 from topoalign.registry.scheduling.shown_pods import ShownPods
+from topoalign.registry.scheduling.standing import NOT_KNOWN
 
 BIND_SECONDS = 4.0
 """The scheduler gives up a bind after five."""
@@ -314,7 +315,8 @@ class Binder:
             except NodeRefuses as refusal:
                 if self._checks.is_being_freed(node, pod):
                     return refusal
-                await self._reservations.cancel(pod.uid, {node})  # what an earlier try reserved is of no use
+                if refusal.reason not in NOT_KNOWN:  # else what is reserved may be that of a gang, by another registry
+                    await self._reservations.cancel(pod.uid, {node})  # what an earlier try reserved is of no use
                 raise
             made = reserved_for(pod.uid, pod.request, admission.allocations, RESERVED_SECONDS, gang)
             if not made.containers:

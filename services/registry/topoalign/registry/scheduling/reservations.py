@@ -99,7 +99,10 @@ class Reservations:
         """Node -> what is reserved there for this pod. More than one only while a pod is reserved anew elsewhere."""
         now = self._clock.monotonic()
         return {
-            node: each for node in self._known.nodes_of(uid) for each in self.of(node).held(now) if each.pod_uid == uid
+            node: each
+            for node in sorted(self._known.nodes_of(uid))  # in the same order in every registry
+            for each in self.of(node).held(now)
+            if each.pod_uid == uid
         }
 
     def pods(self) -> dict[str, tuple[str, str]]:

@@ -17,6 +17,8 @@ NODE_STALE = "NodeStale"
 """Its allocator does not answer."""
 KUBELET_UNKNOWN = KubeletUnknown.code
 """By which rules its kubelet decides, or what it has given out, is not known."""
+NOT_KNOWN = frozenset({UNKNOWN_NODE, TWIN_NODE, NODE_NOT_WHOLE, NODE_STALE, KUBELET_UNKNOWN})
+"""What one registry cannot judge now, and another one perhaps can."""
 
 
 def obstacle(member: Member, unsettled: Unsettled) -> str:

@@ -362,7 +362,7 @@ class ClusterView:
         """Which nodes are settled changes without a fact of theirs."""
         had, self._unsettled = self._unsettled, self._unsettled_now()
         for before, now in zip(had, self._unsettled, strict=True):
-            self._due.update(dict.fromkeys(before ^ now))
+            self._due.update(dict.fromkeys(sorted(before ^ now)))
 
     def _renew(self, node: NodeName) -> None:
         del self._due[node]

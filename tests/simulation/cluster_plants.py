@@ -1,0 +1,70 @@
+"""Defects of registries that are planted on purpose: a simulation of clusters that does not find these finds nothing."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import msgspec
+
+from topoalign.core.admission.gang_plan import Plan
+from topoalign.core.model.ids import NodeName
+from topoalign.core.ports import Received
+from topoalign.registry.scheduling import service
+from topoalign.registry.scheduling.gang_reservations import Gangs
+from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.reservations import Change, Reservations
+
+
+class RereadingReservations(Reservations):
+    """Writes after the newest message that it knows, whatever it has decided on: what came meanwhile is not looked at."""
+
+    async def write(self, changes: Sequence[Change]) -> None:
+        await super().write([msgspec.structs.replace(each, position=self.of(each.node).position) for each in changes])
+
+
+class ForgetfulReservations(Reservations):
+    """Takes in every message that comes, also one that is older than what it has written itself."""
+
+    def _position_of(self, received: Received) -> int:
+        return 0
+
+
+class HalvingGangs(Gangs):
+    """Plans the pod that is to be bound, and not the others of its gang."""
+
+    async def _planned(
+        self, gang: str, waiting: Sequence[PodToSchedule], pod: PodToSchedule, node: NodeName
+    ) -> tuple[Plan | None, dict[NodeName, int]]:
+        return await super()._planned(gang, [each for each in waiting if each.uid == pod.uid], pod, node)
+
+
+class ClusterPlant(NamedTuple):
+    breaks: str
+    """The invariant."""
+    first: int
+    """The seed from which on it is looked for: what takes a rare chain of events is found sooner from here."""
+    name: str
+    """Of what the registry is made of."""
+    part: type[Any]
+
+
+CLUSTER_PLANTS = {
+    "rereads-the-position": ClusterPlant("K1", 31, "Reservations", RereadingReservations),
+    "believes-older-messages": ClusterPlant("K5", 0, "Reservations", ForgetfulReservations),
+    "binds-half-a-gang": ClusterPlant("K3", 0, "Gangs", HalvingGangs),
+}
+
+
+@contextmanager
+def planted(plant: str | None) -> Iterator[None]:
+    """Registries have this defect while the context is open; None: they have none."""
+    if plant is None:
+        yield
+        return
+    _, _, name, part = CLUSTER_PLANTS[plant]
+    had = getattr(service, name)
+    setattr(service, name, part)
+    try:
+        yield
+    finally:
+        setattr(service, name, had)

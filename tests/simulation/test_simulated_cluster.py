@@ -1,0 +1,85 @@
+"""No seed of a cluster breaks an invariant, and a simulation that is given a broken registry finds it."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+from faults_support import THOROUGH
+from simulation.campaign import campaign
+from simulation.cluster_deeds import CLUSTER_DEEDS
+from simulation.cluster_plants import CLUSTER_PLANTS
+from simulation.cluster_scenario import run_cluster
+from simulation.outcome import Outcome
+
+SAMPLE = range(4, 14)
+"""Among these are clusters of all kinds."""
+SEEDS = range(2_000) if THOROUGH else SAMPLE
+MOST_SEEDS = 2_000
+"""Within so many a planted defect is found."""
+TESTS = Path(__file__).parents[1]
+
+
+@cache
+def played(seed: int) -> Outcome:
+    """Each once, for all tests."""
+    return run_cluster(seed)
+
+
+@pytest.mark.timeout(0 if THOROUGH else 300)
+def test_no_seed_of_a_cluster_breaks_an_invariant() -> None:
+    """K0 to K6 after every step, K7 and K8 in the end."""
+    if THOROUGH:
+        found = [report for _, report in campaign(SEEDS, of_cluster=True)]
+    else:
+        found = [outcome.report() for outcome in map(played, SEEDS) if outcome.violation is not None]
+
+    assert [] == found, "\n\n".join(found[:3])
+
+
+@pytest.mark.parametrize("plant", CLUSTER_PLANTS)
+def test_a_seed_finds_a_planted_defect_of_registries(plant: str) -> None:
+    """By the invariant that it breaks; the same seed finds nothing without it, and its report has the command."""
+    first = CLUSTER_PLANTS[plant].first
+    found = next(
+        outcome
+        for outcome in (run_cluster(seed, plant) for seed in range(first, first + MOST_SEEDS))
+        if outcome.violation is not None
+    )
+
+    assert found.violation is not None
+    assert CLUSTER_PLANTS[plant].breaks == found.violation.invariant
+    assert found.report(plant=plant).endswith(f"replay: make simulate SEED={found.seed} WORLDS=cluster PLANT={plant}")
+    assert played(found.seed).violation is None
+
+
+def test_the_same_seed_gives_the_same_cluster_in_another_process() -> None:
+    """Nor does it matter how that process orders its sets."""
+    seed = SEEDS[1]
+    done = subprocess.run(
+        [sys.executable, "-m", "simulation", str(seed), "--worlds", "cluster"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(TESTS), str(TESTS / "support"))), "PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert played(seed).digest == done.stdout.split()[-1]
+
+
+def test_clusters_go_through_all_that_can_happen() -> None:
+    """A simulation in which nothing happens finds nothing."""
+    happened: Counter[str] = Counter()
+    divisions = set[str]()
+    for seed in SAMPLE:
+        for _, _, what, *details in played(seed).trace:
+            happened[f"deed: {details[1]}" if what == "step" else what] += 1
+            if what == "cluster":
+                divisions.add(details[1])
+
+    assert {f"deed: {each.name}" for each in CLUSTER_DEEDS} <= happened.keys()
+    assert {"admitted", "preempted", "reserved", "wake", "bind", "killed", "stopped", "converged"} <= happened.keys()
+    assert {"whole", "slots", "units"} == divisions
