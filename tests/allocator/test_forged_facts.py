@@ -298,6 +298,15 @@ async def test_a_new_difference_is_asked_about_as_often_as_the_first_one() -> No
     assert [0, 5, 15, 35, 40, 45, 55] == due
 
 
+def test_a_forgotten_node_that_comes_back_is_asked_about_at_once() -> None:
+    verifier, key = Verifier(MemoryBus(), ManualClock(), Counts(), nothing), (NODE, "topology")
+    first = [verifier._is_due(key, (1, 1)) for _ in range(2)]
+    verifier.forget(NODE)
+
+    assert [True, False] == first
+    assert verifier._is_due(key, (1, 1))
+
+
 def no_devices(world: World, ahead: bool) -> TopologyDiscovered:
     told = world.view.topology
     assert told is not None
