@@ -282,6 +282,19 @@ async def test_an_answer_says_nothing_about_what_was_granted_meanwhile(node: Nod
     assert {"GPU-0": "new"} == node.live()
 
 
+async def test_what_is_granted_during_a_poll_has_not_ended_by_its_answer(node: Node) -> None:
+    """The answer cannot show it, though the checkpoint was written meanwhile, for another container."""
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
+
+    async def grant() -> None:
+        await node.device_allocations.allocate(GPU, [[GPUS[1]]])
+        node.kubelet.version += 1
+
+    node.kubelet.meanwhile = grant
+
+    assert (GPUS[2],) == await node.device_allocations.prefer(GPU, GPUS[1:3], (), 1)
+
+
 async def test_an_init_container_keeps_the_gpus_that_the_checkpoint_has(node: Node) -> None:
     """
     The GPUs of an init container stay its own while the checkpoint has them. PodResources does not show init containers;

@@ -16,6 +16,8 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import Allocator
 from topoalign.client import Client
+from topoalign.client.fold import Counts
+from topoalign.client.verifying import Verifier
 from topoalign.core import wire
 from topoalign.core.model.events import (
     LARGEST_NUMBER,
@@ -282,6 +284,27 @@ async def test_digests_that_never_agree_are_asked_about_ever_more_rarely(world: 
                 await anyio.lowlevel.checkpoint()
 
         assert 2 <= world.asked.count("snapshot") <= 10
+
+
+async def test_a_new_difference_is_asked_about_as_often_as_the_first_one() -> None:
+    """At once and then after the first pause, however often the one before it was asked about."""
+    clock, due = ManualClock(), list[int]()
+    verifier = Verifier(MemoryBus(), clock, Counts(), nothing)
+    for second in range(60):
+        if verifier._is_due((NODE, "topology"), (1, 1 if second < 40 else 2)):
+            due.append(second)
+        await clock.advance(1)
+
+    assert [0, 5, 15, 35, 40, 45, 55] == due
+
+
+def test_a_forgotten_node_that_comes_back_is_asked_about_at_once() -> None:
+    verifier, key = Verifier(MemoryBus(), ManualClock(), Counts(), nothing), (NODE, "topology")
+    first = [verifier._is_due(key, (1, 1)) for _ in range(2)]
+    verifier.forget(NODE)
+
+    assert [True, False] == first
+    assert verifier._is_due(key, (1, 1))
 
 
 def no_devices(world: World, ahead: bool) -> TopologyDiscovered:

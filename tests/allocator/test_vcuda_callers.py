@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -96,6 +97,18 @@ async def test_a_container_without_processes_that_are_found_is_told_why() -> Non
         (group / "cgroup.procs").write_text("17\n")
         assert "OK" == await register(directory)
         assert [17] == read_pids(directory / "pids.config")
+
+
+async def test_a_control_group_that_is_made_later_is_found_after_the_next_sweep() -> None:
+    async with vcuda_node() as (it, _):
+        await it.admit("p", (20, 4))
+        shutil.rmtree(it.host.run(ME, "uid-p", "c0", ID))
+        (directory, *_) = it.mounts("p").values()
+
+        assert "mounted" in await register(directory)
+        it.host.run(ME, "uid-p", "c0", ID)
+        await it.sweep()
+        assert "OK" == await register(directory)
 
 
 async def test_a_kubelet_that_lost_its_checkpoint_takes_no_directory_away() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
-from bus_support import killable, stored
+from bus_support import KillableServer, killable, stored
 from fact_support import Writer
 from structlog.testing import capture_logs
 
@@ -30,7 +30,7 @@ from topoalign.core.ports import Bus, Endpoint, Message, Stream
 from topoalign.core.state.fold import replay
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
-from topoalign.runtime.nats_bus import NatsBus, connect_bus
+from topoalign.runtime.nats_bus import NatsBus, apply_stores, connect_bus
 
 pytestmark = pytest.mark.anyio
 TIME = 1_700_000_000.5
@@ -332,8 +332,10 @@ async def test_it_goes_on_through_a_killed_server_over_nats(tmp_path: Path) -> N
     assert isinstance(received[1].event, AllocationGranted)
 
 
-async def delete(bus: NatsBus, stream: Stream) -> None:
+async def replace_stream(server: KillableServer, bus: NatsBus, stream: Stream) -> None:
+    """Deletes a stream; the administrator creates it again."""
     await bus.live().api(f"$JS.API.STREAM.DELETE.{stream}", b"")
+    await apply_stores(server.url)
 
 
 async def caught_up(client: Client, stream: Stream, events: AsyncIterator[Heard]) -> None:
@@ -359,7 +361,7 @@ async def test_after_the_stream_was_deleted_everything_in_the_new_one_is_news(tm
             await anext(events)
             for _ in range(10):
                 await anext(others)
-            await delete(bus, Stream.ALLOCATIONS)
+            await replace_stream(server, bus, Stream.ALLOCATIONS)
             await stored(bus, wire.encode(writer.grant("new", "GPU-9"), TIME))
             await publish(bus, writer.snapshot(), writer.release("1"))
             with anyio.fail_after(20):
@@ -382,7 +384,7 @@ async def test_after_the_stream_was_deleted_a_gap_is_healed_as_before(tmp_path: 
         async with bus.serve("topoalign-allocator", [endpoint]), aclosing(Client(bus).allocations()) as events:
             await publish(bus, writer.snapshot(), *(writer.grant(str(n), f"GPU-{n}") for n in range(9)))
             await anext(events)
-            await delete(bus, Stream.ALLOCATIONS)
+            await replace_stream(server, bus, Stream.ALLOCATIONS)
             writer.grant("lost", "GPU-9")  # never published
             await stored(bus, wire.encode(writer.release("1"), TIME))
             with anyio.fail_after(20):
@@ -399,7 +401,7 @@ async def test_hardware_announced_on_a_stream_that_was_made_anew_is_news(tmp_pat
         async with aclosing(client.nodes()) as events:
             for _ in range(6):
                 await anext(events)
-            await delete(bus, Stream.NODES)
+            await replace_stream(server, bus, Stream.NODES)
             await stored(bus, wire.encode(topology("a", 2), TIME))
             await publish(bus, topology("b", 2))
             with anyio.fail_after(20):

@@ -95,6 +95,16 @@ def test_two_facts_with_one_number_are_a_doubt_until_a_snapshot() -> None:
     assert (True, False, ["GPU-0", "GPU-2"]) == (healed, fold.anew, held(fold))
 
 
+def test_an_allocator_that_begins_anew_in_a_doubt_ends_it_in_its_new_epoch() -> None:
+    """Nothing of the epoch that it confirmed before comes any more."""
+    fold, before, after = Fold(Counts()), Writer(epoch=7), Writer(epoch=8)
+    fold.apply(before.snapshot())
+    fold.doubt(NODE, (7, 1))
+    fold.promise(NODE, 8, 1)
+
+    assert (True, False) == (fold.apply(after.snapshot()), fold.is_in_doubt(NODE))
+
+
 def test_only_a_snapshot_of_the_confirmed_place_ends_a_doubt() -> None:
     """F06: also where what was believed has a later number; old ones and other epochs are not believed."""
     fold = Fold(Counts())

@@ -23,12 +23,12 @@ class Asked(MemoryBus):
     def __init__(self, *answering: str) -> None:
         super().__init__()
         self.nodes = list[str]()
-        self._answering = answering
+        self.answering = answering
 
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
         node = msgspec.json.decode(body, type=SnapshotRequest).node
         self.nodes.append(node)
-        if node in self._answering:
+        if node in self.answering:
             return wire.answer((7, 9))
         raise BusUnavailable("nobody answers")
 
@@ -53,6 +53,22 @@ async def test_an_allocator_that_is_silent_is_asked_ever_more_rarely() -> None:
         await clock.advance(1)
 
     assert [0, 6, 18, 42, 90, 150] == times
+
+
+async def test_an_answer_ends_the_count_of_silence() -> None:
+    """From then on the intervals grow from the first one, by the snapshots that were promised and did not come."""
+    fold, bus, clock = Fold(Counts()), Asked(), ManualClock()
+    healer, times = Healer(bus, clock), list[int]()
+    break_nodes(fold, "n")
+    for second in range(90):
+        if second == 40:
+            bus.answering = ("n",)
+        before = len(bus.nodes)
+        await healer.heal(fold)
+        times += [second] * (len(bus.nodes) - before)
+        await clock.advance(1)
+
+    assert [0, 6, 18, 42, 54, 78] == times
 
 
 async def test_who_has_answered_is_asked_before_the_silent_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,3 +109,25 @@ async def test_news_of_a_message_that_was_deleted_is_given_up(tmp_path: Path, mo
         await reading.end()
 
     assert follower.MOST_TRIES == len(reads)
+
+
+def test_reads_in_vain_are_counted_from_the_last_message_on() -> None:
+    """A server that lags again has all its tries again: what was announced is not taken for deleted."""
+    reading = Reading(Connection("x", "_INBOX_x"), Stream.ALLOCATIONS, "topoalign.v1.>", 0)
+    reading._newest = 7
+    head = b"NATS/1.0\r\nNats-Stream: TOPOALIGN_ALLOCATIONS\r\nNats-Subject: x\r\nNats-Sequence: 5\r\n\r\n"
+
+    def read_in_vain(times: int) -> None:
+        for _ in range(times):
+            reading._reading = True
+            reading.end_batch(follower.NO_MESSAGE, "no message")
+
+    read_in_vain(follower.MOST_TRIES)
+    reading._reading, reading._batch = True, 1
+    received = reading.take(Delivered(subject=b"_INBOX_x.1", reply=b"", body=b"", head=head))
+    read_in_vain(follower.MOST_TRIES)
+
+    assert received is not None
+    assert (5, 7) == (received.position, reading._newest)
+    read_in_vain(1)
+    assert 5 == reading._newest

@@ -346,3 +346,29 @@ async def test_a_bus_away_for_long_is_logged_once_for_each_reason(
             assert outage * 20 == tries
     told = [line["finding"] for line in logs if line["event"] == "bus away"]
     assert ["no way to 1", "no way to 0"] * 2 == told
+
+
+async def test_a_server_that_refuses_us_later_on_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for the first connection has the refusal of that one alone: servers are set up anew at any time."""
+    monkeypatch.setattr(bus, "FIRST_PAUSE", 0.0)
+    outcomes = iter([None, BusRefused("no permission", "grant it"), None])
+    stays = 0
+
+    class Refused(NatsBus):
+        async def connection(self) -> Connection:
+            outcome = next(outcomes)
+            if outcome is not None:
+                raise outcome
+            return Connection("x", "_INBOX_x")
+
+        async def stay(self, connection: Connection) -> None:
+            nonlocal stays
+            stays += 1
+            if stays == 2:
+                tasks.cancel_scope.cancel()
+                await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(Refused("nats://127.0.0.1:1", "test", Access(), None, ()).keep_connected, True)
+
+    assert 2 == stays

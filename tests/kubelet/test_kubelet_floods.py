@@ -337,7 +337,10 @@ async def test_the_end_of_the_kubelets_stream_is_noticed_while_others_listen_on(
 
 
 async def test_a_stream_that_is_there_first_is_not_taken_for_the_kubelets() -> None:
-    """Who opens one while the kubelet is registering us, and has not dialled back, is less like it."""
+    """
+    Who opens one while the kubelet is registering us, and has not dialled back, is less like it. Before the next
+    registration both end: a kubelet drops its newest client when a former stream ends.
+    """
     allocator = MemoryAllocator(two_nodes())
     service = DevicePlugin(GPU, allocator)
     with short_directory() as directory, closing(Channel(path=str(directory / "p.sock"))) as kubelet:
@@ -354,6 +357,8 @@ async def test_a_stream_that_is_there_first_is_not_taken_for_the_kubelets() -> N
 
             assert taken is not service.watch
             assert (True, True) == (taken.open, service.watch.open)
+            await service.watches.end()
+            assert (False, False) == (taken.open, service.watch.open)
         await server.stop(5)
 
 

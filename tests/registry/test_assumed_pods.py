@@ -169,15 +169,19 @@ async def test_a_bind_that_fails_wakes_no_pod(
     assert before == scheduling.watch.wake_ups.done
 
 
-@pytest.mark.parametrize("is_bound", [True, False])
-def test_a_pod_is_placed_beside_those_before_it_alone(is_bound: bool) -> None:
-    """Not beside itself: GPU-0 is the only one of its NUMA node, so a pod that asks for one leaves two that are aligned."""
+@pytest.mark.parametrize("steps", [("expect",), ("assume",), ("assume", "expect")])
+def test_a_pod_is_placed_beside_those_before_it_alone(steps: tuple[str, ...]) -> None:
+    """
+    Not beside itself, also where it is shown bound before its bind ends: GPU-0 is the only one of its NUMA node, so a pod
+    that asks for one leaves two that are aligned.
+    """
     it = OneNode(hardware=machine(gpus=(0, 1, 1)))
     it.tell(it.says.all())
     pods = [asked(pod(container("main", gpus=gpus), name=name), name) for name, gpus in (("a", 1), ("b", 2))]
     codes = list[str]()
     for each in pods:
-        (it.view.expect if is_bound else it.view.assume)(NODE, each)
+        for step in steps:
+            getattr(it.view, step)(NODE, each)
         codes.append(it.code(gpus=2))
 
     assert ["", "NotEnoughDevices"] == codes

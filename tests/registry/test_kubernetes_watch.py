@@ -36,13 +36,14 @@ class Reserved:
 
     def __init__(self) -> None:
         self.uids: set[str] = set()
+        self.nodes = [NODE]
         self.names: dict[str, str] = {}
         self.read = True
         self.refusing = False
         self.forgotten: list[NodeName] = []
 
     def of_pod(self, uid: str) -> dict[NodeName, object]:
-        return {NODE: object()} if uid in self.uids else {}
+        return dict.fromkeys(self.nodes, object()) if uid in self.uids else {}
 
     def behind(self) -> str | None:
         return None if self.read else "not read"
@@ -181,6 +182,7 @@ async def test_a_pod_that_ended_holds_nothing_and_is_not_reserved(how: str) -> N
 async def test_what_is_reserved_for_a_bound_pod_elsewhere_ends() -> None:
     """It was stored after its registry had given up the bind. What is reserved on the pod's own node stays."""
     world = World()
+    world.reserved.nodes = [NODE, NodeName("node-2")]
     here, elsewhere = (
         str(world.cluster.add_pod(shown_pod(name, node=node))["metadata"]["uid"])
         for name, node in (("here", NODE), ("elsewhere", "node-2"))

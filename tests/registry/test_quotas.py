@@ -271,6 +271,21 @@ async def test_a_preemption_frees_quota_of_the_victims_namespace() -> None:
         assert [True, False] == [await helped(uid) for uid in (low["metadata"]["uid"], "of another namespace")]
 
 
+async def test_pods_that_end_for_a_nominated_pod_hold_no_quota_against_it() -> None:
+    """Filter judges so while they are being deleted. They hold it for every other pod."""
+    async with site() as at:
+        at.limit("50")
+        for name in ("low", "high", "other"):
+            at.add(name, share(30))
+        await all_tasks_blocked()
+        assert "" == await at.bound("low")
+        at.cluster.delete_pod("ml", "low", grace=30)
+        at.cluster.set_status("ml", "high", nominatedNodeName=NODE)
+        await all_tasks_blocked()
+
+        assert ["", NO_ROOM] == [await at.filtered(name) for name in ("high", "other")]
+
+
 WHOLE = msgspec.structs.replace(DGX, offers=(Offer(resource=GPU, devices=tuple(gpu.id for gpu in DGX.gpus)),))
 ONE = {"nvidia.com/gpu": "1"}
 PERCENTAGE = {**ONE, "nvidia.com/gpumem-percentage": "40"}

@@ -38,6 +38,15 @@ def run(seed: int) -> Cluster:
             raise first_of(group) from None
 
 
+def violation_of(seed: int) -> str:
+    """What a run violates first; empty: nothing."""
+    try:
+        run(seed)
+    except Violation as violation:
+        return str(violation)
+    return ""
+
+
 def first_of(error: BaseException) -> BaseException:
     """The first error in a group, and so on."""
     return first_of(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
@@ -82,11 +91,13 @@ def test_a_write_without_a_condition_is_found(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_shares_that_a_kubelet_may_mistake_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A registry binds pods beside one another that ask for as much of one kind and for something else of the other."""
+    """
+    A registry binds pods beside one another that ask for as much of one kind and for something else of the other. Some runs
+    violate something else before: such pods may differ in their NICs as well.
+    """
     monkeypatch.setattr(registries, "are_mistakable", lambda topology, one, other: False)
-    with pytest.raises(Violation, match=r"ShareSplit|not equal parts"):
-        for seed in MISTAKEN:
-            run(seed)
+
+    assert any("ShareSplit" in found or "not equal parts" in found for found in map(violation_of, MISTAKEN))
 
 
 def test_nics_that_do_not_come_with_the_gpus_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

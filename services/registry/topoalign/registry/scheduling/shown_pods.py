@@ -18,18 +18,19 @@ class ShownPods:
         """Pods that are not bound, and will hold something of a node."""
         self.bound: dict[str, NodeName] = {}
         """The nodes of pods that are bound and neither ended nor gone."""
-        self._awaited: dict[str, anyio.Event] = {}
+        self._changed = anyio.Event()
+        """Set when the next pod is shown: only a few binds wait at a time."""
 
     def wait(self, pod: SeenPod) -> None:
         """The pod is shown without a node."""
         self.waiting[pod.uid] = msgspec.structs.replace(pod, content=without_others(pod.content))
-        self._tell(pod.uid)
+        self._notify_shown()
 
     def bind(self, uid: str, node: NodeName) -> None:
         """The pod is shown on a node."""
         self.waiting.pop(uid, None)
         self.bound[uid] = node
-        self._tell(uid)
+        self._notify_shown()
 
     def has(self, uid: str) -> bool:
         """Whether the pod is shown, and has neither ended nor gone."""
@@ -45,25 +46,21 @@ class ShownPods:
         The pod of this name with this UID, if it waits and is not on its way out. One that is not shown at all is waited for
         so long.
         """
-        await self._until(lambda: self.has(uid), uid, seconds)
+        await self._until(lambda: self.has(uid), seconds)
         pod = self.waiting.get(uid)
         return pod if pod is not None and (pod.namespace, pod.name, pod.deleting) == (namespace, name, False) else None
 
     async def node_of(self, uid: str, seconds: float) -> NodeName | None:
         """The node of a pod. Waits for so long until it is shown; None: it was not."""
-        await self._until(lambda: uid in self.bound, uid, seconds)
+        await self._until(lambda: uid in self.bound, seconds)
         return self.bound.get(uid)
 
-    def _tell(self, uid: str) -> None:
-        awaited = self._awaited.pop(uid, None)
-        if awaited is not None:
-            awaited.set()
+    def _notify_shown(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
 
-    async def _until(self, is_shown: Callable[[], bool], uid: str, seconds: float) -> None:
-        """Until this is so of the pod, or for so long."""
-        if is_shown():
-            return
+    async def _until(self, is_shown: Callable[[], bool], seconds: float) -> None:
+        """Until this is so, or for so long."""
         with anyio.move_on_after(seconds):
             while not is_shown():
-                await self._awaited.setdefault(uid, anyio.Event()).wait()
-        self._awaited.pop(uid, None)
+                await self._changed.wait()
