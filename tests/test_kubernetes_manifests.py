@@ -339,7 +339,7 @@ def test_each_role_has_its_own_key(variant: tuple[str, ...], folder: Path) -> No
     """A container that has a key mounts the Secret of its role; no pod mounts a Secret that the overlay does not make."""
     manifests = rendered(variant[0], folder, *variant[1:])
     secrets = {each["metadata"]["name"]: each["data"] for each in manifests if each["kind"] == "Secret"}
-    roles = {"topoalign-node": "node", "topoalign-registry": "registry", "topoalign-stores": "admin"}
+    roles = {"topoalign-node": "node", "topoalign-registry": "registry", "topoalign-stores": "stores"}
     for name, spec in pods(manifests):
         mounted = {each["name"]: each["secret"]["secretName"] for each in spec.get("volumes", ()) if "secret" in each}
         assert {*mounted.values()} <= secrets.keys(), name

@@ -48,6 +48,7 @@ def test_no_store_takes_a_request_or_news() -> None:
     """NATS would answer it in the place of the service, and a store that takes it counts as set up otherwise."""
     asked = [
         wire.hints_subject(NODE),
+        wire.admission_subject(NODE, "allocate"),
         wire.admission_subject(NODE, "alive"),
         wire.announce_subject(NODE),
         wire.devices_subject(NODE, "heal"),

@@ -57,7 +57,7 @@ def test_every_event_has_the_subject_and_the_stream_of_the_contract() -> None:
     assert token == wire.token(NODE)
     assert {f"topoalign.v1.{name}" for name in SUBJECTS} == wire.KINDS
     assert {"topology": "discovery", "health": "discovery", "usage": "allocator"} == wire.READINGS
-    assert ["TOPOALIGN_ALLOCATIONS", "TOPOALIGN_NODES", "TOPOALIGN_DEADLETTERS"] == [*Stream]
+    assert ["TOPOALIGN_ALLOCATIONS", "TOPOALIGN_RESERVATIONS", "TOPOALIGN_NODES", "TOPOALIGN_DEADLETTERS"] == [*Stream]
     assert ["unknown", "healthy", "unhealthy"] == [*HealthState]
 
 
@@ -66,6 +66,7 @@ def test_questions_have_the_subjects_of_the_contract() -> None:
 
     assert f"topoalign.v1.hints.{node}" == wire.hints_subject(NODE)
     assert f"topoalign.v1.admission.{node}.what-if" == wire.admission_subject(NODE, "what-if")
+    assert f"topoalign.v1.allocator.{node}.alive" == wire.admission_subject(NODE, "alive")
     assert f"topoalign.v1.devices.{node}.cordon" == wire.devices_subject(NODE, "cordon")
     assert f"topoalign.v1.discovery.{node}.announce" == wire.announce_subject(NODE)
     assert f"topoalign.v1.discovery.{node}.alive" == wire.alive_subject(NODE)

@@ -14,7 +14,7 @@ from topoalign.runtime.nats_accounts import EVERY_NODE, accounts
 
 LONGEST_NAME = 253
 """Characters of the name of a Kubernetes node."""
-ROLES = ("registry", "reader", "admin")
+ROLES = ("registry", "reader", "admin", "stores")
 
 
 @click.command("nats-config")
@@ -24,7 +24,8 @@ ROLES = ("registry", "reader", "admin")
 )
 def nats_config(nodes: TextIO, out: Path) -> None:
     """
-    Write accounts.conf for nats-server, and the seeds of keys for each node, registries, readers and the administrator.
+    Write accounts.conf for nats-server, and the seeds of keys: one for each node, for registries, for readers, for
+    the administrator, and for `topoalign stores apply`.
 
     Each node has an account of its own: it can publish its own facts and answer requests for itself, and nothing else.
     A line `*` instead of names makes one account for all nodes, each of which can then publish for the others.
@@ -42,7 +43,7 @@ def nats_config(nodes: TextIO, out: Path) -> None:
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
         public = {name: public_key(out / file_of(name)) for name in names}
         keys = {role: public_key(out / f"{role}.nk") for role in ROLES}
-        (out / "accounts.conf").write_text(accounts(public, keys["registry"], keys["reader"], keys["admin"]))
+        (out / "accounts.conf").write_text(accounts(public, **keys))
     except OSError as error:
         raise StateFault(
             f"cannot write {clean(str(out), 200)}: {error.strerror}", "name a directory that can be written with --out"

@@ -83,6 +83,9 @@ READINGS = {
 }
 """Kind of reading, by the name that `Standing.readings` has for it -> the service that announces it."""
 
+OF_REGISTRIES = frozenset({"alive", "announce", "confirm", "explain", "library-use", "snapshot"})
+"""Requests to an allocator that registries send, too. They have subjects of their own, for accounts of NATS to allow."""
+
 REMEMBERED = 10_000
 """Names whose tokens are: a registry needs that of each of its nodes for every event."""
 
@@ -221,8 +224,11 @@ def hints_subject(node: NodeName) -> str:
 
 
 def admission_subject(node: NodeName, verb: str) -> str:
-    """The subject of the node's allocator for `verb`: allocate, release, what-if, confirm, explain, trust, library-use, …"""
-    return f"{PREFIX}.admission.{token(node)}.{verb}"
+    """
+    The subject of the node's allocator for `verb`: allocate, release, what-if, trust, clock; of the verbs in
+    `OF_REGISTRIES`, which give and take no device, `allocator.<node>.<verb>`.
+    """
+    return f"{PREFIX}.{'allocator' if verb in OF_REGISTRIES else 'admission'}.{token(node)}.{verb}"
 
 
 def announce_subject(node: NodeName) -> str:

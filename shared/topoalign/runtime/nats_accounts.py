@@ -1,7 +1,7 @@
 """
 The accounts of a nats-server: who may publish, request and read what.
 
-Each node, the registries and the readers have an account of their own, and the stores are in the account `TOPOALIGN`.
+Each node, the registries, the readers and the administrator have an account of their own, as have the stores.
 Accounts share no subject but those that one exports and another imports. Permissions of users in one account are not
 enough: the server publishes an answer on whatever reply subject a request names, so who may send any request may publish
 on every subject of its account (seen with nats-server 2.15). Across accounts an answer goes only to the account of its
@@ -18,27 +18,30 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Stream
 from topoalign.runtime.stores import NEWS
 
-STORES, REGISTRY, READERS = "TOPOALIGN", "TOPOALIGN_REGISTRY", "TOPOALIGN_READERS"
-"""Accounts: of the stores and the administrator, of the registries, of those who only read."""
+STORES, ADMIN, REGISTRY, READERS = "TOPOALIGN", "TOPOALIGN_ADMIN", "TOPOALIGN_REGISTRY", "TOPOALIGN_READERS"
+"""
+Accounts: of the stores, of the administrator, of the registries, of those who only read. That of the stores imports nothing
+but purges: nats-server takes long to check imports of an account from which thousands of others import.
+"""
 P = wire.PREFIX
 EVERY_NODE = NodeName("*")
 """In place of the name of a node: one account that all nodes share. Each of them can then publish for the others."""
 
 FACTS = ("topology.{node}", "health.{node}", "usage.{node}", "allocation.{node}.*")
 """What a node publishes."""
-REQUESTS = ("admission.{node}.*", "discovery.{node}.*", "devices.{node}.*", "hints.{node}")
-"""What the services of a node answer: to one another, and to the administrator."""
-OF_REGISTRY = (
-    *(f"admission.{{node}}.{verb}" for verb in ("alive", "announce", "confirm", "explain", "library-use", "snapshot")),
-    *(f"discovery.{{node}}.{verb}" for verb in ("alive", "announce", "said", "use")),
-)
-"""What a registry may request of a node: nothing that gives or takes a device."""
-OF_READERS = ("admission.{node}.alive",)
+OF_ADMIN = ("admission.{node}.*", "devices.{node}.*")
+"""What the services of a node answer to one another and to the administrator."""
+OF_REGISTRY = ("allocator.{node}.*", "discovery.{node}.*")
+"""What they answer to a registry, too: nothing that gives or takes a device."""
+OF_READERS = ("allocator.{node}.alive",)
 READS = tuple(f"$JS.API.DIRECT.GET.{stream}" for stream in Stream)
 """The right to read the stores, which creates and changes nothing at the server."""
+PURGE = "$JS.API.STREAM.PURGE.*"
+PURGED_AS = f"{P}.purge.*"
+"""Deletion of messages, and the name of the request in the account of the administrator, which has streams of its own."""
 
 
-def accounts(nodes: Mapping[NodeName, str], registry: str, reader: str, admin: str) -> str:
+def accounts(nodes: Mapping[NodeName, str], registry: str, reader: str, admin: str, stores: str) -> str:
     """
     The block `accounts` of a nats-server's configuration. `nodes`: name -> public key of its user (`U…`), `EVERY_NODE` alone
     for one account of all; the others are public keys, too.
@@ -46,19 +49,38 @@ def accounts(nodes: Mapping[NodeName, str], registry: str, reader: str, admin: s
     lines = ["accounts {"]
     lines += account(
         STORES,
-        admin,
+        stores,
         ["jetstream: enabled"],
-        exports=[*(service(f"{P}.{each}") for each in exported()), f'{{ stream: "{NEWS}.>" }}'],
+        exports=[
+            *(service(f"{P}.{each}") for each in exported()),
+            *(service(each, stream=True) for each in READS),
+            service(PURGE, [ADMIN]),
+            f'{{ stream: "{NEWS}.>" }}',
+        ],
+        imports=[],
+    )
+    lines += account(
+        ADMIN,
+        admin,
+        [],
+        exports=[],
         imports=[
-            *(imported("service", account_of(node), each) for node in nodes for each in subjects(REQUESTS, node)),
+            *(imported("service", STORES, each) for each in READS),
+            f'{{ service: {{ account: "{STORES}", subject: "{PURGE}" }}, to: "{PURGED_AS}" }}',
+            imported("stream", STORES, f"{NEWS}.>"),
             imported("service", REGISTRY, f"{P}.registry.*"),
+            *(
+                imported("service", account_of(node), s)
+                for node in nodes
+                for s in subjects(OF_ADMIN + OF_REGISTRY, node)
+            ),
         ],
     )
     lines += account(
         REGISTRY,
         registry,
         [],
-        exports=[service(f"{P}.registry.*", [STORES])],
+        exports=[service(f"{P}.registry.*", [ADMIN])],
         imports=[
             *(imported("service", STORES, each) for each in (f"{P}.reservation.*", f"{P}.deadletter.registry", *READS)),
             imported("stream", STORES, f"{NEWS}.>"),
@@ -83,7 +105,10 @@ def accounts(nodes: Mapping[NodeName, str], registry: str, reader: str, admin: s
             account_of(node),
             key,
             [],
-            exports=[service(each, [STORES, REGISTRY, READERS]) for each in subjects(REQUESTS, node)],
+            exports=[
+                *(service(each, [ADMIN]) for each in subjects(OF_ADMIN, node)),
+                *(service(each, [ADMIN, REGISTRY, READERS]) for each in subjects(OF_REGISTRY, node)),
+            ],
             imports=[
                 *(imported("service", STORES, each) for each in (*subjects(FACTS, node), *READS)),
                 *(imported("stream", STORES, each) for each in news),
@@ -120,8 +145,6 @@ def account(
     yield f"  {json.dumps(name)}: {{"
     yield f"    users: [ {{ nkey: {key} }} ]"
     yield from (f"    {setting}" for setting in settings)
-    if name == STORES:
-        exports = [*exports, *(service(each, stream=True) for each in READS)]
     yield from block("exports", exports)
     yield from block("imports", imports)
     yield "  }"

@@ -28,7 +28,7 @@ DAY = 24 * 3600 * SECOND
 SCHEMA = {"topoalign.owner": "topoalign", "topoalign.schema": "1"}
 """Written into every store: whose it is, and the version of these settings."""
 
-ANSWERED = ("admission", "discovery", "hints", "devices", "registry", "stored")
+ANSWERED = ("admission", "allocator", "discovery", "hints", "devices", "registry", "stored")
 """Subjects below the prefix that no store may take: requests, which NATS would answer, and `NEWS`."""
 NOT_FOUND, NAME_IN_USE = 10059, 10058
 """NATS' error codes of a stream that does not exist, and of one that exists with another configuration."""

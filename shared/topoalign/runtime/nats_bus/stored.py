@@ -56,8 +56,14 @@ def nobody_reads(stream: Stream) -> BusRefused:
 
 async def purge(connection: Connection, stream: Stream, subject: str) -> None:
     """Deletes the messages of matching subjects. Raises BusUnavailable, and BusRefused where it may not be done."""
-    answer = await connection.api(f"$JS.API.STREAM.PURGE.{stream}", msgspec.json.encode({"filter": subject}))
-    error = msgspec.json.decode(answer, type=stores.Info).error
+    wish = msgspec.json.encode({"filter": subject})
+    error = msgspec.json.decode(await connection.api(f"$JS.API.STREAM.PURGE.{stream}", wish), type=stores.Info).error
+    if error is not None and error.err_code == stores.NO_JETSTREAM:  # in an account beside that of the stores
+        try:
+            answer = await connection.request(f"{wire.PREFIX}.purge.{stream}", wish, READ_SECONDS)
+            error = msgspec.json.decode(answer.body, type=stores.Info).error
+        except NobodyAnswers:
+            pass
     if error is not None and error.err_code != stores.NOT_FOUND:
         raise stores.refused(f"deleting from store {stream}", error)
 
