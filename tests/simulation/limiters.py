@@ -24,6 +24,7 @@ from topoalign.allocator.hami_core import directories as hami_core
 from topoalign.allocator.hami_core import sweeps
 from topoalign.allocator.limiter_files import write_file
 from topoalign.allocator.vcuda import directories as vcuda
+from topoalign.allocator.vcuda import limiter as vcuda_limiter
 from topoalign.allocator.vcuda.limiter import VcudaLimiter
 from topoalign.kubelet.processes import FIRST_NAMESPACE
 from topoalign.plugin_config.configuration import Configuration, Flags, GpuSlots, Sharing, Units
@@ -84,12 +85,12 @@ class LimiterFiles:
         (self.host / "cgroup" / "cgroup.procs").write_text("1\n")
         self.put_right()
         vcuda.write_file = hami_core.write_file = self._write  # type: ignore[attr-defined]  # the disk
-        sweeps.to_thread = NoThread  # type: ignore[assignment,attr-defined]  # a simulation has one
+        sweeps.to_thread = vcuda_limiter.to_thread = NoThread  # type: ignore[assignment,attr-defined]  # a simulation has one
         try:
             yield
         finally:
             vcuda.write_file = hami_core.write_file = write_file  # type: ignore[attr-defined]
-            sweeps.to_thread = to_thread  # type: ignore[attr-defined]
+            sweeps.to_thread = vcuda_limiter.to_thread = to_thread  # type: ignore[attr-defined]
             shutil.rmtree(self._top)
 
     def put_right(self) -> None:
@@ -165,7 +166,7 @@ class NoThread:
     """Stands for `anyio.to_thread`."""
 
     @staticmethod
-    async def run_sync(work: Callable[[], None]) -> None:
+    async def run_sync(work: Callable[..., None], *arguments: object) -> None:
         """Others have their turn before the work is done."""
         await checkpoint()
-        work()
+        work(*arguments)

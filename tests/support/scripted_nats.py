@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from random import Random
 
 import anyio
-import msgspec
 from anyio.abc import SocketAttribute, SocketStream
 
 from topoalign.runtime import stores
@@ -14,9 +13,9 @@ from topoalign.runtime import stores
 INFO = b'INFO {"server_id":"scripted","version":"2.15.1","headers":true,"max_payload":1048576}\r\n'
 STALE = b"-ERR 'Stale Connection'\r\n"
 """A server says so before it drops a client; the library then begins to reconnect."""
-ANSWERS = {
-    f"$JS.API.STREAM.INFO.{store.name}": msgspec.json.encode({"config": store, "state": {}}) for store in stores.STORES
-} | {f"$JS.API.STREAM.MSG.GET.{store.name}": b'{"message":{"seq":7}}' for store in stores.STORES}
+HEAD = b"NATS/1.0\r\nNats-Stream: %b\r\nNats-Subject: x\r\nNats-Sequence: 7\r\nNats-Time-Stamp: t\r\n\r\n"
+ANSWERS = {f"$JS.API.DIRECT.GET.{store.name}": HEAD % store.name.encode() for store in stores.STORES}
+"""Headers of the message that each read of a store has for its answer."""
 
 
 class ScriptedNats:
@@ -63,9 +62,10 @@ class ScriptedNats:
             elif verb == "SUB":
                 inboxes.append((arguments[0].removesuffix("*"), arguments[-1]))
             elif verb in ("PUB", "HPUB") and arguments[0] in ANSWERS:
-                reply, body = arguments[1], ANSWERS[arguments[0]]
+                reply = arguments[1]
+                head = ANSWERS[arguments[0]]
                 sid = next(sid for prefix, sid in inboxes if reply.startswith(prefix))
-                await stream.send(f"MSG {reply} {sid} {len(body)}\r\n".encode() + body + b"\r\n")
+                await stream.send(f"HMSG {reply} {sid} {len(head)} {len(head)}\r\n".encode() + head + b"\r\n")
 
     async def commands(self, stream: SocketStream) -> AsyncIterator[tuple[str, list[str]]]:
         data = b""

@@ -27,8 +27,10 @@ P = wire.PREFIX
 EVERY_NODE = NodeName("*")
 """In place of the name of a node: one account that all nodes share. Each of them can then publish for the others."""
 
-FACTS = ("topology.{node}", "health.{node}", "usage.{node}", "allocation.{node}.*")
+FACTS = tuple(pattern for pattern, writer in wire.SUBJECTS.values() if writer != "registry")
 """What a node publishes."""
+NEWS_OF_NODE = (*(f"{kind}.{{node}}" for kind in wire.READINGS), "reservation.{node}")
+"""What a node receives of the stores as it is stored: its own hardware, and what is reserved on it."""
 OF_ADMIN = ("admission.{node}.*", "devices.{node}.*")
 """What the services of a node answer to one another and to the administrator."""
 OF_REGISTRY = ("allocator.{node}.*", "discovery.{node}.*")
@@ -99,8 +101,7 @@ def accounts(nodes: Mapping[NodeName, str], registry: str, reader: str, admin: s
         ],
     )
     for node, key in nodes.items():
-        token = token_of(node)
-        news = [f"{NEWS}.{kind}.{token}" for kind in ("topology", "health", "usage", "reservation")]
+        news = [f"{NEWS}.{pattern.format(node=token_of(node))}" for pattern in NEWS_OF_NODE]
         lines += account(
             account_of(node),
             key,

@@ -179,7 +179,7 @@ class Reading:
             if there.position == self._position + 1 or (self._is_one_subject and there.before <= self._position):
                 self._position = there.position
                 self.stored = there.stored
-                return delivered.received_at(there)
+                return delivered.received_at(there._replace(waiting=len(self._news)))
             self.drop_news()
         return None
 
