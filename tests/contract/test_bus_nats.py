@@ -262,6 +262,20 @@ async def test_a_stream_that_was_deleted_in_use_is_followed_from_its_start(
     ]
 
 
+async def test_a_stream_that_is_replaced_and_grows_is_followed_whole(server: KillableServer) -> None:
+    """C38: the messages of the new stream pass the position of the follower before it looks at the store."""
+    async with connect_bus(server.url) as bus, bus.follow(Stream.ALLOCATIONS, ALL) as messages:
+        for number in range(5):
+            await bus.publish(said(number))
+            await anext(messages)
+        await api(bus, "STREAM.DELETE.TOPOALIGN_ALLOCATIONS")
+        await apply_stores(server.url)
+        for number in range(100, 110):
+            await stored(bus, said(number))
+
+        assert [said(number).body for number in range(100, 110)] == bodies(await heard(messages, 10))
+
+
 async def test_an_id_whose_message_is_gone_from_the_store_is_taken(server: KillableServer) -> None:
     """Whoever may delete messages could otherwise leave nothing of a fact but its id."""
     async with connect_bus(server.url) as bus:

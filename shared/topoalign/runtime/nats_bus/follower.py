@@ -53,10 +53,10 @@ log = structlog.get_logger("topoalign.runtime.nats")
 class Reading:
     """What a follower reads on one connection."""
 
-    def __init__(self, connection: Connection, stream: Stream, subject: str, position: int) -> None:
+    def __init__(self, connection: Connection, stream: Stream, subject: str, position: int, stored: str = "") -> None:
         self.connection = connection
-        self.stored = ""
-        """When the last message was stored, as the store says it."""
+        self.stored = stored
+        """When the message at the position was stored, as the store says it; empty: not known."""
         self._stream, self._subject, self._position = stream, subject, position
         self._source = source_of(stream)
         self._news_subject = subject.replace(PREFIX, NEWS, 1) if subject.startswith(f"{PREFIX}.") else f"{NEWS}.>"
@@ -170,11 +170,16 @@ class Reading:
         self._newest = max(self._newest, newest)
 
     def take_news(self) -> Received | None:
-        """The next message, if the oldest news that was not read yet is that; else drops all news."""
+        """
+        The next message, if the oldest news that was not read yet is that; else drops all news. Raises BusUnavailable for a
+        stream that went back.
+        """
         while self._news:
             there, delivered = self._news.popleft()
             self._news_bytes -= len(delivered.body)
             if there.position <= self._position:
+                if self.stored and there.stored.rstrip("Z") > self.stored.rstrip("Z"):
+                    raise BusUnavailable(f"stream {self._stream} went back")  # a later message at an earlier position
                 continue
             if there.position == self._position + 1 or (self._is_one_subject and there.before <= self._position):
                 self._position = there.position
@@ -266,7 +271,7 @@ class Follower:
             log.warning("stream went back", stream=self._stream, had=self._position)
             self._position = 0
             self._stored = ""
-        reading = Reading(connection, self._stream, self._subject, self._position)
+        reading = Reading(connection, self._stream, self._subject, self._position, self._stored)
         try:
             await reading.begin()
         except BaseException:
