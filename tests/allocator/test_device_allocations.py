@@ -242,7 +242,8 @@ async def test_a_kubelet_that_lists_little_after_its_restart_costs_nothing(node:
 
 async def test_an_empty_list_is_believed_after_two_minutes(node: Node) -> None:
     await bound(node, "train", GPUS[0])
-    node.kubelet.shown, node.kubelet.pods = [], 0
+    node.kubelet.shown = []
+    node.kubelet.pods = 0
 
     assert ({"GPU-0": "train"}, {}) == await polled_after(node, 119, 1)
 
@@ -360,7 +361,8 @@ async def test_after_a_reboot_nothing_goes_until_the_kubelet_has_read_its_pods(n
     await bound(node, "train", GPUS[0])
     node.restart()
     node.kubelet.shown.clear()
-    node.kubelet.kubelet, node.kubelet.since = 2, node.clock.wall()
+    node.kubelet.kubelet = 2
+    node.kubelet.since = node.clock.wall()
 
     assert ({"GPU-0": "train"}, {}) == await polled_after(node, 119, 1)
 

@@ -57,10 +57,13 @@ class World:
     """A node's discovery and allocator, in two processes or in one, and a registry; all with product code."""
 
     def __init__(self, one_process: bool = False) -> None:
-        self.bus, self.clock, self.hardware = MemoryBus(), ManualClock(), Hardware()
+        self.bus = MemoryBus()
+        self.clock = ManualClock()
+        self.hardware = Hardware()
         self.own_bus: Bus = NodeBus(self.bus, NODE) if one_process else self.bus
         self.ledger = Ledger(NODE, MemoryJournal(), self.clock)
-        self.cluster, self.metrics = Cluster(), CollectorRegistry()
+        self.cluster = Cluster()
+        self.metrics = CollectorRegistry()
         counted = DiscoveryMetrics()
         self.of_discovery = registry_of(counted.figures())
         self.client = Client(self.bus, self.clock, "registry")

@@ -49,7 +49,8 @@ class Node:
     """The newest one."""
 
     def __init__(self, directory: Path, *foreign: int) -> None:
-        self.directory, self.gpus = directory, PlayedGpus(*(place(start, 1) for start in foreign))
+        self.directory = directory
+        self.gpus = PlayedGpus(*(place(start, 1) for start in foreign))
         self.live: set[DeviceID] = set()
         """Uuids in allocations, which the journal has."""
         self.dies_at = self.last = ""
@@ -151,7 +152,8 @@ class StoredGpus(PlayedGpus):
 
     def __init__(self, path: Path) -> None:
         super().__init__(place(0, 1), place(6, 1))
-        self.path, self.dies_at = path, ""
+        self.path = path
+        self.dies_at = ""
         if path.exists():
             self.instances, self.made = pickle.loads(path.read_bytes())  # written by this test
         self.before_step = self.stored

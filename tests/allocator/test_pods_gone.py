@@ -426,7 +426,9 @@ async def test_an_entry_of_another_kubelet_tells_nothing_of_this_one(node: Node)
 
 async def api_server_is_away(node: Node) -> None:
     """A kubelet has started, writes its checkpoint as plugins register, and lists no pod but a static one."""
-    node.kubelet.kubelet, node.kubelet.since, node.kubelet.usage = 2, node.clock.wall(), ()
+    node.kubelet.kubelet = 2
+    node.kubelet.since = node.clock.wall()
+    node.kubelet.usage = ()
     node.kubelet.shown.clear()
     write(node, *node.kubelet.parts)
     await later(node, 300)
@@ -442,7 +444,8 @@ async def test_an_unreadable_poll_releases_nothing_that_was_waited_for(what: str
     kubelet = node.kubelet
     had = kubelet.checkpoint, kubelet.parts, kubelet.directories
     if what == "checkpoint":
-        kubelet.checkpoint, kubelet.parts = None, ()
+        kubelet.checkpoint = None
+        kubelet.parts = ()
     else:
         kubelet.directories = None
     await later(node, 600)

@@ -254,7 +254,8 @@ def test_an_append_after_a_failed_one_survives_a_power_cut(
         disk = Disk(directory, patch)
         journal.load()
         journal.append(entry(1))
-        disk.keeps_size, disk.failing = keeps_size, fails == "sync"
+        disk.keeps_size = keeps_size
+        disk.failing = fails == "sync"
         disk.room = 10 if fails == "write" else disk.room
         with pytest.raises(StateFault):
             journal.append(entry(2))

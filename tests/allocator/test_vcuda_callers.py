@@ -42,7 +42,8 @@ async def test_a_process_registers_by_what_the_kernel_tells_of_it(tmp_path: Path
         await it.admit("p", (20, 4))
         for number, (version, driver) in enumerate(PARTS):
             it.host, container = Host(tmp_path / str(number), version, driver), f"{number}{ID[1:]}"
-            it.limiter._proc, it.limiter._cgroups = it.host.proc, it.host.cgroups
+            it.limiter._proc = it.host.proc
+            it.limiter._cgroups = it.host.cgroups
             group = it.host.run(ME, "uid-p", "c0", container, 70_000)
             (group / "init.scope").mkdir()
             (group / "init.scope" / "cgroup.procs").write_text("12\n0\n")
@@ -206,7 +207,8 @@ async def test_a_real_control_group_and_real_mounts_tell_who_calls(tmp_path: Pat
     mounts = f'mount --bind {source} {target} && echo $$ > {group}/cgroup.procs && exec "$@"'
     try:
         async with vcuda_node() as (it, _):
-            it.limiter._proc, it.limiter._cgroups = Path("/proc"), CGROUPS
+            it.limiter._proc = Path("/proc")
+            it.limiter._cgroups = CGROUPS
             await it.admit("p", (20, 4))
             (directory, *_) = it.mounts("p").values()
             async with calling(directory, 1, "unshare", "--mount", "sh", "-c", mounts, "sh") as (process, printed):

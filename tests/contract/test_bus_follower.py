@@ -123,7 +123,8 @@ def test_reads_in_vain_are_counted_from_the_last_message_on() -> None:
             reading.end_batch(follower.NO_MESSAGE, "no message")
 
     read_in_vain(follower.MOST_TRIES)
-    reading._reading, reading._batch = True, 1
+    reading._reading = True
+    reading._batch = 1
     received = reading.take(Delivered(subject=b"_INBOX_x.1", reply=b"", body=b"", head=head))
     read_in_vain(follower.MOST_TRIES)
 

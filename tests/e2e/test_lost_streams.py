@@ -75,7 +75,8 @@ class Site:
     """A node with a record on disk, whose services are connected on their own."""
 
     def __init__(self, ledger: Ledger, says: Says) -> None:
-        self.ledger, self.says = ledger, says
+        self.ledger = ledger
+        self.says = says
 
     def grant(self, gpu: str) -> None:
         self.ledger.grant([Allocation(id=self.ledger.next_id(), devices={GPU: (DeviceID(gpu),)})])

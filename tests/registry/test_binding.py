@@ -227,7 +227,8 @@ async def test_what_the_watch_has_not_shown_yet_is_found_out(
 
 async def test_a_binding_that_was_not_made_is_tried_again(site: Site, registry: Registry, api: Troubled) -> None:
     """Also if the pod cannot be read for a while, before and after."""
-    api.dropped, api.unread = 2, 2
+    api.dropped = 2
+    api.unread = 2
     await registry.bind("a", site.add("a"))
 
     assert ("node-1", 3) == (site.node_of("a"), api.binds)

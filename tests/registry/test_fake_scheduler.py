@@ -38,7 +38,8 @@ class ScriptedExtender:
         """Nodes on which victims would help; None: all."""
         self.ending: list[str] = []
         """Pods that end while preempt is answered."""
-        self.preempting, self.filtering = anyio.Event(), anyio.Event()
+        self.preempting = anyio.Event()
+        self.filtering = anyio.Event()
         """Set: preempt and filter are answered."""
         self.preempting.set()
         self.filtering.set()
@@ -97,7 +98,8 @@ class World:
     """Three nodes with eight GPUs each, and a scheduler."""
 
     def __init__(self) -> None:
-        self.clock, self.cluster = ManualClock(), FakeCluster()
+        self.clock = ManualClock()
+        self.cluster = FakeCluster()
         for name in ("n1", "n2", "n3"):
             self.cluster.add_node(name)
             self.cluster.nodes.merge(("", name), {"status": {"allocatable": {GPU: "8"}}})

@@ -65,7 +65,9 @@ class World:
     """A cluster with its watch, and a clock that the test advances."""
 
     def __init__(self, delete_refused: bool = False) -> None:
-        self.clock, self.cluster, self.reserved = ManualClock(), FakeCluster(), Reserved()
+        self.clock = ManualClock()
+        self.cluster = FakeCluster()
+        self.reserved = Reserved()
         self.api = MemoryKubernetes(self.cluster)
         self.view = ClusterView(Cluster(), lambda: SETTLED, self.clock)
         self.watch = KubernetesWatch(self.api, self.clock, self.view, self.reserved, delete_refused=delete_refused)
@@ -202,7 +204,8 @@ async def test_what_is_stored_for_a_pod_after_its_end_ends_too() -> None:
     async with world.running():
         await world.clock.advance(PAUSE)
         uid = str(world.cluster.add_pod(shown_pod("soon"))["metadata"]["uid"])
-        world.reserved.uids, world.reserved.names = {"gone", uid}, {uid: "soon"}
+        world.reserved.uids = {"gone", uid}
+        world.reserved.names = {uid: "soon"}
         for _ in range(2):
             await world.clock.advance(PAUSE)
             await world.settle()

@@ -57,7 +57,10 @@ class Site:
     def __init__(
         self, world: World, http: httpx.AsyncClient, scheduling: Scheduling, nodes: Sequence[NodeName]
     ) -> None:
-        self.world, self.http, self.scheduling, self.nodes = world, http, scheduling, nodes
+        self.world = world
+        self.http = http
+        self.scheduling = scheduling
+        self.nodes = nodes
         self.cluster = world.kubernetes
 
     async def call(self, path: str, body: object) -> Any:
@@ -236,7 +239,8 @@ def test_who_was_refused_beside_a_bind_is_woken_when_it_fails() -> None:
     cluster, offers, freed = FakeCluster(), OfferedResources(), list[str]()
     offers.note(NODE, in_units(DGX))
     quotas = Quotas(offers, dict)
-    quotas.listed, quotas.freed = True, lambda: freed.append("now")
+    quotas.listed = True
+    quotas.freed = lambda: freed.append("now")
     quotas.see(SeenQuota(namespace="ml", name="gpus", uid="q", limits={CORES: 50}))
     one, two = (pod_of(cluster.add_pod(pod(name, share(30)))) for name in ("one", "two"))
     for each in (one, two):

@@ -153,7 +153,8 @@ class LateBus(MemoryBus):
     def __init__(self, shared: MemoryBus) -> None:
         super().__init__()
         self._logs = shared._logs
-        self.asked, self.arrives = anyio.Event(), anyio.Event()
+        self.asked = anyio.Event()
+        self.arrives = anyio.Event()
 
     async def newest(self, stream: Stream, subject: str) -> Received | None:
         found = await super().newest(stream, subject)
@@ -324,7 +325,9 @@ class Delayed(MemoryBus):
 
     def __init__(self) -> None:
         super().__init__()
-        self.acknowledge, self.answer, self.deliver = anyio.Event(), anyio.Event(), anyio.Event()
+        self.acknowledge = anyio.Event()
+        self.answer = anyio.Event()
+        self.deliver = anyio.Event()
 
     async def publish(self, message: Message, expected_last: int | None = None) -> int:
         position = await super().publish(message, expected_last)

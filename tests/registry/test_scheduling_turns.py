@@ -39,7 +39,8 @@ class Large:
     """A cluster of which each node takes time, and what is judged in each turn of the loop."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.clock, self.cluster = WorkingClock(), Cluster(usage=True)
+        self.clock = WorkingClock()
+        self.cluster = Cluster(usage=True)
         self.view = ClusterView(self.cluster, lambda: SETTLED, self.clock)
         self.scheduler = Scheduler(self.view)
         self.says = {name: Says(name, machine(gpus=(0, 0, 1, 1)), RULES) for name in NODES}

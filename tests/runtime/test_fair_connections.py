@@ -37,7 +37,8 @@ class Server:
     def __init__(self) -> None:
         self.address = (HONEST, 0)
         self.large = self.begun = self.ended = self.open = 0
-        self.asked, self.given = anyio.Event(), anyio.Event()
+        self.asked = anyio.Event()
+        self.given = anyio.Event()
         self.clock = ManualClock()
         self.slices: list[str] = []
 

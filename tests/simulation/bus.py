@@ -75,8 +75,12 @@ class FaultyBus:
         said: Callable[[Message], None] = lambda message: None,
     ) -> None:
         """`said` is told every message that its process tries to publish."""
-        self._broker, self._bus, self._weather = broker, broker.bus, broker.weather
-        self._chance, self._is_dead, self._tell = chance, is_dead, said
+        self._broker = broker
+        self._bus = broker.bus
+        self._weather = broker.weather
+        self._chance = chance
+        self._is_dead = is_dead
+        self._tell = said
         self._said: list[Message] = []
 
     @property
@@ -177,7 +181,9 @@ class Delivered:
     """
 
     def __init__(self, messages: AsyncIterator[Received], weather: Weather, chance: Random) -> None:
-        self._messages, self._weather, self._chance = messages, weather, chance
+        self._messages = messages
+        self._weather = weather
+        self._chance = chance
         self._line: list[Received] = []
 
     def __aiter__(self) -> "Delivered":

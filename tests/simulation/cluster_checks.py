@@ -62,7 +62,11 @@ class ClusterChecks:
         service: Service,
     ) -> None:
         """`limit`: of the quota of the namespace; 0: it has none."""
-        self.world, self.nodes, self.registries, self.pods, self.limit = world, nodes, registries, pods, limit
+        self.world = world
+        self.nodes = nodes
+        self.registries = registries
+        self.pods = pods
+        self.limit = limit
         self._service = service
         self._held = 0
         """Of the quota, at the last look."""

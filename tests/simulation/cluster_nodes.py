@@ -81,7 +81,8 @@ class Node:
     """One node. `start` begins its allocator, anew if it has ended."""
 
     def __init__(self, world: ClusterWorld, name: NodeName, policy: str) -> None:
-        self.world, self.name = world, name
+        self.world = world
+        self.name = name
         self.rules = KubeletRules(
             policy=policy,
             scope="container",
@@ -118,7 +119,8 @@ class Node:
         if gone:
             ledger.release(gone, "gone")
         self.ended = {}
-        self._began, self._readings = int(world.clock.wall() * 1000), 0
+        self._began = int(world.clock.wall() * 1000)
+        self._readings = 0
         self.read_kubelet()
         self.reservations = Reservations(ledger, bus, world.clock)
         self.allocations = DeviceAllocations(

@@ -40,7 +40,8 @@ class Pods:
 
     def __init__(self, world: ClusterWorld, run_for: Callable[[str, float], None]) -> None:
         """`run_for` notes for how many seconds a pod will run."""
-        self._world, self._run_for = world, run_for
+        self._world = world
+        self._run_for = run_for
         self.created: dict[str, CreatedPod] = {}
         """By name; none is used twice."""
         self.by_uid: dict[str, CreatedPod] = {}

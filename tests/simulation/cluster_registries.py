@@ -33,7 +33,8 @@ class Registry:
     """One registry. `start` begins it, anew if it has ended."""
 
     def __init__(self, world: ClusterWorld, name: str) -> None:
-        self.world, self.name = world, name
+        self.world = world
+        self.name = name
         self._lives = 0
         self.start()
 
@@ -79,7 +80,8 @@ class Service:
     """
 
     def __init__(self, world: ClusterWorld, registries: list[Registry]) -> None:
-        self._world, self._registries = world, registries
+        self._world = world
+        self._registries = registries
         self.has_affinity = world.chance.random() < 0.5
         self._chosen: Registry | None = None
 

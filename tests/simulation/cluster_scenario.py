@@ -55,7 +55,8 @@ class ClusterScenario:
 
     def __init__(self, seed: int, loop: SimulatedLoop) -> None:
         self.world = world = ClusterWorld(seed, loop)
-        self.loop, self.step = loop, 0
+        self.loop = loop
+        self.step = 0
         policies = POLICIES if world.division == "whole" else ("none",)
         names = [NodeName(f"node-{number}") for number in range(world.chance.choice(NODES))]
         self.nodes = {name: Node(world, name, world.chance.choice(policies)) for name in names}

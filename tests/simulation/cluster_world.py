@@ -40,9 +40,11 @@ class Network:
     """How one process reaches the bus and the API server; the next process of the same name has the same."""
 
     def __init__(self, bus: MemoryBus, rate: float) -> None:
-        self.broker, self.rate = Broker(bus), rate
+        self.broker = Broker(bus)
+        self.rate = rate
         weather = self.broker.weather
-        weather.late, weather.timeout = rate, rate / 2
+        weather.late = rate
+        weather.timeout = rate / 2
         self.api_is_away = False
 
     @property
@@ -52,18 +54,22 @@ class Network:
     def clear(self) -> None:
         """From now on all calls arrive, and so do their answers."""
         self.broker.weather.clear()
-        self.rate, self.api_is_away = 0.0, False
+        self.rate = 0.0
+        self.api_is_away = False
 
 
 class ClusterWorld:
     """Everything that outlives a process."""
 
     def __init__(self, seed: int, loop: SimulatedLoop) -> None:
-        self.seed, self.loop = seed, loop
-        self.chance, self.faults = Random(f"cluster-{seed}"), Random(f"cluster-faults-{seed}")
+        self.seed = seed
+        self.loop = loop
+        self.chance = Random(f"cluster-{seed}")
+        self.faults = Random(f"cluster-faults-{seed}")
         """For what happens, and for how it goes wrong."""
         self.clock = SimulatedClock(loop)
-        self.api, self.bus = FakeCluster(), MemoryBus()
+        self.api = FakeCluster()
+        self.bus = MemoryBus()
         self.rate = self.chance.choice(RATES)
         self.division: Division = division_of(seed)
         """How the GPUs of all nodes are offered."""
@@ -188,8 +194,10 @@ class FaultyApi(MemoryKubernetes):
 
     def __init__(self, world: ClusterWorld, process: Process) -> None:
         super().__init__(world.api)
-        self._world, self._process = world, process
-        self._network, self._chance = world.network(process.name), world.faults
+        self._world = world
+        self._process = process
+        self._network = world.network(process.name)
+        self._chance = world.faults
 
     async def pods(self) -> AsyncGenerator[SeenPod | GonePod | Synced, None]:
         async for each in super().pods():

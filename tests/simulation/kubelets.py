@@ -43,7 +43,10 @@ class Kubelets(Generic[N]):
     def __init__(
         self, loop: SimulatedLoop, api: FakeCluster, bus: Bus, chance: Random, nodes: Mapping[NodeName, N]
     ) -> None:
-        self.loop, self.api, self.bus, self.chance = loop, api, bus, chance
+        self.loop = loop
+        self.api = api
+        self.bus = bus
+        self.chance = chance
         self.nodes = nodes
         self.refused: dict[str, str] = {}
         """Pod -> code with which its kubelet refused it."""

@@ -95,7 +95,8 @@ class LimiterFiles:
 
     def put_right(self) -> None:
         """What somebody else has put below the root is gone, and what an installation has put there is there."""
-        self.full, self.kill = False, None
+        self.full = False
+        self.kill = None
         if self.root.is_symlink() or self.root.is_file():
             self.root.unlink()
         if self.limiter == "hami-core":

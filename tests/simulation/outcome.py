@@ -12,7 +12,10 @@ class Outcome:
         self, seed: int, trace: Trace, step: int, violation: Violation | None, *, of_cluster: bool = False
     ) -> None:
         """`of_cluster`: the seed ran as a cluster, and not as a single node."""
-        self.seed, self.step, self.violation, self.trace = seed, step, violation, trace
+        self.seed = seed
+        self.step = step
+        self.violation = violation
+        self.trace = trace
         self._worlds = " WORLDS=cluster" if of_cluster else ""
 
     @property

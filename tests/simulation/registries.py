@@ -68,7 +68,8 @@ class FaultyApi(MemoryKubernetes):
 
     def __init__(self, world: "Cluster", process: Process) -> None:
         super().__init__(world.site.cluster)
-        self._world, self._process = world, process
+        self._world = world
+        self._process = process
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
         await self._reach()
@@ -95,7 +96,9 @@ class Replica:
     """One registry, as far as it binds. `start` begins anew."""
 
     def __init__(self, world: "Cluster", name: str) -> None:
-        self._world, self._name, self._lives = world, name, 0
+        self._world = world
+        self._name = name
+        self._lives = 0
         self.process = Process(name)
         self.start()
 
@@ -199,8 +202,11 @@ class Cluster:
     """All of a run."""
 
     def __init__(self, loop: SimulatedLoop, seed: int) -> None:
-        self.loop, self.chance, self.clock = loop, Random(f"registries-{seed}"), SimulatedClock(loop)
-        self.broker, self.faults = Broker(), self.chance.choice((0.0, 0.1, 0.3))
+        self.loop = loop
+        self.chance = Random(f"registries-{seed}")
+        self.clock = SimulatedClock(loop)
+        self.broker = Broker()
+        self.faults = self.chance.choice((0.0, 0.1, 0.3))
         self.division = division_of(seed)
         """How the GPUs of all nodes are offered."""
         rules = RULES if self.division == "whole" else UNALIGNED
@@ -224,7 +230,9 @@ class Cluster:
     async def run(self) -> None:
         """Raises Violation."""
         weather = self.broker.weather
-        weather.late, weather.timeout, weather.lose = self.faults, self.faults / 2, self.faults / 2
+        weather.late = self.faults
+        weather.timeout = self.faults / 2
+        weather.lose = self.faults / 2
         weather.repeat = self.faults
         confirmed = {name: node.remember for name, node in self.nodes.items()}
         async with self.site.serving(self.broker.bus, self.rules, confirmed), anyio.create_task_group() as tasks:

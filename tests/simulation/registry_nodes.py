@@ -39,7 +39,9 @@ class Node:
     """One node. `run` begins it."""
 
     def __init__(self, world: "Cluster", name: NodeName) -> None:
-        self._world, self.name, self.ledger = world, name, world.site.ledgers[name]
+        self._world = world
+        self.name = name
+        self.ledger = world.site.ledgers[name]
         self.refused: list[str] = []
         """Pods that the kubelet refused although it need not."""
         self.lacking: list[str] = []

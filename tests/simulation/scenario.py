@@ -41,7 +41,8 @@ class Scenario:
 
     def __init__(self, seed: int, loop: SimulatedLoop, parts: Parts, *, shares: bool = False) -> None:
         """`shares`: some seeds have GPUs in units or in slots; these have a kubelet that admits one pod at a time."""
-        self.loop, self.parts = loop, parts
+        self.loop = loop
+        self.parts = parts
         self.world = World(seed, loop, shares=shares)
         chance, has_shares = self.world.chance, self.world.has_shares
         self.kubelet: Kubelet | None = None

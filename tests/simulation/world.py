@@ -72,12 +72,14 @@ class World:
 
     def __init__(self, seed: int, loop: SimulatedLoop, *, shares: bool = False) -> None:
         """`shares`: some seeds have GPUs in units or in slots, or in slots that become MIG instances."""
-        self.loop, self.seed = loop, seed
+        self.loop = loop
+        self.seed = seed
         self.chance = Random(f"scenario-{seed}")
         """For what happens; `faults` for how it goes wrong."""
         self.faults = Random(f"faults-{seed}")
         self.clock = SimulatedClock(loop)
-        self.disk, self.broker = Disk(), Broker()
+        self.disk = Disk()
+        self.broker = Broker()
         self.disk_refusals = self.disk_kills = 0.0
         sharing = Random(f"by-amounts-{seed}")
         self.has_instances = shares and kind_of(seed) == "instances"
@@ -139,7 +141,8 @@ class World:
 
     def divide(self, division: Division, first: int) -> None:
         """Offers the GPUs in another way, or with another one numbered 0."""
-        self.division, self.first = division, first
+        self.division = division
+        self.first = first
         self.change_hardware()
 
     def note(self, what: str, *details: object) -> None:

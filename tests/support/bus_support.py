@@ -77,7 +77,9 @@ class KillableServer:
     """A nats-server on one port and one directory for all its lives."""
 
     def __init__(self, store: Path, more: str = "", whole: str | None = None) -> None:
-        self.store, self.more, self.whole = store, more, whole
+        self.store = store
+        self.more = more
+        self.whole = whole
         self.port: int | None = None
         self.url = ""
         self.process: subprocess.Popen[bytes] | None = None

@@ -31,7 +31,8 @@ class ScriptedNats:
         """A connection has come that is served for as long as it stands."""
         self.stalls = False
         """The next command is the last that is read: its client hears that it is stale, and its socket stays open."""
-        self._patience, self._chance = patience, chance or Random(0)
+        self._patience = patience
+        self._chance = chance or Random(0)
 
     async def serve(self, stream: SocketStream) -> None:
         patience = next(self._patience)

@@ -68,7 +68,8 @@ class FairConnection(asyncio.Protocol):
         """Accepts the connection; at the limit, one of the peer with the most connections is closed."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=1)  # else a little that is unread would be noticed by nobody
-        self.peer, self.since = peer_of(transport), self.loop.time()
+        self.peer = peer_of(transport)
+        self.since = self.loop.time()
         make_room(self.connections)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -83,12 +84,14 @@ class FairConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Reads on."""
         if not self.has_begun and (self.cycle is None or self.cycle.response_complete):
-            self.has_begun, self.since = True, self.loop.time()
+            self.has_begun = True
+            self.since = self.loop.time()
         super().data_received(data)
 
     def on_response_complete(self) -> None:
         """Waits for the next request."""
-        self.has_begun, self.since = False, self.loop.time()
+        self.has_begun = False
+        self.since = self.loop.time()
         super().on_response_complete()  # type: ignore[misc]  # of uvicorn's connection
 
     def pause_writing(self) -> None:
@@ -125,7 +128,8 @@ class FairConnection(asyncio.Protocol):
         error that uvicorn would log.
         """
         peer = (*self.peer, "probe") if scope["path"].startswith(PROBES) else self.peer
-        self._working, self._task = Working(peer, self._turns), asyncio.current_task()
+        self._working = Working(peer, self._turns)
+        self._task = asyncio.current_task()
         WORKING.set(self._working)
         with suppress(asyncio.CancelledError):
             await self.flow.drain()

@@ -24,7 +24,9 @@ class Handshake(asyncio.Protocol):
     """Seconds that it may take, as the head of a request."""
 
     def __init__(self, http: FairConnection, tls: ssl.SSLContext, turns: RequestTurns) -> None:
-        self._http, self._tls, self._turns = http, tls, turns
+        self._http = http
+        self._tls = tls
+        self._turns = turns
         self._connections = http.connections
         self._early: list[bytes] = []
         """What has come of the first request together with the end of the handshake."""
@@ -34,7 +36,8 @@ class Handshake(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         transport.pause_reading()
-        self.peer, self.since = peer_of(transport), self._http.loop.time()
+        self.peer = peer_of(transport)
+        self.since = self._http.loop.time()
         self._connections.add(self)
         make_room(self._connections)
         self._task = self._http.loop.create_task(self._shake_hands())

@@ -57,7 +57,8 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, url: str, task_status: TaskStatus[str]) -> None:
         super().__init__(config)
-        self._url, self._task_status = url, task_status
+        self._url = url
+        self._task_status = task_status
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:

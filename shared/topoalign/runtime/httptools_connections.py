@@ -21,7 +21,8 @@ class OneSegment:
     """A transport that sends all that is written in one turn of the loop at once."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop = transport, loop
+        self._transport = transport
+        self._loop = loop
         self._written: list[bytes] = []
 
     def write(self, data: bytes) -> None:

@@ -132,7 +132,8 @@ class Follower:
     """The endless iterator that `MemoryBus.follow` hands out."""
 
     def __init__(self, log: Log, subject: str, after: int) -> None:
-        self._log, self._subject = log, subject
+        self._log = log
+        self._subject = subject
         self._position = after if after <= log.last else 0
 
     def __aiter__(self) -> "Follower":

@@ -62,7 +62,8 @@ class RequestTurns:
             request = self._queue.take()
             if not request.turn.done():  # else it was cancelled
                 request.turn.set_result(None)
-                self._current, self._began = request, self._clock()
+                self._current = request
+                self._began = self._clock()
                 self._give_soon()  # behind the slice
 
 

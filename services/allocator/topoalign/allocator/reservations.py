@@ -43,14 +43,18 @@ class Reservations:
 
     def __init__(self, ledger: Ledger, bus: Bus, clock: Clock) -> None:
         """`bus`: the one that everybody hears."""
-        self._ledger, self._bus, self._clock = ledger, bus, clock
+        self._ledger = ledger
+        self._bus = bus
+        self._clock = clock
         self._heard = NodeReservations()
         self._observed: NodeState | None = None
         """The state that shows nothing more of them: one call of the kubelet asks for them a dozen times."""
-        self._began, self._read = clock.monotonic(), anyio.Event()
+        self._began = clock.monotonic()
+        self._read = anyio.Event()
         self._expected_until = self._began
         """Monotonic seconds: until then there may be a reservation that matters and was not heard."""
-        self._position, self._more = 0, anyio.Event()
+        self._position = 0
+        self._more = anyio.Event()
         """Of the newest message that was heard, and what is set by the next one."""
         self.unreadable = 0
         """Messages on the subject that are no reservations of this node."""
@@ -117,7 +121,8 @@ class Reservations:
             self._note_unreadable(f"{type(event).__name__} of node {event.node!r}")
             return
         live, now = self._ledger.state.allocations.keys(), self._clock.monotonic()
-        self._heard, self._observed = self.current().apply(event, received.position, now, live), None
+        self._heard = self.current().apply(event, received.position, now, live)
+        self._observed = None
 
     def _note_unreadable(self, finding: str) -> None:
         self.unreadable += 1

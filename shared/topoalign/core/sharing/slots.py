@@ -119,7 +119,10 @@ class SlotChooser:
         self, state: NodeState, container: ContainerDemand, share: SlotShare, affinity: Mask | None = None
     ) -> None:
         """`affinity`: the NUMA nodes to which the container is aligned; None: to none."""
-        self._state, self._container, self._share, self.resource = state, container, share, share.resource
+        self._state = state
+        self._container = container
+        self._share = share
+        self.resource = share.resource
         self._affinity = affinity
         self._left = state.ownership.slots_left
         self._fields = fields_of(state.hardware, share.resource, container.about_cards)

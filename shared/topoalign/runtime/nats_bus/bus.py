@@ -65,7 +65,9 @@ class NatsBus:
         """As it may be shown."""
         self.trouble: str | None = "not connected yet"
         """Why there is no connection; None while there is one."""
-        self._urls, self._name, self._access = addresses(url), name, access
+        self._urls = addresses(url)
+        self._name = name
+        self._access = access
         access.options(), access.tls(self._urls)  # so that a wrong file is told at once, and not by a task
         self._inbox = f"_INBOX_{name}" if node is None else f"_INBOX_{name}.{wire.token(node)}"
         self._self_test = SelfTest(speaks)
@@ -200,12 +202,14 @@ class NatsBus:
     async def stay(self, connection: Connection) -> None:
         """Hands the connection to all who wait for one, until it is lost."""
         log.info("bus connected", url=self.url, server=str(connection.client.connected_server_version))
-        self._connection, self.trouble = connection, None
+        self._connection = connection
+        self.trouble = None
         self._came.set()
         try:
             await connection.until_lost()
         finally:
-            self._connection, self._came = None, anyio.Event()
+            self._connection = None
+            self._came = anyio.Event()
             self.trouble = f"connection lost: {connection.reason}"
             await connection.close()
         log.warning("bus lost", url=self.url, reason=connection.reason)

@@ -45,7 +45,8 @@ class Wait:
     """A question that is under way."""
 
     def __init__(self, subject: str, scope: anyio.CancelScope) -> None:
-        self.subject, self.scope = subject, scope
+        self.subject = subject
+        self.scope = scope
         self.violation = ""
 
 
@@ -59,7 +60,8 @@ class Connection:
         self.lost = anyio.Event()
         self.reason = ""
         """What the library said last: why a connection was lost or could not be made."""
-        self._inbox, self._inbox_prefix = Inbox(self.client), inbox_prefix
+        self._inbox = Inbox(self.client)
+        self._inbox_prefix = inbox_prefix
         self._violations: deque[str] = deque(maxlen=16)
         self._waits: set[Wait] = set()
         self._opening: anyio.CancelScope | None = None

@@ -57,7 +57,9 @@ class Reading:
         self.connection = connection
         self.stored = stored
         """When the message at the position was stored, as the store says it; empty: not known."""
-        self._stream, self._subject, self._position = stream, subject, position
+        self._stream = stream
+        self._subject = subject
+        self._position = position
         self._source = source_of(stream)
         self._news_subject = subject.replace(PREFIX, NEWS, 1) if subject.startswith(f"{PREFIX}.") else f"{NEWS}.>"
         self._is_one_subject = not {"*", ">"} & {*subject.split(".")}
@@ -223,7 +225,9 @@ class Follower:
         self, connected: Callable[[], Awaitable[Connection]], stream: Stream, subject: str, after: int
     ) -> None:
         self._connected = connected
-        self._stream, self._subject, self._position = stream, subject, after
+        self._stream = stream
+        self._subject = subject
+        self._position = after
         self._stored = ""
         """When the message at the position was stored; empty: no message was read yet."""
         self._reading: Reading | None = None

@@ -67,7 +67,8 @@ class PodResourcesClient:
         `checkpoint_dir`: the device plugin directory, where the kubelet keeps `kubelet_internal_checkpoint`. It is in the
         kubelet's root directory, and the directories of pods are beside it.
         """
-        self._socket, self._checkpoint_dir = socket, checkpoint_dir
+        self._socket = socket
+        self._checkpoint_dir = checkpoint_dir
         self._clock = clock or SystemClock()
         self.channel = KeptChannel(socket, self._clock)
         """Shared with whoever else asks this kubelet."""

@@ -70,8 +70,12 @@ class VcudaLimiter:
         `root`: `flags.vcudaRoot` of the newest configuration, empty: there is none. `proc`, `cgroups`: where the host's are
         mounted.
         """
-        self._root, self._hardware, self._proc, self._cgroups = root, hardware, proc, cgroups
-        self._load, self._turn = Load(), anyio.Lock()
+        self._root = root
+        self._hardware = hardware
+        self._proc = proc
+        self._cgroups = cgroups
+        self._load = Load()
+        self._turn = anyio.Lock()
         self._servers: dict[Path, RegistrationServer] = {}
         self._parts: Sequence[Part] = ()
         """What the checkpoint has of units, as the kubelet answered last."""

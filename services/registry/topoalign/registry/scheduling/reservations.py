@@ -71,11 +71,16 @@ class Reservations:
         each node on which something else is held than before, `freed` each on which this registry ended what was reserved
         for a pod that did not come. `has_gone`: whether there is no such node any more.
         """
-        self.writer, self.epoch = writer, int(clock.wall() * 1000)
+        self.writer = writer
+        self.epoch = int(clock.wall() * 1000)
         self.counts: Counter[str] = Counter()
         """Reservations that this registry has written as made, consumed, expired and cancelled, and its conflicts."""
-        self._bus, self._clock, self._facts = bus, clock, facts
-        self._changed, self._freed, self._has_gone = changed, freed, has_gone
+        self._bus = bus
+        self._clock = clock
+        self._facts = facts
+        self._changed = changed
+        self._freed = freed
+        self._has_gone = has_gone
         self._known = ReservationsByNode()
         self._seq = 0
         """Of the last change, of whatever node: no id is used twice, though a node is forgotten and comes back."""

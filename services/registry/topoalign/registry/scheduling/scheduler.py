@@ -109,7 +109,8 @@ class Scheduler:
         """Refuses pods that cannot be meant, whatever is free."""
         self.quotas: Quotas | None = None
         """What namespaces may hold. None: the registry has no access to Kubernetes."""
-        self._behind, self._verdicts = behind, Verdicts(view)
+        self._behind = behind
+        self._verdicts = Verdicts(view)
         self._planned = PlannedPods(view, self._verdicts.request)
         self._verdicts.beside = self._planned.refusal
         self.lone = LonePods(view, self._verdicts.request)

@@ -63,7 +63,8 @@ class Asked:
 
     def __init__(self, demand: PodDemand, need: Need | None, kind: Kind, view: ClusterView) -> None:
         """`need`: what the demand comes to on nodes of this kind. None: more than amounts decides."""
-        self.demand, self.need = demand, need
+        self.demand = demand
+        self.need = need
         self.unlisted = unlisted(self.demand, kind, view)
         """Code of the refusal because of what no such node has; empty: there is nothing."""
         self._kind = kind

@@ -94,7 +94,9 @@ class ClusterView:
         """Nodes on which pods are reserved, or bound and not shown yet."""
         self.turns = partial(Turns, clock)
         """For work on all nodes that takes long."""
-        self._cluster, self._unsettled_now, self._clock = cluster, unsettled, clock
+        self._cluster = cluster
+        self._unsettled_now = unsettled
+        self._clock = clock
         self._unsettled = Unsettled(frozenset(), frozenset())
         self._holds: dict[NodeName, NodeHolds] = {}
         self._unassumed: set[NodeName] = set()
@@ -112,7 +114,8 @@ class ClusterView:
         self._bases: OrderedDict[NodeName, tuple[int, PredictionBasis]] = OrderedDict()
         self._due: dict[NodeName, None] = dict.fromkeys(cluster.nodes)
         """The nodes that are to be renewed, in the order of their facts."""
-        self._is_due, self._is_due_now = anyio.Event(), anyio.Event()
+        self._is_due = anyio.Event()
+        self._is_due_now = anyio.Event()
         """Now: one of them is due because of more than what is reserved on it."""
         self._renewed = anyio.Event()
         """Set at the next renewal of a node."""
@@ -144,7 +147,8 @@ class ClusterView:
             if not self._started:
                 self.places = side_by_side(self.places)
             self._started = True
-            self._is_due, self._is_due_now = anyio.Event(), anyio.Event()
+            self._is_due = anyio.Event()
+            self._is_due_now = anyio.Event()
             await self._is_due.wait()
             with anyio.move_on_after(HELD_SECONDS):
                 await self._is_due_now.wait()

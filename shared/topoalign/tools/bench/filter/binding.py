@@ -78,8 +78,11 @@ class Pods:
     def __init__(
         self, portal: BlockingPortal, bus: Bus, cluster: FakeCluster, registry: Agent, scheduler: Scheduler
     ) -> None:
-        self._portal, self._bus, self._cluster = portal, bus, cluster
-        self._registry, self._scheduler = registry, scheduler
+        self._portal = portal
+        self._bus = bus
+        self._cluster = cluster
+        self._registry = registry
+        self._scheduler = scheduler
         self._numbers = count()
 
     def bind(self) -> float:

@@ -33,8 +33,10 @@ class Cluster:
     """Nodes whose facts are in the streams of a nats-server, and a process that answers for them."""
 
     def __init__(self, nodes: Sequence[BusyNode], url: str, everybody: Allocators) -> None:
-        self.nodes, self.url = nodes, url
-        self._everybody, self._changing = everybody, cycle(nodes)
+        self.nodes = nodes
+        self.url = url
+        self._everybody = everybody
+        self._changing = cycle(nodes)
 
     def change(self, reader: Reader) -> None:
         """A container of the next node ends, and the registry shows it. Raises NotStored, NotAnswered."""

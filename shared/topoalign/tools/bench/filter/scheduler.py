@@ -39,7 +39,8 @@ class Scheduler:
         """`seconds`: how long it waits for a part of an answer."""
         self._socket = socket.create_connection(("127.0.0.1", port), seconds)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._nodes, self._numbers = list(nodes), count()
+        self._nodes = list(nodes)
+        self._numbers = count()
 
     def schedule(self, amounts: Amounts) -> tuple[float, Filtered]:
         """

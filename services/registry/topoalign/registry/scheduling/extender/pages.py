@@ -48,7 +48,10 @@ class Refused(Exception):
 
     def __init__(self, status: int, code: str, finding: str, remedy: str) -> None:
         super().__init__(finding)
-        self.status, self.code, self.finding, self.remedy = status, code, finding, remedy
+        self.status = status
+        self.code = code
+        self.finding = finding
+        self.remedy = remedy
 
 
 class Extender:
@@ -66,7 +69,10 @@ class Extender:
         `kubernetes`: major and minor version of the scheduler; `seconds`: how long a body may take; `timing`: measures a
         call of this name while its context is open.
         """
-        self._scheduling, self._kubernetes, self._seconds, self._timing = scheduling, kubernetes, seconds, timing
+        self._scheduling = scheduling
+        self._kubernetes = kubernetes
+        self._seconds = seconds
+        self._timing = timing
         self._refusals = answers.RenderedRefusals()
 
     def routes(self) -> list[BaseRoute]:
