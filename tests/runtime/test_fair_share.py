@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from topoalign.runtime.fair_share import CATCH_UP_SECONDS, FairQueue, Peer, Request, first_to_close
@@ -48,6 +48,7 @@ class Reference:
 @given(
     st.lists(st.one_of(st.sampled_from(PEERS), st.tuples(SLICES, st.booleans())), max_size=60),
 )
+@example([("c",), (0.1, True), (0.0, False), ("a",), ("b",), ("a", "probe"), (0.0, False), (0.0, False), (0.0, False)])
 def test_the_order_is_that_of_the_reference(steps: list[Peer | tuple[float, bool]]) -> None:
     """A step adds a request of a peer, or takes one, which works for so long and perhaps waits again."""
     queue, reference = FairQueue[Request](), Reference()

@@ -73,7 +73,8 @@ class FairQueue(Generic[R]):
         if not self._waiting[peer]:
             del self._waiting[peer]
         if len(self._used) > 2 * len(self._waiting) + 1:  # peers that were idle for long start like new ones
-            self._used = {each: used for each, used in self._used.items() if used > self._now - CATCH_UP_SECONDS}
+            oldest = self._now - CATCH_UP_SECONDS
+            self._used = {each: used for each, used in self._used.items() if used > oldest or each in self._waiting}
         return request
 
     def charge(self, request: R, seconds: float) -> None:
