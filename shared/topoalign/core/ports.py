@@ -144,7 +144,7 @@ class Bus(Protocol):
         """Asks the service at `subject` for an answer within so many seconds. Raises BusUnavailable if none comes."""
 
     def serve(self, service: str, endpoints: Sequence[Endpoint]) -> AbstractAsyncContextManager[None]:
-        """Answers questions while the context is open, as the service of this name (NATS micro: `nats micro ls`)."""
+        """Answers questions while the context is open, as the service of this name."""
 
     @property
     def connected(self) -> bool:
