@@ -10,7 +10,8 @@ RUN python -m venv /opt/topoalign \
 COPY pyproject.toml README.md LICENSE ./
 COPY services services
 COPY shared shared
-RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir dist . \
+COPY tools tools
+RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir dist . ./tools \
  && /opt/topoalign/bin/pip install --no-cache-dir --no-deps dist/*.whl
 
 FROM python:3.11.16-slim-trixie@sha256:be1575ed968de893bd54f4c56315ff7c4736ce522c1bca08fd521731aafc0d76

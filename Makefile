@@ -10,11 +10,11 @@ export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/byte-code
 
 .PHONY: demo test test-faults test-gpu simulate soak check lint types imports bench bench-compare proto event-documents lock up down clean
 
-$(READY): requirements/dev.txt pyproject.toml
+$(READY): requirements/dev.txt pyproject.toml tools/pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("topoalign needs Python 3.11 or later") if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . --editable tools
 	@touch $@
 
 demo: $(READY)  ## the main job on a described machine, or on this one if it has an NVIDIA driver

@@ -10,7 +10,7 @@ import nvml_support
 import pytest
 from hypothesis import HealthCheck, settings
 
-from topoalign.runtime.clock import ManualClock
+from topoalign.testing.manual_clock import ManualClock
 
 VECTORS = Path(os.environ.get("TOPOALIGN_VECTORS") or Path(__file__).parents[2] / "shared" / "vectors")
 

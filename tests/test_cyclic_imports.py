@@ -6,7 +6,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROOMS = (ROOT / "shared", *sorted((ROOT / "services").iterdir()))
+ROOMS = (ROOT / "shared", ROOT / "tools", *sorted((ROOT / "services").iterdir()))
 GENERATED = "topoalign/kubelet/grpc/api/"
 
 

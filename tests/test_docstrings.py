@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 GENERATED = "kubelet/grpc/api"
-PRODUCT = ("shared", "services")
+PRODUCT = ("shared", "services", "tools")
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "extending.md"
-ROOMS = ("shared", "services/allocator", "services/discovery", "services/hinting", "services/registry")
+ROOMS = ("shared", "tools", "services/allocator", "services/discovery", "services/hinting", "services/registry")
 COPIED = (*ROOMS, "tests", "docs")
 KEPT = ("pyproject.toml", "Makefile", "CONTRIBUTING.md", "README.md")
 FENCE = re.compile(r"^```(\w+) (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

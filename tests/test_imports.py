@@ -37,7 +37,7 @@ def test_the_page_shows_the_layers_of_the_core_as_they_are_checked() -> None:
 
 def test_the_namespace_has_no_root_package_and_its_packages_are_typed() -> None:
     """The namespace has no root package, and every package below it is typed."""
-    roots = [*ROOT.glob("services/*/topoalign"), ROOT / "shared" / "topoalign"]
+    roots = [*ROOT.glob("services/*/topoalign"), ROOT / "shared" / "topoalign", ROOT / "tools" / "topoalign"]
     packages = [package for root in roots for package in root.iterdir() if package.is_dir()]
 
     assert [] == [root for root in roots if (root / "__init__.py").exists()]

@@ -11,7 +11,6 @@ from decision_support import knapsack_machine
 from e2e_support import allocate, pod, release
 from unit_support import in_units
 
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import refuse_twin
@@ -38,8 +37,9 @@ from topoalign.core.model.topology.model import Topology, VirtualFunction
 from topoalign.core.ports import Endpoint
 from topoalign.machines import load_machine
 from topoalign.runtime.answers import answering
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.testing.manual_clock import ManualClock
+from topoalign.testing.memory_journal import MemoryJournal
 
 pytestmark = pytest.mark.anyio
 

@@ -26,10 +26,11 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Stream
 from topoalign.discovery import main as discovery
 from topoalign.machines import load_machine
-from topoalign.runtime.clock import SystemClock, all_tasks_blocked
+from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
+from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

@@ -24,7 +24,7 @@ from topoalign.core.model.events import Allocation, AllocationsSnapshot
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import replay
-from topoalign.runtime.clock import ManualClock
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

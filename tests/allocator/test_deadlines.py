@@ -11,7 +11,6 @@ from e2e_support import allocate, pod, release
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.core import wire
@@ -28,8 +27,9 @@ from topoalign.core.model.requests import (
     PodRequest,
     ReleaseRequest,
 )
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.testing.manual_clock import ManualClock
+from topoalign.testing.memory_journal import MemoryJournal
 
 pytestmark = pytest.mark.anyio
 

@@ -23,11 +23,11 @@ from topoalign.allocator.display import LOOK_SECONDS, VERSION, Display
 from topoalign.allocator.use_series import UseSeries
 from topoalign.core.model.errors import DriverFault, InvalidField
 from topoalign.discovery import main as discovery
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.context import Context
 from topoalign.runtime.health import application
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 PROTO = Path(__file__).parents[2] / "proto"

@@ -12,7 +12,6 @@ from prediction_support import CONFIG, PATIENT_SECONDS, Listener, listening
 from topoalign.allocator import device_allocations
 from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.device_plugin.front import KubeletFront
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
@@ -24,10 +23,11 @@ from topoalign.core.model.ids import GPU, Namespace, PodName
 from topoalign.core.model.kubelet import KubeletObserved
 from topoalign.core.model.requests import AdmissionRules, ConfirmRequest
 from topoalign.kubelet.files import configuration
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
+from topoalign.testing.manual_clock import ManualClock
+from topoalign.testing.memory_journal import MemoryJournal
 
 pytestmark = pytest.mark.anyio
 MACHINE = two_nodes(gpus=2, nics=0)

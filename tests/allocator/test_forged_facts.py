@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from topoalign.allocator.hardware_watch import ASK_SECONDS, HardwareWatch
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import Allocator
@@ -41,11 +40,12 @@ from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.figures import registry_of
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.node_bus import NodeBus
 from topoalign.runtime.tasks import background
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
+from topoalign.testing.memory_journal import MemoryJournal
 
 pytestmark = pytest.mark.anyio
 NODE = NodeName("node-1")

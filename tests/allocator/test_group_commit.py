@@ -6,11 +6,11 @@ import anyio
 import pytest
 from device_allocations_support import GPUS, Node
 
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.core.model.errors import DeviceInUse, DeviceUnusable, StateFault
 from topoalign.core.model.events import Allocation, AllocationGranted, AllocationReleased, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.ports import Entry
+from topoalign.testing.memory_journal import MemoryJournal
 
 pytestmark = pytest.mark.anyio
 

@@ -25,8 +25,8 @@ from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.library_use import LibraryReading, LibraryUse
 from topoalign.core.model.requests import UseRequest
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 ONE = "1:1:2:3:6:7"

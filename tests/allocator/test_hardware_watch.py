@@ -10,7 +10,6 @@ from discovery_support import READ_SECONDS, Bus, Hardware, discovery_with, inven
 from structlog.testing import capture_logs
 
 from topoalign.allocator.hardware_watch import ASK_SECONDS, SILENT_SECONDS, HardwareWatch
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core import wire
 from topoalign.core.model.events import Allocation, HealthState, TopologyDiscovered
@@ -18,8 +17,9 @@ from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Stream
 from topoalign.discovery.service import Discovery
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.tasks import background
+from topoalign.testing.manual_clock import ManualClock
+from topoalign.testing.memory_journal import MemoryJournal
 
 pytestmark = pytest.mark.anyio
 NODE = NodeName("node-1")

@@ -11,7 +11,6 @@ from decision_support import container, machine, node, pod
 from kubelet_files_support import basis_from, write_files
 from reservation_support import reservation
 
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests import kubelet_files
 from topoalign.allocator.requests.admissions import Admissions
@@ -37,8 +36,9 @@ from topoalign.core.model.requests import (
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files import configuration
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
+from topoalign.testing.memory_journal import MemoryJournal
 
 pytestmark = pytest.mark.anyio
 

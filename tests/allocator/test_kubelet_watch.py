@@ -10,7 +10,6 @@ import pytest
 from kubelet_support import NODE, MemoryAllocator, pod, short_directory, two_nodes
 from prediction_support import FPGA, Listener, OtherPlugin, listening
 
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation.pod_resources import Listed, PodResourcesClient
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
@@ -22,10 +21,11 @@ from topoalign.core.model.kubelet import KubeletObserved, ListedDevices
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
 from topoalign.kubelet.files import configuration
 from topoalign.kubelet.grpc.client import KubeletAway
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
+from topoalign.testing.memory_journal import MemoryJournal
 
 pytestmark = pytest.mark.anyio
 MACHINE = two_nodes(gpus=2, nics=0)

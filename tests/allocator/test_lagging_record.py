@@ -16,7 +16,6 @@ from decision_support import container, machine, node, pod
 from kubelet_files_support import VOLUME, write_files
 from kubelet_support import short_directory
 
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
@@ -27,8 +26,9 @@ from topoalign.core.model.events import Allocation, Owner
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, Mode, PodRequest
 from topoalign.core.state.fold import NodeState
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.testing.manual_clock import ManualClock
+from topoalign.testing.memory_journal import MemoryJournal
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from kubelet_support import NODE, MemoryAllocator, pod, two_nodes
 
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.kubelet_files import LATE, KubeletFiles
 from topoalign.allocator.requests.kubelet_watch import LONGEST_PAUSE, POLL_SECONDS, READ_SECONDS, KubeletWatch
@@ -16,7 +15,8 @@ from topoalign.core.model.ids import AllocationID
 from topoalign.core.model.kubelet import KubeletObserved
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.state.fold import NodeState
-from topoalign.runtime.clock import ManualClock
+from topoalign.testing.manual_clock import ManualClock
+from topoalign.testing.memory_journal import MemoryJournal
 
 pytestmark = pytest.mark.anyio
 CONFIG = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ntopologyManagerPolicy: restricted\n"

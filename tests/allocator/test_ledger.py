@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from topoalign.allocator.ledger.drafts import Binding
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core.model.errors import NotFound, StateFault
 from topoalign.core.model.events import Allocation, AllocationsSnapshot, Owner
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
 from topoalign.core.ports import Entry
 from topoalign.core.state.fold import NodeState, replay
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
+from topoalign.testing.memory_journal import MemoryJournal
 
 NODE = NodeName("node-1")
 

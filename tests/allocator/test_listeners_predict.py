@@ -21,7 +21,6 @@ from prediction_support import (
 from topoalign.allocator import device_allocations
 from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.device_plugin.front import KubeletFront
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation import pod_resources as podresources
 from topoalign.allocator.reconciliation.liveness import UNWRITTEN_SECONDS
@@ -33,9 +32,10 @@ from topoalign.core.admission.prediction import predict
 from topoalign.core.model.decisions import Decision
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, Placement
 from topoalign.kubelet.files import configuration
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
+from topoalign.testing.manual_clock import ManualClock
+from topoalign.testing.memory_journal import MemoryJournal
 
 pytestmark = pytest.mark.anyio
 

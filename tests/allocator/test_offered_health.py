@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 from kubelet_files_support import write_files
 
 from topoalign.allocator.device_plugin.listing import Listing
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.cli import gpu
@@ -61,8 +60,9 @@ from topoalign.kubelet.files.node_state import node_state
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.registry import views
 from topoalign.registry.cluster import Member
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.testing.manual_clock import ManualClock
+from topoalign.testing.memory_journal import MemoryJournal
 
 MIXED, SHARED = ResourceName("x.io/mixed"), ResourceName("x.io/shared")
 NAMES = st.sampled_from([GPU, MIXED, SHARED])

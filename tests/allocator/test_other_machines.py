@@ -4,7 +4,6 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ledger.other_machines import release_other_machines
 from topoalign.core.model.errors import StateFault
@@ -12,7 +11,8 @@ from topoalign.core.model.events import Allocation, AllocationReleased, Topology
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.ports import Entry
 from topoalign.machines import catalogue
-from topoalign.runtime.clock import ManualClock
+from topoalign.testing.manual_clock import ManualClock
+from topoalign.testing.memory_journal import MemoryJournal
 
 NODE = NodeName("node-1")
 DGX, HGX, HARDWARE = "described: dgx-a100", "described: hgx-h100", "nvml"

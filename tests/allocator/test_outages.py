@@ -16,9 +16,9 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.ports import Bus, Stream
 from topoalign.runtime import stores
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.nats_bus import bus as nats_bus
 from topoalign.runtime.nats_bus import connect_bus
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600 if THOROUGH else 300)]
 

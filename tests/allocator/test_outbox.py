@@ -3,15 +3,15 @@
 import anyio
 import pytest
 
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import SAID_SECONDS, Ledger
 from topoalign.allocator.ledger.outbox import POLL_SECONDS, Outbox
 from topoalign.core.model.errors import BusRefused, BusUnavailable, Unavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Message, Stream
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.publisher import LONGEST_PAUSE
+from topoalign.testing.manual_clock import ManualClock
+from topoalign.testing.memory_journal import MemoryJournal
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,6 @@ import anyio
 import pytest
 from device_allocations_support import GPUS
 
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ledger.outbox import MOST_FACTS, Outbox
 from topoalign.client import Client
@@ -16,8 +15,9 @@ from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.events import Allocation, AllocationsSnapshot, LedgerEvent, LedgerFact
 from topoalign.core.model.ids import GPU, NodeName
 from topoalign.core.ports import Message, Stream
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.testing.manual_clock import ManualClock
+from topoalign.testing.memory_journal import MemoryJournal
 
 pytestmark = pytest.mark.anyio
 

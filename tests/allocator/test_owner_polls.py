@@ -13,7 +13,7 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation.owner_polls import FIRST_SECONDS, GIVE_UP_SECONDS, LONGEST_SECONDS
 from topoalign.core.model.events import AllocationBound, Owner
 from topoalign.core.model.ids import GPU
-from topoalign.runtime.clock import all_tasks_blocked
+from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

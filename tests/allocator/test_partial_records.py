@@ -11,11 +11,11 @@ from simulation.scenario import quietly
 from simulation.world import HEALTHY, NODE, WHOLE, SimulatedClock
 
 from topoalign.allocator.device_allocations import DeviceAllocations
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.events import DeviceHealthChanged, Owner, TopologyDiscovered
 from topoalign.core.model.ids import GPU, DeviceID
+from topoalign.testing.memory_journal import MemoryJournal
 
 ONE, OTHER = DeviceID("GPU-0"), DeviceID("GPU-1")
 

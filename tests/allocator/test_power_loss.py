@@ -16,7 +16,7 @@ from topoalign.core.model.errors import StateFault
 from topoalign.core.model.events import Allocation, AllocationsSnapshot
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.ports import Entry
-from topoalign.runtime.clock import ManualClock
+from topoalign.testing.manual_clock import ManualClock
 
 NODE = NodeName("node-1")
 Image = frozenset[tuple[str, bytes]]

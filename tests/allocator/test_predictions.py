@@ -12,7 +12,6 @@ from prediction_support import MACHINES, PATIENT_SECONDS, configured, some_pod, 
 from topoalign.allocator import device_allocations
 from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.device_plugin.front import KubeletFront
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation import pod_resources as podresources
 from topoalign.allocator.reconciliation.liveness import UNWRITTEN_SECONDS
@@ -23,9 +22,10 @@ from topoalign.allocator.requests.kubelet_watch import KubeletWatch
 from topoalign.core.model.ids import ContainerName, PodName
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, ContainerRequest, Placement, PodRequest
 from topoalign.kubelet.files import configuration
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
+from topoalign.testing.manual_clock import ManualClock
+from topoalign.testing.memory_journal import MemoryJournal
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,6 @@ from device_allocations_support import GPUS, MACHINE, Node, ShiftingClock, bound
 from structlog.testing import capture_logs
 
 from topoalign.allocator.device_allocations import FRESH_SECONDS, DeviceAllocations
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Part
 from topoalign.allocator.reconciliation.memory import APART_SECONDS
@@ -33,6 +32,7 @@ from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.topology.offers import Offer
 from topoalign.core.ports import Entry
 from topoalign.core.state.fold import replay
+from topoalign.testing.memory_journal import MemoryJournal
 
 pytestmark = pytest.mark.anyio
 

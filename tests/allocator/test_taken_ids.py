@@ -16,7 +16,6 @@ from bus_support import killable, said
 from outage_support import NODE, Listener, come_and_go, emptied, opened
 from structlog.testing import capture_logs
 
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ledger.outbox import POLL_SECONDS, Outbox
 from topoalign.core import wire
@@ -31,10 +30,11 @@ from topoalign.core.model.events import (
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 from topoalign.core.ports import Bus, Message, Stream
 from topoalign.discovery.announcer import Announcer
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.speaker import NOTE_SECONDS, TELL_SECONDS, Speaker
+from topoalign.testing.manual_clock import ManualClock
+from topoalign.testing.memory_journal import MemoryJournal
 
 pytestmark = pytest.mark.anyio
 

@@ -21,8 +21,8 @@ from topoalign.allocator.takeover import (
     wait_for_successor,
 )
 from topoalign.core.model.errors import HardwareUnknown
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

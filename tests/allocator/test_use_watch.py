@@ -18,7 +18,7 @@ from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.processes import Measurement
 from topoalign.core.model.requests import UseRequest
 from topoalign.core.model.topology.model import Topology
-from topoalign.runtime.clock import ManualClock
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

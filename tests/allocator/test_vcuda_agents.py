@@ -27,8 +27,8 @@ from topoalign.core.model.errors import StateFault, Unavailable
 from topoalign.core.model.ids import PodName
 from topoalign.core.state.fold import NodeState
 from topoalign.plugin_config.configuration import Flags, Sharing, Units
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.tasks import background
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 ID = "9f86d081884c7d659a2feaa0c55ad015"

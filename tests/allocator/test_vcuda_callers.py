@@ -23,7 +23,7 @@ from topoalign.allocator.vcuda import registrations
 from topoalign.allocator.vcuda.limiter import CGROUPS, VcudaLimiter
 from topoalign.core.model.decisions import Admission
 from topoalign.kubelet.processes import sees_all_processes
-from topoalign.runtime.clock import all_tasks_blocked
+from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 FLOOD = Path(__file__).with_name("vcuda_flood.py")

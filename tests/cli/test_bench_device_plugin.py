@@ -82,7 +82,7 @@ def test_without_its_client_the_benchmark_says_what_to_install(monkeypatch: pyte
 
     with pytest.raises(NoClient, match="grpcio") as refused:
         next(device_plugin.cases())
-    assert "topoalign[bench]" in refused.value.remedy
+    assert "topoalign-tools[bench]" in refused.value.remedy
 
 
 def test_without_a_compiler_the_slow_nvml_case_is_skipped_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

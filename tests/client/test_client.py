@@ -28,9 +28,9 @@ from topoalign.core.model.ids import AllocationID, DeviceID, NodeName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Endpoint, Message, Stream
 from topoalign.core.state.fold import replay
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import NatsBus, apply_stores, connect_bus
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 TIME = 1_700_000_000.5

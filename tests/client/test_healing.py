@@ -11,8 +11,8 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import SnapshotRequest
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

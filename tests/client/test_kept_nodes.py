@@ -17,10 +17,10 @@ from topoalign.core.model.events import DeviceHealthChanged, LedgerEvent
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import Standing
 from topoalign.core.ports import Endpoint, Stream
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
 from topoalign.runtime.turns import Turns
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 REAL, MOST = NodeName("node-1"), 10

@@ -18,9 +18,9 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import renamed, uuids
 from topoalign.machines import load_machine
 from topoalign.registry.cluster import Cluster
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 NODES = 3

@@ -13,7 +13,6 @@ from nats.aio.msg import Msg
 from outage_support import NODE, come_and_go, emptied, telling
 from structlog.testing import capture_logs
 
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.client import Client
 from topoalign.client.pace import MOST_WAITING
@@ -22,6 +21,7 @@ from topoalign.core.model.events import LedgerFact
 from topoalign.core.ports import Stream
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.nats_bus import connect_bus
+from topoalign.testing.memory_journal import MemoryJournal
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600 if THOROUGH else 300)]
 

@@ -19,10 +19,10 @@ from topoalign.core.model.events import LARGEST_NUMBER, AllocationBound, Allocat
 from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.ports import Message, Received, Stream
 from topoalign.core.state.fold import NodeState
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
 from topoalign.runtime.turns import Turns
+from topoalign.testing.manual_clock import ManualClock
 
 NODES = ("a", "b.example.com", "c")
 ODDITIES = ("again", "swapped", "lost", "forged", "unreadable", "nameless")

@@ -19,7 +19,6 @@ from structlog.testing import capture_logs
 from unit_support import DGX, in_units
 
 from topoalign.allocator.hardware_watch import ASK_AGAIN_SECONDS, HardwareWatch
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.client import Client, healing, subscriber
 from topoalign.core import wire
@@ -29,9 +28,10 @@ from topoalign.core.model.events import AllocationGranted, Event, TopologyDiscov
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.maintenance import Word
 from topoalign.core.ports import Bus, Endpoint, Message, Stream
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import connect_bus
+from topoalign.testing.manual_clock import ManualClock
+from topoalign.testing.memory_journal import MemoryJournal
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 

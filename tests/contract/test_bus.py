@@ -15,11 +15,11 @@ from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.remote_errors import RemoteUnavailable
 from topoalign.core.ports import Bus, Endpoint, Message, Stream
-from topoalign.runtime.clock import all_tasks_blocked
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
 from topoalign.runtime.node_bus import NodeBus
+from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 ALL = "topoalign.v1.>"

@@ -15,8 +15,9 @@ from topoalign.allocator.instances.nvml import NvmlInstances
 from topoalign.allocator.instances.port import InstanceInUse, InstanceMaker, PlaceTaken
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import DeviceID
-from topoalign.runtime.clock import ManualClock, SystemClock, all_tasks_blocked
+from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.tasks import background
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

@@ -20,7 +20,6 @@ from topoalign.core.model.ids import GPU, NodeName, ResourceName
 from topoalign.core.model.requests import GANG
 from topoalign.core.sharing.hami.foreign import NodeAnnotations
 from topoalign.registry.kubernetes.client import connect_kubernetes
-from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.ports import (
     ApiConflict,
     ApiNotFound,
@@ -33,9 +32,11 @@ from topoalign.registry.ports import (
     SeenQuota,
     Synced,
 )
-from topoalign.runtime.clock import SystemClock, all_tasks_blocked
+from topoalign.runtime.clock import SystemClock
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.fake_api_server.server import fake_api_server
+from topoalign.testing.manual_clock import all_tasks_blocked
+from topoalign.testing.memory_kubernetes import MemoryKubernetes
 
 pytestmark = pytest.mark.anyio
 NODE = NodeName("node-1")

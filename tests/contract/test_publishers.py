@@ -9,7 +9,6 @@ import pytest
 from outage_support import NODE, come_and_go
 from structlog.testing import capture_logs
 
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ledger.outbox import Outbox
 from topoalign.core import wire
@@ -17,9 +16,10 @@ from topoalign.core.model.errors import BusRefused, BusUnavailable, Unavailable
 from topoalign.core.model.events import DeviceHealthChanged, Reading
 from topoalign.core.ports import Bus, Message
 from topoalign.discovery.announcer import Announcer
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.publisher import FIRST_PAUSE, LONGEST_PAUSE, Publisher, Source
+from topoalign.testing.manual_clock import ManualClock
+from topoalign.testing.memory_journal import MemoryJournal
 
 pytestmark = pytest.mark.anyio
 

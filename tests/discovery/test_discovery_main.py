@@ -17,11 +17,12 @@ from topoalign.discovery.main import driver_for, follow, serve
 from topoalign.discovery.settings import DiscoverySettings
 from topoalign.machines.sysfs import read_sysfs
 from topoalign.plugin_config.watching import ConfigurationFile
-from topoalign.runtime.clock import ManualClock, SystemClock
+from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.settings import from_environment
 from topoalign.runtime.tasks import background
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

@@ -20,11 +20,11 @@ from topoalign.core.ports import Received, Stream
 from topoalign.discovery.main import serve
 from topoalign.machines import Machine, document
 from topoalign.plugin_config.offers import Offering
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.context import Context
 from topoalign.runtime.health import application
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

@@ -18,8 +18,8 @@ from topoalign.core.model.ids import ContainerName, DeviceID, NodeName
 from topoalign.core.model.processes import DeviceUse, GpuProcess, Measurement, ProcessIdentity
 from topoalign.core.model.requests import UseRequest
 from topoalign.discovery.use_meter import FRESH_SECONDS, MOST_PROCESSES, UseMeter
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

@@ -11,15 +11,15 @@ import pytest
 from anyio import to_thread
 from kubelet_support import short_directory
 
-from topoalign.allocator.demo.command import matrix
 from topoalign.client.forgetting import has_spoken
 from topoalign.core.model.ids import NodeName
 from topoalign.machines import load_machine
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
+from topoalign.tools.demo.command import matrix
 
 TOPOALIGN = [sys.executable, "-c", "from topoalign.cli import main; main()"]
-DEMO = [sys.executable, "-c", "from topoalign.allocator.demo.command import command; command(standalone_mode=False)"]
+DEMO = [sys.executable, "-c", "from topoalign.tools.demo.command import command; command(standalone_mode=False)"]
 
 
 def demo(*options: str) -> "subprocess.CompletedProcess[str]":

@@ -22,10 +22,10 @@ from topoalign.kubelet.grpc.api import v1, v1beta1
 from topoalign.kubelet.grpc.client import FAILURES
 from topoalign.kubelet.grpc.transport import Server
 from topoalign.machines import load_machine
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.testing.fake_kubelet.pod_resources import PodResources
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 

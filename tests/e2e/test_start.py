@@ -75,7 +75,7 @@ LATER = {
     "topoalign.testing": "plays a kubelet",
     "topoalign.tools": "measures and compares",
     "topoalign.cli.draw": "draws machines",
-    "topoalign.allocator.demo": "shows an example",
+    "topoalign.tools.demo": "shows an example",
     "topoalign.mps": "runs where GPUs are shared by MPS",
     "topoalign.allocator.device_plugin.mps": "tells of shares by MPS",
     "topoalign.allocator.vcuda.answers": "tells of the limiter vcuda",

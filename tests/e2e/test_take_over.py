@@ -21,8 +21,8 @@ from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, AllocationID, NodeName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.machines import load_machine
-from topoalign.runtime.clock import ManualClock
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 

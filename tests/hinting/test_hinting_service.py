@@ -16,10 +16,10 @@ from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodR
 from topoalign.core.state.fold import NodeState
 from topoalign.hinting.main import serve
 from topoalign.machines import load_machine
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

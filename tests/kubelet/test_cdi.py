@@ -16,7 +16,7 @@ from topoalign.allocator.device_plugin.containers import POLL_SECONDS
 from topoalign.core.model.ids import NIC, DeviceID
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.plugin_config.configuration import Configuration
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

@@ -19,7 +19,7 @@ from topoalign.kubelet.grpc.coalescing import (
     CoalescingTransport,
     ends_stream,
 )
-from topoalign.runtime.clock import all_tasks_blocked
+from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.client import KubeletAway
 from topoalign.kubelet.grpc.connection import Connection
 from topoalign.kubelet.grpc.transport import Server, Servicer, caller
-from topoalign.runtime.clock import ManualClock
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

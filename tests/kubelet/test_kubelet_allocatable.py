@@ -14,7 +14,8 @@ from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.topology.offers import Offer
 from topoalign.kubelet.grpc.allocatable import allocatable_devices
 from topoalign.kubelet.grpc.api import v1
-from topoalign.runtime.clock import ManualClock, SystemClock
+from topoalign.runtime.clock import SystemClock
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

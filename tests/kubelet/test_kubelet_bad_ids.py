@@ -10,11 +10,11 @@ from grpclib.exceptions import GRPCError
 from kubelet_support import MemoryAllocator, recorded, served, two_nodes
 
 from topoalign.allocator.device_plugin.server import DevicePlugin
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core.model.events import AllocationGranted, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.kubelet.grpc.api import v1beta1
+from topoalign.testing.memory_journal import MemoryJournal
 
 pytestmark = pytest.mark.anyio
 

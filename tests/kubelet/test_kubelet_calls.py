@@ -21,7 +21,7 @@ from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.client import KubeletAway
 from topoalign.kubelet.grpc.transport import Server
-from topoalign.runtime.clock import all_tasks_blocked
+from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

@@ -34,7 +34,7 @@ from topoalign.kubelet.grpc.decoding import Decoding
 from topoalign.kubelet.grpc.frames import CONTROLS_PER_RESET, END_HEADERS, END_STREAM, MOST_CONTROLS, PREFACE, Kind
 from topoalign.kubelet.grpc.protobuf import field
 from topoalign.kubelet.grpc.transport import MOST_CONNECTIONS, Load, Server
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, Kind.SETTINGS, 0, 0, 0, 0, 0))

@@ -26,9 +26,9 @@ from topoalign.core.ports import Clock
 from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.transport import Server
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.testing.fake_kubelet.plugins import GRACE_SECONDS, Endpoint, Plugins
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 MACHINE = two_nodes()

@@ -15,7 +15,8 @@ from topoalign.core.model.ids import GPU
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.kept_channel import KeptChannel
 from topoalign.kubelet.grpc.transport import Server, Servicer
-from topoalign.runtime.clock import ManualClock, SystemClock
+from topoalign.runtime.clock import SystemClock
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

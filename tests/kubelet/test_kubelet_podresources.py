@@ -22,7 +22,8 @@ from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.client import KubeletAway, ask
 from topoalign.kubelet.grpc.transport import Server, Servicer
-from topoalign.runtime.clock import ManualClock, SystemClock
+from topoalign.runtime.clock import SystemClock
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

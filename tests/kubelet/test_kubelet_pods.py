@@ -16,9 +16,9 @@ from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy, Scope
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.testing.fake_kubelet.plugins import is_extended
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 MACHINE = two_nodes()

@@ -13,8 +13,8 @@ from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Offer
 from topoalign.kubelet.grpc.sockets import LONGEST_PATH
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,9 @@ from topoalign.allocator.device_plugin.plugin import Plugin
 from topoalign.allocator.device_plugin.registration_states import POLL_SECONDS, QUIET_SECONDS, SETTLE_SECONDS, State
 from topoalign.core.model.ids import GPU, NIC
 from topoalign.kubelet.grpc.transport import Server
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked, until_tick
+from topoalign.runtime.clock import until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 MACHINE = two_nodes()

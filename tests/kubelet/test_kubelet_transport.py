@@ -33,7 +33,7 @@ from topoalign.kubelet.grpc.connection import SILENT_LOOKS
 from topoalign.kubelet.grpc.decoding import PIECE, Decoding
 from topoalign.kubelet.grpc.frames import LONGEST_HEADERS, MOST_CONTROLS, MOST_SETTINGS
 from topoalign.kubelet.grpc.transport import MOST_CONNECTIONS, Server
-from topoalign.runtime.clock import all_tasks_blocked
+from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

@@ -17,9 +17,9 @@ from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import CPU, GPU, MEMORY, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, CpuOption, PodRequest, Policy
 from topoalign.kubelet.files import cpu_checkpoint, memory_checkpoint
-from topoalign.runtime.clock import ManualClock
 from topoalign.testing.fake_kubelet.admission import in_map_order
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 MACHINE = two_nodes()

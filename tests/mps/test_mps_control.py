@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from topoalign.mps.control import CALL_SECONDS, LONGEST_ANSWER, Control
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

@@ -7,9 +7,9 @@ import pytest
 from device_allocations_support import ShiftingClock
 
 from topoalign.core.model.errors import DriverFault
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.driver_thread import DriverThread, Steps
 from topoalign.runtime.tasks import background
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

@@ -25,8 +25,8 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import HardwareEvent, Occurrence
 from topoalign.discovery.drivers.nvml.driver import REOPEN_SECONDS
 from topoalign.discovery.drivers.nvml.events import LONGEST_PAUSE, WAIT_SECONDS
-from topoalign.runtime.clock import all_tasks_blocked
 from topoalign.runtime.tasks import background
+from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

@@ -11,10 +11,10 @@ from structlog.testing import capture_logs
 
 from topoalign.core.model.errors import BadRequest, InvalidField, NotFound
 from topoalign.plugin_config.watching import POLL_SECONDS, ConfigurationFile
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.context import Context, Reload
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

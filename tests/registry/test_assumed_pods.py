@@ -14,14 +14,14 @@ from view_support import NODE, RULES, OneNode, Says, asked
 
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.ports import ApiUnavailable
 from topoalign.registry.scheduling import binding
 from topoalign.registry.scheduling.binding import BoundElsewhere
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.service import Scheduling
-from topoalign.runtime.clock import all_tasks_blocked
 from topoalign.testing.fake_api_server.cluster import FakeCluster
+from topoalign.testing.manual_clock import all_tasks_blocked
+from topoalign.testing.memory_kubernetes import MemoryKubernetes
 
 pytestmark = pytest.mark.anyio
 

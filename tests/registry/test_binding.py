@@ -17,7 +17,6 @@ from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.errors import BusUnavailable, NoFit, TopoalignError
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
 from topoalign.core.ports import Message, Stream
-from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.ports import ApiConflict, ApiRefused, ApiUnavailable, SeenPod
 from topoalign.registry.scheduling import binding
 from topoalign.registry.scheduling.binding import (
@@ -30,11 +29,12 @@ from topoalign.registry.scheduling.binding import (
 )
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.reservations import Change
-from topoalign.runtime.clock import all_tasks_blocked
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.fake_scheduler.extender import TIMEOUT_SECONDS
+from topoalign.testing.manual_clock import all_tasks_blocked
+from topoalign.testing.memory_kubernetes import MemoryKubernetes
 
 pytestmark = pytest.mark.anyio
 NODE = NodeName("node-1")

@@ -16,8 +16,8 @@ from topoalign.core.model.ids import GPU
 from topoalign.registry.ports import Report
 from topoalign.registry.scheduling.bypassed_pods import CHECK_SECONDS, NOTED_SECONDS, BypassedPods
 from topoalign.registry.scheduling.reservations import Change, Reservations
-from topoalign.runtime.clock import all_tasks_blocked
 from topoalign.runtime.tasks import background
+from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ from scheduling_support import RawClient, RecordedScheduling, go_json, parsed, r
 
 from topoalign.registry.scheduling.extender.connection import MOST_HEAD_BYTES, SchedulerConnection
 from topoalign.runtime import connections
-from topoalign.runtime.clock import all_tasks_blocked
+from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

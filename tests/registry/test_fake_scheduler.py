@@ -7,12 +7,12 @@ from typing import Any
 import anyio
 import pytest
 
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.fake_api_server.objects import ApiError
 from topoalign.testing.fake_scheduler.extender import ExtenderFailed
 from topoalign.testing.fake_scheduler.scheduler import FakeScheduler
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

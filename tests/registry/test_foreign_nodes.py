@@ -29,7 +29,8 @@ from topoalign.registry.scheduling.binding import NodeRefuses
 from topoalign.registry.scheduling.model import PodToSchedule, Victims
 from topoalign.registry.scheduling.service import Scheduling
 from topoalign.registry.scheduling.siblings import INSTANCE_TYPE
-from topoalign.runtime.clock import SystemClock, all_tasks_blocked
+from topoalign.runtime.clock import SystemClock
+from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 OTHER = NodeName("hami-node")

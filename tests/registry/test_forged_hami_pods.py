@@ -12,7 +12,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.sharing.hami.registration import RegisteredCard
 from topoalign.registry.foreign import ForeignNodes
 from topoalign.registry.kubernetes.objects import read_node, read_pod
-from topoalign.runtime.clock import ManualClock
+from topoalign.testing.manual_clock import ManualClock
 
 NODE = NodeName("left")
 CARD = RegisteredCard(id="GPU-h0", slots=10, memory=81559, cores=100, type="NVIDIA H100", healthy=True)

@@ -11,7 +11,7 @@ from topoalign.core.scoring.scorers import Scoring, scorer_of
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.scheduling.scheduler import Scheduler
 from topoalign.registry.scheduling.view import ClusterView
-from topoalign.runtime.clock import ManualClock
+from topoalign.testing.manual_clock import ManualClock
 
 
 def ranking(cluster: Cluster) -> Scheduler:

@@ -16,9 +16,10 @@ from topoalign.registry.scheduling.gang_reservations import GangWaits
 from topoalign.registry.scheduling.kubernetes_watch import KubernetesWatch
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.view import ClusterView
-from topoalign.runtime.clock import SystemClock, all_tasks_blocked
+from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
+from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 NODE = NodeName("node-1")

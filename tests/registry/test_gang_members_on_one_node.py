@@ -24,7 +24,7 @@ from topoalign.machines import catalogue
 from topoalign.registry.scheduling import binding
 from topoalign.registry.scheduling.binding import PodsPending
 from topoalign.registry.scheduling.service import Scheduling
-from topoalign.runtime.clock import all_tasks_blocked
+from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

@@ -15,8 +15,8 @@ from topoalign.core.model.topology.model import Fabric
 from topoalign.core.ports import Message, Stream
 from topoalign.registry.scheduling.gang_reservations import GANG_SECONDS, GangWaits
 from topoalign.registry.scheduling.reservations import TIDY_SECONDS
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 PODS = ("a", "b", "c", "d")

@@ -23,7 +23,7 @@ from topoalign.registry.cluster import Cluster
 from topoalign.registry.scheduling.pod_checks import PodChecks
 from topoalign.registry.scheduling.scheduler import Scheduler
 from topoalign.registry.scheduling.view import ClusterView
-from topoalign.runtime.clock import ManualClock
+from topoalign.testing.manual_clock import ManualClock
 
 HAMI = as_hami(RULES)
 LIST = {POLICY: "numa,binpack"}

@@ -17,7 +17,7 @@ from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Message
 from topoalign.registry.scheduling.service import Scheduling
-from topoalign.runtime.clock import all_tasks_blocked
+from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 MOST = 10

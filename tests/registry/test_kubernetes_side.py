@@ -12,15 +12,15 @@ from registry_support import World
 from view_support import NODE, RULES, Says, asked
 
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.ports import GonePod, SeenPod, Synced
 from topoalign.registry.scheduling.binding import RESERVED_SECONDS
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.scheduler import NotReadYet
 from topoalign.registry.scheduling.service import Scheduling
 from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime.clock import all_tasks_blocked
 from topoalign.testing.fake_api_server.cluster import FakeCluster
+from topoalign.testing.manual_clock import all_tasks_blocked
+from topoalign.testing.memory_kubernetes import MemoryKubernetes
 
 pytestmark = pytest.mark.anyio
 TWO = asked(pod(container("main", gpus=2)))

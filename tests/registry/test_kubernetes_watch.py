@@ -15,7 +15,6 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster
-from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.ports import ApiUnavailable, Report
 from topoalign.registry.scheduling.holds import Hold
 from topoalign.registry.scheduling.kubernetes_watch import PAUSE, KubernetesWatch
@@ -23,9 +22,10 @@ from topoalign.registry.scheduling.refused_pods import report_of
 from topoalign.registry.scheduling.reports import BURST, BURST_SECONDS
 from topoalign.registry.scheduling.view import ClusterView
 from topoalign.registry.scheduling.wake_ups import KEPT_SECONDS
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_api_server.cluster import FakeCluster
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
+from topoalign.testing.memory_kubernetes import MemoryKubernetes
 
 pytestmark = pytest.mark.anyio
 NODE = NodeName("node-1")

@@ -9,10 +9,10 @@ from view_support import NODE
 
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.kubernetes.memory import pod_of
 from topoalign.registry.scheduling.placement_checks import NodeNotAllowed, OtherScheduler, check_placement
-from topoalign.runtime.clock import all_tasks_blocked
 from topoalign.testing.fake_api_server.cluster import FakeCluster
+from topoalign.testing.manual_clock import all_tasks_blocked
+from topoalign.testing.memory_kubernetes import pod_of
 
 pytestmark = pytest.mark.anyio
 TAINT = {"key": "tenant", "value": "a", "effect": "NoSchedule"}

@@ -35,7 +35,7 @@ from topoalign.registry.scheduling.orders import fit_in_turn, in_amounts
 from topoalign.registry.scheduling.planned_pods import PlannedPods
 from topoalign.registry.scheduling.service import Scheduling
 from topoalign.registry.scheduling.verdicts import Verdicts
-from topoalign.runtime.clock import all_tasks_blocked
+from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

@@ -20,14 +20,14 @@ from topoalign.core.model.requests import GANG, GANG_SIZE, AdmissionRules, Conta
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.sharing.quotas import Amounts, GpuSizes, OverQuota, PerGpu, amounts_per_gpu, quota_amounts, total
-from topoalign.registry.kubernetes.memory import pod_of
 from topoalign.registry.ports import SeenPod, SeenQuota
 from topoalign.registry.scheduling.namespace_use import NamespaceUse
 from topoalign.registry.scheduling.offered import OfferedResources
 from topoalign.registry.scheduling.quotas import Quotas
 from topoalign.registry.scheduling.service import Scheduling
-from topoalign.runtime.clock import all_tasks_blocked
 from topoalign.testing.fake_api_server.cluster import FakeCluster
+from topoalign.testing.manual_clock import all_tasks_blocked
+from topoalign.testing.memory_kubernetes import pod_of
 
 pytestmark = pytest.mark.anyio
 

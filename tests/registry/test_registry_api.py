@@ -29,8 +29,8 @@ from topoalign.core.ports import Endpoint
 from topoalign.registry.api import Api
 from topoalign.registry.cluster import Cluster
 from topoalign.runtime.answers import answering
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

@@ -16,9 +16,9 @@ from topoalign.registry.lateness import Lateness
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.service import ASKED_AT_ONCE, MOST_TRIES, PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime.clock import all_tasks_blocked
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
+from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

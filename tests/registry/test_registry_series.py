@@ -17,11 +17,11 @@ from topoalign.registry import series
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.main import serve
 from topoalign.registry.series import NODES_PER_CHUNK, NodeSeries
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.context import Context
 from topoalign.runtime.health import application
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

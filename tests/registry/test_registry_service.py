@@ -35,10 +35,10 @@ from topoalign.registry.main import MOST_PASSES, freezing, serve
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

@@ -14,10 +14,10 @@ from topoalign.registry.api import Api
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.series import NodeSeries
 from topoalign.registry.turns import in_turns
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.request_turns import LONGEST_SECONDS
 from topoalign.runtime.tasks import background
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

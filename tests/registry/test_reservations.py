@@ -16,10 +16,10 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Message, Received, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.scheduling.reservations import OTHERS_SECONDS, TIDY_SECONDS, Change, Reservations
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 OTHER = NodeName("node-2")

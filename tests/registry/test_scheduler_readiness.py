@@ -19,7 +19,6 @@ from view_support import NODE, RULES, Says, asked
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.core.ports import Stream
-from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.kubernetes.objects import WOKEN
 from topoalign.registry.ports import GonePod, SeenPod, Synced
 from topoalign.registry.scheduling.scheduler import NotReadYet
@@ -27,9 +26,10 @@ from topoalign.registry.scheduling.service import NATS_AWAY_SECONDS, Scheduling
 from topoalign.registry.service import PAUSE
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime import health
-from topoalign.runtime.clock import all_tasks_blocked
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.fake_api_server.cluster import FakeCluster
+from topoalign.testing.manual_clock import all_tasks_blocked
+from topoalign.testing.memory_kubernetes import MemoryKubernetes
 
 pytestmark = pytest.mark.anyio
 

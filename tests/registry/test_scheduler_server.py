@@ -20,10 +20,10 @@ from topoalign.registry.scheduling.extender.connection import IDLE_SECONDS
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime import connections
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.context import Context
 from topoalign.runtime.handshakes import Handshake
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

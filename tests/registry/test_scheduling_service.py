@@ -19,7 +19,7 @@ from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.scheduler import NotReadYet
 from topoalign.registry.scheduling.service import Scheduling
 from topoalign.registry.service import PAUSE
-from topoalign.runtime.clock import all_tasks_blocked
+from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

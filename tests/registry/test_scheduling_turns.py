@@ -18,9 +18,9 @@ from topoalign.registry.scheduling.nodes import NodeView
 from topoalign.registry.scheduling.scheduler import Scheduler
 from topoalign.registry.scheduling.verdicts import Request, Verdicts
 from topoalign.registry.scheduling.view import ClusterView
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.request_turns import LONGEST_SECONDS
 from topoalign.runtime.tasks import background
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

@@ -19,8 +19,8 @@ from topoalign.core.model.ids import MEMORY as HOST_MEMORY
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy, Scope
 from topoalign.core.model.topology.model import Topology
 from topoalign.registry.scheduling.orders import Comer, all_fit
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.turns import Turns
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 RULES = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED, cpu_manager="static", reserved_cpus="0")

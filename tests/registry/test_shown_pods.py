@@ -5,7 +5,7 @@ import pytest
 
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.scheduling.shown_pods import ShownPods
-from topoalign.runtime.clock import all_tasks_blocked
+from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 NODE = NodeName("node-1")

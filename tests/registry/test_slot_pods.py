@@ -29,9 +29,9 @@ from topoalign.registry.scheduling import mistakable
 from topoalign.registry.scheduling.holds import Hold
 from topoalign.registry.scheduling.orders import Comer, all_fit, are_mistakable
 from topoalign.registry.scheduling.verdicts import Verdicts
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.turns import Turns
+from topoalign.testing.manual_clock import ManualClock
 
 EACH = 40_000
 UUIDS = "nvidia.com/use-gpuuuid"

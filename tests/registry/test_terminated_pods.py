@@ -15,7 +15,7 @@ from topoalign.core.state.terminated_pods import without_pods
 from topoalign.registry.scheduling.model import PodToSchedule, Victims
 from topoalign.registry.scheduling.scheduler import VictimsTerminating
 from topoalign.registry.scheduling.view import TERMINATED_SECONDS
-from topoalign.runtime.clock import ManualClock
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

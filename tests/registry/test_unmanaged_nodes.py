@@ -16,7 +16,7 @@ from topoalign.registry.ports import SeenNode
 from topoalign.registry.scheduling.model import PodToSchedule, Victims
 from topoalign.registry.scheduling.service import Scheduling
 from topoalign.registry.scheduling.unmanaged_nodes import MANAGED, UnmanagedNodes
-from topoalign.runtime.clock import all_tasks_blocked
+from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 OTHER = NodeName("nvidia-node")

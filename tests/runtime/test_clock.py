@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.runtime.clock import TURNS, ManualClock, all_tasks_blocked, until_tick
+from topoalign.runtime.clock import until_tick
+from topoalign.testing.manual_clock import TURNS, ManualClock, all_tasks_blocked
 
 
 def test_periods_that_divide_one_another_end_at_the_same_moment() -> None:

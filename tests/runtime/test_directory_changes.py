@@ -10,8 +10,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.directory_changes import DirectoryChanges
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

@@ -10,10 +10,10 @@ from anyio.abc import TaskStatus
 from runner_support import ENVIRONMENT, Recorder
 
 from topoalign.runtime import runner
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.runner import serve_all
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

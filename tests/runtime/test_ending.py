@@ -7,8 +7,8 @@ import anyio
 import pytest
 
 from topoalign.core.model.errors import BusUnavailable
-from topoalign.runtime.clock import all_tasks_blocked
 from topoalign.runtime.ending import run_until_signal
+from topoalign.testing.manual_clock import all_tasks_blocked
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

@@ -21,12 +21,12 @@ from structlog.testing import capture_logs
 
 from topoalign.core.model.errors import BusRefused, InvalidField, NotFound, StateFault
 from topoalign.runtime import installed, runner
-from topoalign.runtime.clock import all_tasks_blocked
 from topoalign.runtime.context import Context, Serve
 from topoalign.runtime.http_server import AddressInUse
 from topoalign.runtime.installed import ENTRY_POINTS, ServiceFailed, find, unread
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.runner import run_services, serve_all
+from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 

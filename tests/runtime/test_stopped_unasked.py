@@ -14,12 +14,12 @@ from anyio.abc import TaskStatus
 from bus_support import killable
 from runner_support import ENVIRONMENT, Recorder
 
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.runner import serve_all
 from topoalign.runtime.tasks import StoppedUnasked
 from topoalign.runtime.watchdog import Watchdog
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

@@ -5,10 +5,10 @@ from itertools import count
 import anyio
 import pytest
 
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.request_turns import LONGEST_SECONDS
 from topoalign.runtime.tasks import background
 from topoalign.runtime.turns import Turns
+from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

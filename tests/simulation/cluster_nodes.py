@@ -18,7 +18,6 @@ from simulation.loop import Process
 from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.drafts import Binding
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ledger.outbox import Outbox
 from topoalign.allocator.ports import Listing, Part, ShownDevices
@@ -48,6 +47,7 @@ from topoalign.core.ports import Bus, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.terminated_pods import without_pods
 from topoalign.kubelet.files.manifest import request_of
+from topoalign.testing.memory_journal import MemoryJournal
 from topoalign.tools.bench.schedule.node import Admitted, Bound
 
 ADMITS_SECONDS = (0.1, 4.0)

@@ -21,10 +21,10 @@ from simulation.world import SimulatedClock, Trace, Violation
 
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Answer, Endpoint, Received, Stream
-from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.ports import ApiUnavailable, GonePod, SeenPod, Synced
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.fake_api_server.cluster import FakeCluster
+from topoalign.testing.memory_kubernetes import MemoryKubernetes
 
 T = TypeVar("T")
 RATES = (0.0, 0.02, 0.1)

@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from random import Random
 
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.events import AllocationsSnapshot, LedgerEvent
 from topoalign.core.ports import Entry
+from topoalign.testing.memory_journal import MemoryJournal
 
 
 class Disk:

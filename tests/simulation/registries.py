@@ -35,7 +35,6 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import with_reserved
-from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.ports import ApiUnavailable, SeenPod
 from topoalign.registry.scheduling.binding import PODS_PENDING, Binder
 from topoalign.registry.scheduling.gang_reservations import Gangs
@@ -43,6 +42,7 @@ from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.orders import Comer, are_mistakable
 from topoalign.registry.scheduling.reservations import Reservations
 from topoalign.registry.scheduling.shown_pods import ShownPods
+from topoalign.testing.memory_kubernetes import MemoryKubernetes
 
 NODES = ("node-1", "node-2", "node-3")
 PODS, CALM_SECONDS = 24, 700.0

@@ -25,7 +25,6 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AliveRequest, ConfirmRequest
 from topoalign.core.ports import Bus, Clock, Endpoint, Stream
 from topoalign.registry.cluster import Cluster
-from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.ports import GonePod, KubernetesApi, SeenPod, Synced
 from topoalign.registry.scheduling.extender.pages import Extender
@@ -38,6 +37,7 @@ from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.fake_scheduler.extender import ExtenderFailed
 from topoalign.testing.fake_scheduler.scheduler import FakeScheduler
+from topoalign.testing.memory_kubernetes import MemoryKubernetes
 from topoalign.tools.bench.filter.cluster import BusyNode, Kind
 from topoalign.tools.bench.registry.allocators import standing
 from topoalign.tools.bench.schedule.control_plane import register

@@ -18,12 +18,12 @@ from simulation.starts import Answer
 from simulation.world import HEALTHY, NODE, WHOLE, SimulatedClock
 
 from topoalign.allocator.device_allocations import DeviceAllocations
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing
 from topoalign.core.model.events import AllocationBound, DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, PodName, ResourceName
 from topoalign.core.ports import Entry
+from topoalign.testing.memory_journal import MemoryJournal
 
 SEEDS = range(10_000 if THOROUGH else 400)
 POD: "ContextVar[str]" = ContextVar("POD")

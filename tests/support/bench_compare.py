@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).parents[2]
-ROOMS = ("shared", "services/allocator", "services/discovery", "services/hinting", "services/registry")
+ROOMS = ("shared", "tools", "services/allocator", "services/discovery", "services/hinting", "services/registry")
 TIME_LIMIT_SECONDS = 1800
 
 Figures = dict[tuple[str, str, str], list[float]]

@@ -8,7 +8,6 @@ import msgspec
 from api_server_support import shown_pod
 from decision_support import machine, node
 
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.core.admission.admit import admit
@@ -21,15 +20,17 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import with_reserved
-from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.ports import KubernetesApi
 from topoalign.registry.scheduling.binding import Binder
 from topoalign.registry.scheduling.gang_reservations import Gangs
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.reservations import Reservations
 from topoalign.registry.scheduling.shown_pods import ShownPods
-from topoalign.runtime.clock import SystemClock, all_tasks_blocked
+from topoalign.runtime.clock import SystemClock
 from topoalign.testing.fake_api_server.cluster import FakeCluster
+from topoalign.testing.manual_clock import all_tasks_blocked
+from topoalign.testing.memory_journal import MemoryJournal
+from topoalign.testing.memory_kubernetes import MemoryKubernetes
 
 RULES = AdmissionRules()
 

@@ -6,7 +6,6 @@ from typing import Any
 import anyio
 
 from topoalign.allocator.device_allocations import DeviceAllocations
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing, Part, ShownDevices
 from topoalign.core.model.errors import Unavailable
@@ -24,7 +23,8 @@ from topoalign.core.model.ids import GPU, ContainerName, DeviceID, Namespace, No
 from topoalign.core.model.topology.model import Gpu, NumaNode, Topology
 from topoalign.core.ports import Journal
 from topoalign.kubelet.files.pod_directories import PodDirectories
-from topoalign.runtime.clock import ManualClock
+from topoalign.testing.manual_clock import ManualClock
+from topoalign.testing.memory_journal import MemoryJournal
 
 NODE = NodeName("node-1")
 GPUS = tuple(DeviceID(f"GPU-{index}") for index in range(8))

@@ -21,11 +21,11 @@ from topoalign.discovery.record import RecordFile
 from topoalign.discovery.service import Discovery
 from topoalign.discovery.xids import XidRules
 from topoalign.plugin_config.watching import ConfigurationFile
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.figures import registry_of
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.node_bus import NodeBus
 from topoalign.runtime.tasks import background
+from topoalign.testing.manual_clock import ManualClock
 
 NODE = NodeName("rack1.node-1")
 READ_SECONDS = 10.0

@@ -16,7 +16,6 @@ from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.device_plugin.server import DevicePlugin
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import AskedDevices, Listing
 from topoalign.core.model.errors import DeviceInUse, InvalidField, TopoalignError, UnknownDevice
@@ -41,9 +40,11 @@ from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.client import KubeletAway
 from topoalign.kubelet.grpc.kept_channel import KeptChannel
 from topoalign.kubelet.grpc.transport import Load, Server
-from topoalign.runtime.clock import ManualClock, SystemClock
+from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
+from topoalign.testing.manual_clock import ManualClock
+from topoalign.testing.memory_journal import MemoryJournal
 
 NODE = NodeName("node-1")
 GIB = 2**30

@@ -19,8 +19,8 @@ from topoalign.mps.daemon import Daemon
 from topoalign.mps.daemons import Daemons
 from topoalign.plugin_config.mps_files import Serves, serving
 from topoalign.plugin_config.watching import ConfigurationFile
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.context import Reload
+from topoalign.testing.manual_clock import ManualClock
 
 TICK = 0.002
 """Virtual seconds for each 5 ms of real ones: a slow machine does not let the deadlines of commands pass."""

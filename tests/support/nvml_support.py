@@ -18,7 +18,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Inventory
 from topoalign.discovery.drivers.nvml.driver import NvmlDriver
 from topoalign.discovery.drivers.nvml.events import WAIT_SECONDS
-from topoalign.runtime.clock import ManualClock
+from topoalign.testing.manual_clock import ManualClock
 
 SOURCE = Path(__file__).parents[1] / "nvml" / "nvml_standin.c"
 SONAME = "libnvidia-ml.so.1"

@@ -32,8 +32,8 @@ from topoalign.core.ports import Message
 from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.registry.api import Api
 from topoalign.registry.cluster import Cluster
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.testing.manual_clock import ManualClock
 
 SHARED = ResourceName("nvidia.com/gpu.shared")
 SLICE = ResourceName("nvidia.com/mig-1g.10gb")

@@ -15,17 +15,17 @@ from topoalign.core.model.events import Event
 from topoalign.core.model.requests import ConfirmRequest, Standing
 from topoalign.core.ports import Endpoint
 from topoalign.registry.cluster import Cluster
-from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.ports import KubernetesApi
 from topoalign.registry.scheduling.service import Scheduling
 from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_api_server.cluster import FakeCluster
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
+from topoalign.testing.memory_kubernetes import MemoryKubernetes
 
 
 class World:

@@ -18,7 +18,6 @@ from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.instances.instances import Instances
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import nothing_to_prepare
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
@@ -32,8 +31,9 @@ from topoalign.core.model.requests import CARDS, AdmissionRules, ContainerReques
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.reservations import NodeReservations, reservation_of
-from topoalign.runtime.clock import ManualClock
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
+from topoalign.testing.manual_clock import ManualClock
+from topoalign.testing.memory_journal import MemoryJournal
 
 BLOCKS = 16
 GPUS = 4

@@ -22,8 +22,8 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.preference import prefer
 from topoalign.kubelet.files import configuration
 from topoalign.machines import load_machine
-from topoalign.runtime.clock import ManualClock
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
+from topoalign.testing.manual_clock import ManualClock
 
 MACHINES = (
     "8x-nvlink-pairs",

@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 
 from use_support import GIB, MACHINE, NODE, SHARED, UIDS, held, in_pod, measurement, on_host, owner, process, use
 
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core import wire
 from topoalign.core.model.errors import DriverFault
@@ -14,8 +13,9 @@ from topoalign.core.model.processes import Measurement
 from topoalign.core.model.requests import UseRequest
 from topoalign.core.ports import Endpoint
 from topoalign.runtime.answers import answering
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.testing.manual_clock import ManualClock
+from topoalign.testing.memory_journal import MemoryJournal
 
 TRAIN, INFER = owner("train"), owner("infer", 'a"b\n')
 ALLOCATIONS = (

@@ -22,7 +22,7 @@ from topoalign.core.model.requests import Policy
 from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.processes import FIRST_NAMESPACE
 from topoalign.plugin_config.configuration import Configuration, Flags, Sharing, Units
-from topoalign.runtime.clock import all_tasks_blocked
+from topoalign.testing.manual_clock import all_tasks_blocked
 
 METHOD = "/vcuda.VCUDAService/RegisterVDevice"
 PARTS = {

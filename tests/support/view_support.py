@@ -39,7 +39,7 @@ from topoalign.registry.cluster import Cluster
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.scheduler import Scheduler
 from topoalign.registry.scheduling.view import ClusterView
-from topoalign.runtime.clock import ManualClock
+from topoalign.testing.manual_clock import ManualClock
 
 SETTLED = Unsettled(frozenset(), frozenset())
 NODE = NodeName("node-1")

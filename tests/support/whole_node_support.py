@@ -12,7 +12,6 @@ from reservation_support import changed
 from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
-from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.reservations import Reservations
@@ -23,9 +22,10 @@ from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Received
 from topoalign.plugin_config.configuration import Configuration, DeviceList, Flags, PluginFlags
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
+from topoalign.testing.manual_clock import ManualClock
+from topoalign.testing.memory_journal import MemoryJournal
 
 MACHINE = two_nodes()
 

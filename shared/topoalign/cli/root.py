@@ -62,19 +62,17 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "health": Entry("cli.health:health", "Check whether a process is ready, as a health check does."),
         "doctor": Entry("cli.doctor:doctor", "Check this machine, and print a remedy for each problem."),
         "config": Entry("cli.config:config", "Show every setting with its origin, or check a file."),
-        "conformance": Entry(
-            "tools.conformance:conformance", "Run published case files through the services' own functions."
-        ),
-        "bench": Entry("tools.bench:bench", "Measure the time of decisions and of kubelet calls."),
-        "simulate": Entry(
-            "tools.simulate.command:simulate", "Run a cluster on this machine: nodes, scheduler and pods."
-        ),
         "completion": Entry("cli.completion:completion", "Print the completion script of your shell."),
         "version": Entry("cli.version:version", "Print the versions of this program and its dependencies."),
     },
 }
-BROUGHT_ALONG = {"demo": "Run an example in a few seconds: a kubelet admits pods on this or a described machine."}
-"""Help of commands of our own services: loading the commands for one line of help would take half a second."""
+TOOLS = {
+    "bench": "Measure the time of decisions and of kubelet calls.",
+    "conformance": "Run published case files through the services' own functions.",
+    "demo": "Run an example in a few seconds: a kubelet admits pods on this or a described machine.",
+    "simulate": "Run a cluster on this machine: nodes, scheduler and pods.",
+}
+"""Help of the commands of topoalign-tools: importing them for one line of help would take half a second."""
 COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
 
 EXAMPLES = """\
@@ -132,7 +130,7 @@ class Commands(click.Group):
         sections = {
             title: [(name, entry.help) for name, entry in section.items()] for title, section in SECTIONS.items()
         }
-        more = [(name, BROUGHT_ALONG.get(name, f"See `topoalign {name} --help`.")) for name in sorted(brought_along())]
+        more = [(name, TOOLS.get(name, f"See `topoalign {name} --help`.")) for name in sorted(brought_along())]
         for title, rows in {**sections, "More": more}.items():
             if rows:
                 with formatter.section(title):

@@ -20,18 +20,6 @@ from pathlib import Path
 import click
 import msgspec
 
-from topoalign.allocator.demo.listener import EventListener, discovered, time_limit
-from topoalign.allocator.demo.pods import (
-    REFUSED_BECAUSE,
-    WANTED,
-    aligned,
-    first_pods,
-    misaligned,
-    second_pods,
-    third_pods,
-    worded,
-)
-from topoalign.allocator.demo.stage import MACHINE, described_machine, hub, leaving_no_trace, rules, services, settings
 from topoalign.cli import formatting, output
 from topoalign.cli.link import connected
 from topoalign.client import Heard
@@ -47,6 +35,18 @@ from topoalign.runtime.ending import run_until_signal
 from topoalign.runtime.settings import PREFIX
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
+from topoalign.tools.demo.listener import EventListener, discovered, time_limit
+from topoalign.tools.demo.pods import (
+    REFUSED_BECAUSE,
+    WANTED,
+    aligned,
+    first_pods,
+    misaligned,
+    second_pods,
+    third_pods,
+    worded,
+)
+from topoalign.tools.demo.stage import MACHINE, described_machine, hub, leaving_no_trace, rules, services, settings
 
 NODE_SERVICES = ("discovery", "hinting", "allocator")
 LOG_LEVEL = os.environ.get(PREFIX + "LOG_LEVEL", "error")

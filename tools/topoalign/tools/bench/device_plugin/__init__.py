@@ -49,7 +49,9 @@ class NoClient(Unavailable):
     code = "NoClient"
 
     def __init__(self) -> None:
-        super().__init__("the client of this benchmark, grpcio, is not installed", "pip install 'topoalign[bench]'")
+        super().__init__(
+            "the client of this benchmark, grpcio, is not installed", "pip install 'topoalign-tools[bench]'"
+        )
 
 
 def cases(

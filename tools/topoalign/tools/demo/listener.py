@@ -8,7 +8,6 @@ from contextlib import aclosing, asynccontextmanager
 import anyio
 from anyio.abc import TaskStatus
 
-from topoalign.allocator.demo.stage import MACHINE
 from topoalign.cli.watch import Teller
 from topoalign.client import Client, Heard
 from topoalign.core.model.errors import InvalidField, Unavailable
@@ -16,6 +15,7 @@ from topoalign.core.model.events import TopologyDiscovered
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus
+from topoalign.tools.demo.stage import MACHINE
 
 LIMIT_SECONDS = 30.0
 """For each thing that is waited for; all of them take well under one."""
