@@ -9,7 +9,7 @@ import pytest
 from device_allocations_support import Node as Allocator
 from kubelet_support import NODE, RESTRICTED, pod, short_directory, two_nodes
 
-from topoalign.allocator.device_allocations import DeviceAllocations
+from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.core.model.decisions import Admission, Decision, Refusal

@@ -13,7 +13,7 @@ from kubelet_support import offers, pod, short_directory
 from slot_support import in_slots
 
 from topoalign.allocator import main as allocator
-from topoalign.allocator import use_series
+from topoalign.allocator.metrics import use_series
 from topoalign.allocator.takeover import SUCCESSOR_LOCK
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission

@@ -6,8 +6,8 @@ from kubelet_support import pod, two_nodes
 from reservation_support import ids, reservation
 from whole_node_support import Node, fits, node
 
-from topoalign.allocator.companions import CompanionsLacking
-from topoalign.allocator.device_plugin.responses import Teller
+from topoalign.allocator.allocate.joint_devices import CompanionsLacking
+from topoalign.allocator.containers.responses import Teller
 from topoalign.core.deviceshare.names import JOINT_ANNOTATION
 from topoalign.core.model.errors import DeviceInUse
 from topoalign.core.model.events import Allocation, AllocationDeviated, DeviceHealth, HealthState

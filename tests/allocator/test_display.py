@@ -19,8 +19,8 @@ from use_node_support import ALLOCATIONS, Node
 from use_support import UIDS
 
 from topoalign.allocator import main as allocator
-from topoalign.allocator.display import LOOK_SECONDS, VERSION, Display
-from topoalign.allocator.use_series import UseSeries
+from topoalign.allocator.metrics.display import LOOK_SECONDS, VERSION, Display
+from topoalign.allocator.metrics.use_series import UseSeries
 from topoalign.core.model.errors import DriverFault, InvalidField
 from topoalign.discovery import main as discovery
 from topoalign.runtime.context import Context

@@ -10,9 +10,9 @@ from unit_support import CORES, DGX, MEMORY, holds, in_units
 from use_node_support import TRAIN, Node
 from use_support import GIB, INSTANCES, MACHINE, NODE, UIDS, held
 
-from topoalign.allocator.division_families import Amounts, Row, hami, own, rows_of
-from topoalign.allocator.use_families import Family
-from topoalign.allocator.use_series import UseSeries
+from topoalign.allocator.metrics.division_families import Amounts, Row, hami, own, rows_of
+from topoalign.allocator.metrics.use_families import Family
+from topoalign.allocator.metrics.use_series import UseSeries
 from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.events import (
     AllocationGranted,

@@ -9,8 +9,8 @@ import pytest
 from kubelet_support import NODE, MemoryAllocator, pod, short_directory, two_nodes
 from prediction_support import CONFIG, PATIENT_SECONDS, Listener, listening
 
-from topoalign.allocator import device_allocations
-from topoalign.allocator.device_allocations import DeviceAllocations
+from topoalign.allocator.allocate import service
+from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
@@ -105,7 +105,7 @@ class Node:
 @asynccontextmanager
 async def node(monkeypatch: pytest.MonkeyPatch, *, inotify: bool = False) -> AsyncIterator[Node]:
     """A node that has polled. `inotify`: whether its agent watches the kubelet's directories with inotify."""
-    monkeypatch.setattr(device_allocations, "PREFER_SECONDS", PATIENT_SECONDS)
+    monkeypatch.setattr(service, "PREFER_SECONDS", PATIENT_SECONDS)
     with short_directory() as directory:
         plugins, resources, config = directory / "device-plugins", directory / "pod-resources", directory / "config"
         for each in (plugins, resources):

@@ -10,10 +10,10 @@ import pytest
 from hami_core_support import HamiCoreNode, hami_core_node
 from slot_node_support import Ask
 
-from topoalign.allocator import limiter_files
-from topoalign.allocator.hami_core import directories
-from topoalign.allocator.hami_core.directories import Owner, prepare
-from topoalign.allocator.hami_core.on_demand import keep_directories
+from topoalign.allocator.containers import limiter_files
+from topoalign.allocator.containers.hami_core import directories
+from topoalign.allocator.containers.hami_core.directories import Owner, prepare
+from topoalign.allocator.containers.hami_core.on_demand import keep_directories
 from topoalign.allocator.ports import Part
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID

@@ -14,9 +14,9 @@ from region_support import LIBRARIES, NAME, put_region, shown_region
 from slot_node_support import EACH, Ask
 from structlog.testing import capture_logs
 
-from topoalign.allocator.hami_core import feedback
-from topoalign.allocator.hami_core.feedback import Feedback
-from topoalign.allocator.hami_core.on_demand import keep_priorities
+from topoalign.allocator.containers.hami_core import feedback
+from topoalign.allocator.containers.hami_core.feedback import Feedback
+from topoalign.allocator.containers.hami_core.on_demand import keep_priorities
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.sharing.priorities import Launches, next_notes

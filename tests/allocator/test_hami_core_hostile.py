@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from capability_support import without_capabilities
 
-from topoalign.allocator import limiter_files
-from topoalign.allocator.hami_core import directories
-from topoalign.allocator.hami_core.directories import Owner, prepare
+from topoalign.allocator.containers import limiter_files
+from topoalign.allocator.containers.hami_core import directories
+from topoalign.allocator.containers.hami_core.directories import Owner, prepare
 from topoalign.core.model.ids import AllocationID
 
 NAME = f"slots-{'a' * 32}"

@@ -16,9 +16,9 @@ from region_support import LIBRARIES, NAME, put_region
 from slot_node_support import Ask
 from structlog.testing import capture_logs
 
-from topoalign.allocator.hami_core import region, shared_files
-from topoalign.allocator.hami_core.on_demand import SharedFilesOnDemand
-from topoalign.allocator.hami_core.shared_files import Limited, SharedFiles
+from topoalign.allocator.containers.hami_core import region, shared_files
+from topoalign.allocator.containers.hami_core.on_demand import SharedFilesOnDemand
+from topoalign.allocator.containers.hami_core.shared_files import Limited, SharedFiles
 from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest
 from topoalign.core.model.holdings import base_of

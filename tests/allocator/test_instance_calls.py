@@ -7,7 +7,7 @@ import pytest
 from instance_node_support import instance_node
 from slot_node_support import Ask
 
-from topoalign.allocator.instances.calls import SEEN_SECONDS
+from topoalign.allocator.mig.calls import SEEN_SECONDS
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.errors import DeviceInUse, DriverFault

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instance_support import A100, GIB, GPU, Killed, PlayedGpus, place
 
-from topoalign.allocator.instances import book as books
-from topoalign.allocator.instances.book import InstanceBook, OwnInstance
-from topoalign.allocator.instances.instances import Instances, NoPlace
-from topoalign.allocator.instances.port import InstanceInUse, PlaceTaken
+from topoalign.allocator.mig import instance_log as books
+from topoalign.allocator.mig.instance_log import InstanceBook, OwnInstance
+from topoalign.allocator.mig.instances import Instances, NoPlace
+from topoalign.allocator.mig.port import InstanceInUse, PlaceTaken
 from topoalign.core.model.errors import DriverFault, StateFault
 from topoalign.core.model.ids import DeviceID
 

@@ -18,8 +18,8 @@ from prediction_support import (
     told,
 )
 
-from topoalign.allocator import device_allocations
-from topoalign.allocator.device_allocations import DeviceAllocations
+from topoalign.allocator.allocate import service
+from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation import pod_resources as podresources
@@ -102,7 +102,7 @@ async def run(seed: int, directory: Path) -> list[Predicted]:
 @pytest.mark.parametrize("seed", sample(list(range(200)), 8))
 async def test_a_listener_predicts_what_the_node_predicts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decision, explanation and notes are the same, and the kubelet then does it."""
-    monkeypatch.setattr(device_allocations, "PREFER_SECONDS", PATIENT_SECONDS)
+    monkeypatch.setattr(service, "PREFER_SECONDS", PATIENT_SECONDS)
     monkeypatch.setattr(podresources, "READ_SECONDS", PATIENT_SECONDS)
     monkeypatch.setattr(podresources, "LIST_SECONDS", PATIENT_SECONDS)
     with short_directory() as directory:

@@ -10,7 +10,7 @@ from simulation.loop import SimulatedLoop, simulate
 from simulation.scenario import quietly
 from simulation.world import HEALTHY, NODE, WHOLE, SimulatedClock
 
-from topoalign.allocator.device_allocations import DeviceAllocations
+from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.events import DeviceHealthChanged, Owner, TopologyDiscovered

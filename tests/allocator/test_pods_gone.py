@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.endings import REMEMBERED, TOLD, Endings
-from topoalign.allocator.metrics import figures
+from topoalign.allocator.metrics.table import figures
 from topoalign.allocator.ports import Part, ShownDevices
 from topoalign.allocator.reconciliation.displacement import remainders
 from topoalign.allocator.reconciliation.memory import APART_SECONDS

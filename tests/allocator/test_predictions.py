@@ -9,8 +9,8 @@ from faults_support import sample
 from kubelet_support import NODE, MemoryAllocator, offers, short_directory
 from prediction_support import MACHINES, PATIENT_SECONDS, configured, some_pod, told
 
-from topoalign.allocator import device_allocations
-from topoalign.allocator.device_allocations import DeviceAllocations
+from topoalign.allocator.allocate import service
+from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation import pod_resources as podresources
@@ -90,7 +90,7 @@ async def predicted_and_done(seed: int, directory: Path) -> list[tuple[object, o
 async def test_what_is_predicted_of_a_pod_is_what_the_kubelet_then_does(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_allocations, "PREFER_SECONDS", PATIENT_SECONDS)
+    monkeypatch.setattr(service, "PREFER_SECONDS", PATIENT_SECONDS)
     monkeypatch.setattr(podresources, "READ_SECONDS", PATIENT_SECONDS)
     with short_directory() as directory:
         pairs = await predicted_and_done(seed, directory)

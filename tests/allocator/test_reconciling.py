@@ -8,7 +8,7 @@ import pytest
 from device_allocations_support import GPUS, MACHINE, Node, ShiftingClock, bound, owner, polled_after
 from structlog.testing import capture_logs
 
-from topoalign.allocator.device_allocations import FRESH_SECONDS, DeviceAllocations
+from topoalign.allocator.allocate.service import FRESH_SECONDS, DeviceAllocations
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Part
 from topoalign.allocator.reconciliation.memory import APART_SECONDS

@@ -7,9 +7,9 @@ from structlog.testing import capture_logs
 from use_node_support import ALLOCATIONS, MEASURED, TRAIN, Node
 from use_support import GIB, NODE, SHARED, UIDS, held, in_pod, measurement, process, use
 
+from topoalign.allocator.metrics.use_families import Family, text
+from topoalign.allocator.metrics.use_series import UseSeries
 from topoalign.allocator.settings import AllocatorSettings
-from topoalign.allocator.use_families import Family, text
-from topoalign.allocator.use_series import UseSeries
 from topoalign.core.model.errors import DriverFault, InvalidField
 from topoalign.core.model.events import UsageObserved
 from topoalign.core.model.ids import AllocationID, DeviceID

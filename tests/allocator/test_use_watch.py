@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from use_node_support import INFER, TRAIN, Node
 from use_support import GIB, MACHINE, SHARED, UIDS, held, in_pod, measurement, owner, process, use
 
-from topoalign.allocator.use_series import UseSeries
+from topoalign.allocator.metrics.use_series import UseSeries
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.events import Allocation, TopologyDiscovered
 from topoalign.core.model.ids import GPU, DeviceID

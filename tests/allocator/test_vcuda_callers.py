@@ -19,8 +19,8 @@ from structlog.testing import capture_logs
 from unit_support import CORES, MEMORY
 from vcuda_support import PARTS, Host, read_config, read_pids, register, registered, vcuda_node
 
-from topoalign.allocator.vcuda import registrations
-from topoalign.allocator.vcuda.limiter import CGROUPS, VcudaLimiter
+from topoalign.allocator.containers.vcuda import registrations
+from topoalign.allocator.containers.vcuda.limiter import CGROUPS, VcudaLimiter
 from topoalign.core.model.decisions import Admission
 from topoalign.kubelet.processes import sees_all_processes
 from topoalign.testing.manual_clock import all_tasks_blocked

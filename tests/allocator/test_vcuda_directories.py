@@ -13,9 +13,9 @@ import pytest
 from disk_support import fill, small_disk, syncs_and_renames
 from vcuda_support import vcuda_node
 
-from topoalign.allocator import limiter_files
-from topoalign.allocator.vcuda import directories
-from topoalign.allocator.vcuda.limits import CONFIG_FILE, Limits, config_of, pids_of
+from topoalign.allocator.containers import limiter_files
+from topoalign.allocator.containers.vcuda import directories
+from topoalign.allocator.containers.vcuda.limits import CONFIG_FILE, Limits, config_of, pids_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 
 NAME = f"units-{'a' * 32}"

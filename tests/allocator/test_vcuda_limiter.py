@@ -12,12 +12,12 @@ from share_support import DEFAULT, share_node
 from unit_support import CORES, MEMORY
 from vcuda_support import TWO, Host, Read, read_config, register, vcuda_node, with_addresses
 
-from topoalign.allocator.device_plugin.containers import Containers
-from topoalign.allocator.device_plugin.host import ContainerUnready
+from topoalign.allocator.containers.containers import Containers
+from topoalign.allocator.containers.host import ContainerUnready
+from topoalign.allocator.containers.vcuda.directories import name_of
+from topoalign.allocator.containers.vcuda.limits import Limits
+from topoalign.allocator.containers.vcuda.owners import Calls, limits_for
 from topoalign.allocator.ports import Part
-from topoalign.allocator.vcuda.directories import name_of
-from topoalign.allocator.vcuda.limits import Limits
-from topoalign.allocator.vcuda.owners import Calls, limits_for
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import DeviceID, PodName

@@ -11,9 +11,9 @@ from slot_support import in_mig_mode, in_slots
 from unit_support import in_units
 from whole_node_support import Node, fits, node
 
-from topoalign.allocator.hami_core.answers import held_in_order, limits_of
+from topoalign.allocator.allocate.visible_gpus import NotVisible
+from topoalign.allocator.containers.hami_core.answers import held_in_order, limits_of
 from topoalign.allocator.requests.predictions import Predictions
-from topoalign.allocator.visible_gpus import NotVisible
 from topoalign.core.admission.admit import decide
 from topoalign.core.admission.reserving import reserved_for
 from topoalign.core.demand.device_lists import gpu_lists, lists_asked

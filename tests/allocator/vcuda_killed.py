@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from topoalign.allocator import limiter_files
-from topoalign.allocator.vcuda import directories
-from topoalign.allocator.vcuda.limits import Limits
+from topoalign.allocator.containers import limiter_files
+from topoalign.allocator.containers.vcuda import directories
+from topoalign.allocator.containers.vcuda.limits import Limits
 
 CALLS = ("mkdir", "rename", "replace", "write", "fsync", "unlink", "rmdir", "open")
 FORMER, LIMITS = Limits("uid-former", "c0", 10, 1 << 30), Limits("uid-p", "c0", 20, 4 << 30)

@@ -31,11 +31,11 @@ from typing import Any
 import anyio
 import pynvml
 
-from topoalign.allocator.device_allocations import DeviceAllocations
-from topoalign.allocator.device_plugin.containers import Containers
+from topoalign.allocator.allocate.service import DeviceAllocations
+from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.server import DevicePlugin
-from topoalign.allocator.instances import sweeps
 from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.mig import garbage_collection
 from topoalign.runtime.installed import find
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.runner import run_services
@@ -116,7 +116,7 @@ def play_host(environment: dict[str, str]) -> None:
         ctypes.CDLL(environment["NVML_STANDIN_LIBRARY"])  # the loader finds it under NVML's name from now on
         assert DeviceAllocations.__init__.__kwdefaults__ is not None
         DeviceAllocations.__init__.__kwdefaults__["unbound_seconds"] = UNBOUND_SECONDS
-        sweeps.SWEEP_SECONDS = SWEEP_SECONDS
+        garbage_collection.SWEEP_SECONDS = SWEEP_SECONDS
     if "HOST_PROC" in environment:
         assert Containers.__init__.__defaults__ is not None
         host = Path(environment["HOST_PROC"]), Path(environment["HOST_CGROUPS"])

@@ -12,7 +12,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from kubelet_support import MemoryAllocator
 
-from topoalign.allocator.device_plugin.containers import POLL_SECONDS
+from topoalign.allocator.containers.containers import POLL_SECONDS
 from topoalign.core.model.ids import NIC, DeviceID
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.plugin_config.configuration import Configuration

@@ -10,8 +10,8 @@ from containers_support import CDI_FILE as FILE
 from containers_support import DRIVER, LIBRARIES, Host, check_specification, machine, nodes_of
 from disk_support import fill, small_disk
 
-from topoalign.allocator.device_plugin import driver_files
-from topoalign.allocator.device_plugin.containers import Containers
+from topoalign.allocator.containers import driver_files
+from topoalign.allocator.containers.containers import Containers
 from topoalign.core.model.ids import GPU
 
 

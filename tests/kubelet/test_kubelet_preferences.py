@@ -9,7 +9,7 @@ import pytest
 from faults_support import sample
 from kubelet_support import MemoryAllocator, pod, recorded, two_nodes
 
-from topoalign.allocator.device_allocations import DeviceAllocations
+from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.core.admission.admit import admission, admit, answer_to
 from topoalign.core.admission.pipeline import Reply

@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubelet_support import MemoryAllocator
 
-from topoalign.allocator.device_plugin.containers import Containers
+from topoalign.allocator.containers.containers import Containers
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.kubelet.grpc.api import v1beta1
 

@@ -16,7 +16,7 @@ from kubelet_support import node as kubelet_node
 from mps_support import MpsNode
 from serving_support import configured
 
-from topoalign.allocator.device_plugin.containers import Containers
+from topoalign.allocator.containers.containers import Containers
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.grpc.api import v1beta1

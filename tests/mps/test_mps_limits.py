@@ -22,8 +22,8 @@ from slot_node_support import EACH, MACHINE, SLOTS, Ask
 from slot_support import MIB, in_slots
 from unit_support import CORES, in_units, spread
 
-from topoalign.allocator.device_plugin.host import ContainerUnready
-from topoalign.allocator.device_plugin.mps import limits_of
+from topoalign.allocator.containers.host import ContainerUnready
+from topoalign.allocator.containers.mps import limits_of
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.events import TopologyDiscovered

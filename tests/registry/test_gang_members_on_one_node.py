@@ -11,9 +11,9 @@ from registry_support import World
 from slot_support import in_slots
 from view_support import NODE, RULES, Says
 
-from topoalign.allocator.companions import ReservedCompanions
+from topoalign.allocator.allocate.joint_devices import ReservedCompanions
+from topoalign.allocator.allocate.slots import SlotGrants
 from topoalign.allocator.reconciliation.liveness import Liveness
-from topoalign.allocator.slots import SlotGrants
 from topoalign.core.deviceshare.names import JOINT_ANNOTATION
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.requests import GANG, GANG_SIZE, Placement, Policy

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from simulation.limiters import LimiterFiles
 from simulation.starts import Answer
 
-from topoalign.allocator.device_allocations import DeviceAllocations
-from topoalign.allocator.device_plugin.containers import Containers
+from topoalign.allocator.allocate.service import DeviceAllocations
+from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.allocator.ports import AskedDevices, Poll
 from topoalign.core.model.events import Allocation

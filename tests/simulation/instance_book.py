@@ -14,7 +14,7 @@ from tempfile import mkdtemp
 from simulation.limiters import MEMORY_DISK
 from simulation.loop import Process
 
-from topoalign.allocator.instances.book import InstanceBook, OwnInstance
+from topoalign.allocator.mig.instance_log import InstanceBook, OwnInstance
 from topoalign.core.model.errors import StateFault
 
 

@@ -18,7 +18,7 @@ from simulation.record import Held
 from simulation.starts import Answer
 from simulation.world import Violation, World
 
-from topoalign.allocator.instances.instances import Instances
+from topoalign.allocator.mig.instances import Instances
 from topoalign.core.model.events import (
     Allocation,
     AllocationGranted,

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from simulation.mig_driver import CHANGES, PROFILES, Call, Driver, Instance
 
-from topoalign.allocator.instances.book import AWAY_SECONDS
+from topoalign.allocator.mig.instance_log import AWAY_SECONDS
 
 if TYPE_CHECKING:
     from simulation.scenario import Scenario

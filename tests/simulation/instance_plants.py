@@ -5,8 +5,8 @@ Defects planted on purpose where slots become MIG instances: in what is destroye
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
-from topoalign.allocator.instances.book import OwnInstance
-from topoalign.allocator.instances.instances import Instances
+from topoalign.allocator.mig.instance_log import OwnInstance
+from topoalign.allocator.mig.instances import Instances
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import DeviceID
 

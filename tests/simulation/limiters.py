@@ -20,12 +20,12 @@ from anyio import to_thread
 from anyio.lowlevel import checkpoint
 from simulation.divisions import Limiter
 
-from topoalign.allocator.hami_core import directories as hami_core
-from topoalign.allocator.hami_core import sweeps
-from topoalign.allocator.limiter_files import write_file
-from topoalign.allocator.vcuda import directories as vcuda
-from topoalign.allocator.vcuda import limiter as vcuda_limiter
-from topoalign.allocator.vcuda.limiter import VcudaLimiter
+from topoalign.allocator.containers.hami_core import directories as hami_core
+from topoalign.allocator.containers.hami_core import sweeps
+from topoalign.allocator.containers.limiter_files import write_file
+from topoalign.allocator.containers.vcuda import directories as vcuda
+from topoalign.allocator.containers.vcuda import limiter as vcuda_limiter
+from topoalign.allocator.containers.vcuda.limiter import VcudaLimiter
 from topoalign.kubelet.processes import FIRST_NAMESPACE
 from topoalign.plugin_config.configuration import Configuration, Flags, GpuSlots, Sharing, Units
 from topoalign.plugin_config.hook_files import LIBRARY, PRELOAD, install

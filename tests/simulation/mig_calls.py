@@ -1,7 +1,7 @@
 """
 NVML's calls for MIG instances as one simulated agent makes them: each may fail, hang, or be the last thing that it does.
 
-As in `topoalign.allocator.instances.nvml`: a GPU instance whose compute instance cannot be made is destroyed again, if the
+As in `topoalign.allocator.mig.nvml`: a GPU instance whose compute instance cannot be made is destroyed again, if the
 driver lets it; a call that does not answer is given up after ten seconds, whatever becomes of it, and no other one begins
 until it has ended. A process that is killed in the driver ends when the call has: the next one starts after that.
 """
@@ -14,7 +14,7 @@ from simulation.loop import Process
 from simulation.mig_driver import PROFILES, Call, Driver, Instance, outside
 from simulation.world import World
 
-from topoalign.allocator.instances.port import GpuInstance, InstanceInUse, PlaceTaken
+from topoalign.allocator.mig.port import GpuInstance, InstanceInUse, PlaceTaken
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement

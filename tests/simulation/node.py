@@ -26,16 +26,16 @@ from simulation.mig_driver import Driver
 from simulation.starts import Answer
 from simulation.world import NODE, Violation, World
 
-from topoalign.allocator.device_allocations import DeviceAllocations
+from topoalign.allocator.allocate.reservations import Reservations
+from topoalign.allocator.allocate.service import DeviceAllocations
+from topoalign.allocator.containers.hami_core.sweeps import Sweeps
 from topoalign.allocator.device_plugin.front import resources
-from topoalign.allocator.hami_core.sweeps import Sweeps
 from topoalign.allocator.hardware_watch import HardwareWatch
-from topoalign.allocator.instances.instances import Instances
-from topoalign.allocator.instances.sweeps import sweep_instances
 from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.mig.garbage_collection import sweep_instances
+from topoalign.allocator.mig.instances import Instances
 from topoalign.allocator.ports import Listing
 from topoalign.allocator.requests.admissions import Admissions
-from topoalign.allocator.reservations import Reservations
 from topoalign.allocator.service import Allocator
 from topoalign.client import Client, Heard
 from topoalign.core import wire

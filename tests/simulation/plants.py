@@ -29,13 +29,13 @@ from simulation.share_plants import (
     SpreadingDeviceAllocations,
 )
 
-from topoalign.allocator.device_allocations import DeviceAllocations
-from topoalign.allocator.grants import Grants
+from topoalign.allocator.allocate.grants import Grants
+from topoalign.allocator.allocate.service import DeviceAllocations
+from topoalign.allocator.containers.hami_core.sweeps import Sweeps
 from topoalign.allocator.group_commit import AllocateCall, GroupCommit
-from topoalign.allocator.hami_core.sweeps import Sweeps
-from topoalign.allocator.instances.instances import Instances
 from topoalign.allocator.ledger.drafts import Draft
 from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.mig.instances import Instances
 from topoalign.allocator.ports import AskedDevices, Listing
 from topoalign.allocator.reconciliation.liveness import Liveness, places
 from topoalign.allocator.requests.admissions import Admissions

@@ -13,11 +13,11 @@ import anyio
 from simulation.bus import happens
 from simulation.world import Violation
 
-from topoalign.allocator.companions import CompanionsLacking
-from topoalign.allocator.device_allocations import DeviceAllocations
+from topoalign.allocator.allocate.joint_devices import CompanionsLacking
+from topoalign.allocator.allocate.reservations import Reservations
+from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.drafts import Binding
 from topoalign.allocator.ports import Listing, Part, ShownDevices
-from topoalign.allocator.reservations import Reservations
 from topoalign.core import wire
 from topoalign.core.deviceshare.names import JOINT_ANNOTATION
 from topoalign.core.deviceshare.node_inventory import places_of

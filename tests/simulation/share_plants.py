@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 from simulation.limiters import SocketlessLimiter
 
-from topoalign.allocator.device_allocations import DeviceAllocations
-from topoalign.allocator.hami_core.directories import Owner
-from topoalign.allocator.hami_core.sweeps import Sweeps
+from topoalign.allocator.allocate.service import DeviceAllocations
+from topoalign.allocator.allocate.slots import SlotGrants
+from topoalign.allocator.allocate.unit_starts import ShareStarts
+from topoalign.allocator.allocate.units import Shares
+from topoalign.allocator.containers.hami_core.directories import Owner
+from topoalign.allocator.containers.hami_core.sweeps import Sweeps
+from topoalign.allocator.containers.vcuda import directories
+from topoalign.allocator.containers.vcuda.limits import Limits
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import AskedDevices, Poll
-from topoalign.allocator.share_starts import ShareStarts
-from topoalign.allocator.shares import Shares
-from topoalign.allocator.slots import SlotGrants
-from topoalign.allocator.vcuda import directories
-from topoalign.allocator.vcuda.limits import Limits
 from topoalign.core.model.allocations import amounts_of
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.holdings import Amount, base_of

@@ -17,7 +17,7 @@ from simulation.scenario import quietly
 from simulation.starts import Answer
 from simulation.world import HEALTHY, NODE, WHOLE, SimulatedClock
 
-from topoalign.allocator.device_allocations import DeviceAllocations
+from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing
 from topoalign.core.model.events import AllocationBound, DeviceHealthChanged, TopologyDiscovered

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from kubelet_support import MemoryAllocator, served
 
-from topoalign.allocator.device_plugin.containers import Containers
+from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.mig import MigDevice

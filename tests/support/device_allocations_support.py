@@ -5,7 +5,7 @@ from typing import Any
 
 import anyio
 
-from topoalign.allocator.device_allocations import DeviceAllocations
+from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing, Part, ShownDevices
 from topoalign.core.model.errors import Unavailable

@@ -10,9 +10,9 @@ from anyio.abc import TaskGroup
 from share_support import DEFAULT, running
 from slot_node_support import MACHINE, Ask, SlotNode
 
-from topoalign.allocator.device_plugin.containers import Containers
-from topoalign.allocator.hami_core.directories import name_of
-from topoalign.allocator.hami_core.sweeps import Sweeps
+from topoalign.allocator.containers.containers import Containers
+from topoalign.allocator.containers.hami_core.directories import name_of
+from topoalign.allocator.containers.hami_core.sweeps import Sweeps
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, ContainerName, PodName
 from topoalign.core.model.requests import Policy

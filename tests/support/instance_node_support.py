@@ -11,10 +11,10 @@ from share_support import DEFAULT, PLAIN, running
 from slot_node_support import SlotNode
 from slot_support import in_slots
 
-from topoalign.allocator.device_plugin.containers import Containers
-from topoalign.allocator.instances.book import InstanceBook
-from topoalign.allocator.instances.instances import Instances
-from topoalign.allocator.instances.sweeps import live_of, unknown_of
+from topoalign.allocator.containers.containers import Containers
+from topoalign.allocator.mig.garbage_collection import live_of, unknown_of
+from topoalign.allocator.mig.instance_log import InstanceBook
+from topoalign.allocator.mig.instances import Instances
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import GPU, DeviceID, PodName
 from topoalign.core.model.requests import Policy

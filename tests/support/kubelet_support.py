@@ -12,8 +12,8 @@ import msgspec
 from anyio.abc import TaskGroup
 from grpclib.client import Channel
 
-from topoalign.allocator.device_allocations import DeviceAllocations
-from topoalign.allocator.device_plugin.containers import Containers
+from topoalign.allocator.allocate.service import DeviceAllocations
+from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.allocator.ledger.ledger import Ledger

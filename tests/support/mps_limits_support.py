@@ -9,7 +9,7 @@ from anyio.abc import TaskGroup
 from share_support import DEFAULT, running
 from slot_node_support import MACHINE, SlotNode
 
-from topoalign.allocator.device_plugin.containers import Containers
+from topoalign.allocator.containers.containers import Containers
 from topoalign.core.model.ids import GPU, PodName, ResourceName
 from topoalign.core.model.requests import Policy
 from topoalign.core.model.topology.model import Topology

@@ -14,14 +14,14 @@ from kubelet_support import NODE, MemoryAllocator, short_directory, two_nodes
 from reservation_support import changed
 from unit_support import CORES, MEMORY, in_units
 
-from topoalign.allocator.device_allocations import DeviceAllocations
-from topoalign.allocator.device_plugin.containers import Containers
+from topoalign.allocator.allocate.service import DeviceAllocations
+from topoalign.allocator.containers.containers import Containers
+from topoalign.allocator.containers.vcuda.limiter import VcudaLimiter
 from topoalign.allocator.device_plugin.front import KubeletFront
-from topoalign.allocator.instances.instances import Instances
 from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.mig.instances import Instances
 from topoalign.allocator.ports import nothing_to_prepare
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
-from topoalign.allocator.vcuda.limiter import VcudaLimiter
 from topoalign.core.admission.admit import decide
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission, Decision

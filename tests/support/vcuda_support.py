@@ -15,8 +15,8 @@ from kubelet_support import short_directory
 from share_support import DEFAULT, SMALL, ShareNode
 from unit_support import CORES, MEMORY
 
-from topoalign.allocator.device_plugin.containers import Containers
-from topoalign.allocator.vcuda.limiter import VcudaLimiter
+from topoalign.allocator.containers.containers import Containers
+from topoalign.allocator.containers.vcuda.limiter import VcudaLimiter
 from topoalign.core.model.ids import PodName, ResourceName
 from topoalign.core.model.requests import Policy
 from topoalign.core.model.topology.model import Topology

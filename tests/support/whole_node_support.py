@@ -9,12 +9,12 @@ from anyio.abc import TaskGroup
 from kubelet_support import NODE, RESTRICTED, MemoryAllocator, offers, short_directory, two_nodes
 from reservation_support import changed
 
-from topoalign.allocator.device_allocations import DeviceAllocations
-from topoalign.allocator.device_plugin.containers import Containers
+from topoalign.allocator.allocate.reservations import Reservations
+from topoalign.allocator.allocate.service import DeviceAllocations
+from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
-from topoalign.allocator.reservations import Reservations
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.requests import AdmissionRules

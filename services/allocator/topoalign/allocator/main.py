@@ -9,30 +9,30 @@ from typing import NamedTuple
 import anyio
 from anyio.abc import TaskStatus
 
-from topoalign.allocator.device_allocations import DeviceAllocations
-from topoalign.allocator.device_plugin.containers import Containers
+from topoalign.allocator.allocate.reservations import Reservations
+from topoalign.allocator.allocate.service import DeviceAllocations
+from topoalign.allocator.containers.containers import Containers
+from topoalign.allocator.containers.hami_core.on_demand import SharedFilesOnDemand, keep_directories, keep_priorities
+from topoalign.allocator.containers.vcuda.on_demand import LimiterOnDemand
 from topoalign.allocator.device_plugin.front import KubeletFront
-from topoalign.allocator.hami_core.on_demand import SharedFilesOnDemand, keep_directories, keep_priorities
 from topoalign.allocator.hardware_watch import HardwareWatch
-from topoalign.allocator.instances.book import InstanceBook
-from topoalign.allocator.instances.instances import Instances
-from topoalign.allocator.instances.nvml import NvmlInstances
 from topoalign.allocator.instances.reports import report_fault
-from topoalign.allocator.instances.sweeps import lost_note, sweep_instances
 from topoalign.allocator.ledger.journal import FileJournal
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.metrics import figures
+from topoalign.allocator.metrics.table import figures
+from topoalign.allocator.metrics.use_series import UseSeries
+from topoalign.allocator.mig.garbage_collection import lost_note, sweep_instances
+from topoalign.allocator.mig.instance_log import InstanceBook
+from topoalign.allocator.mig.instances import Instances
+from topoalign.allocator.mig.nvml import NvmlInstances
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.absence import lists_nothing
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.allocator.requests.kubelet_watch import KubeletWatch
-from topoalign.allocator.reservations import Reservations
 from topoalign.allocator.service import Allocator, refuse_twin
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.allocator.takeover import Vacancy, hardware_known, open_in_turn, wait_for_successor
-from topoalign.allocator.use_series import UseSeries
-from topoalign.allocator.vcuda.on_demand import LimiterOnDemand
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.ports import Bus, Clock
 from topoalign.plugin_config.configuration import Configuration
@@ -161,7 +161,7 @@ async def serve_display(path: str, context: Context, ledger: Ledger, *, task_sta
     those of the process.
     """
     if path:
-        from topoalign.allocator.display import Display  # few nodes have it
+        from topoalign.allocator.metrics.display import Display  # few nodes have it
 
         display = Display(lambda: ledger.state, UseSeries(ledger, context.bus, ()).shares)
         context.pages.update(display.pages())

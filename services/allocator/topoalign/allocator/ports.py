@@ -16,7 +16,7 @@ AskedDevices = Sequence[Collection[DeviceID]]
 
 
 class AllocatorPort(Protocol):
-    """The allocator as the kubelet front calls it. Implemented by `allocator.device_allocations.DeviceAllocations`."""
+    """The allocator as the kubelet front calls it. Implemented by `allocator.allocate.service.DeviceAllocations`."""
 
     @property
     def state(self) -> NodeState:

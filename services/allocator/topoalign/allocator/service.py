@@ -12,15 +12,15 @@ import msgspec
 import structlog
 from anyio.abc import TaskStatus
 
-from topoalign.allocator.device_allocations import DeviceAllocations
+from topoalign.allocator.allocate.reservations import Reservations
+from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.endings import titled
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ledger.outbox import Outbox
 from topoalign.allocator.reconciliation.usage import UsageTeller
 from topoalign.allocator.requests.admissions import Admissions
-from topoalign.allocator.requests.standing import Standings
-from topoalign.allocator.reservations import Reservations
+from topoalign.allocator.requests.heartbeat import Standings
 from topoalign.core import wire
 from topoalign.core.model.errors import StateFault, Unavailable, clean
 from topoalign.core.model.ids import NodeName

@@ -14,9 +14,9 @@ What such a pod has does not count; should it be another one, its container does
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 
+from topoalign.allocator.allocate.units import Shares
 from topoalign.allocator.ports import Listing, Poll
 from topoalign.allocator.reconciliation.liveness import Liveness, places, still_displaced
-from topoalign.allocator.shares import Shares
 from topoalign.core.demand.units import unit_of
 from topoalign.core.model.allocations import Allocation, amounts_of
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName

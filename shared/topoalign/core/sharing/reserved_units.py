@@ -55,7 +55,7 @@ def reserved_units(
 ) -> ReservedUnits | None:
     """
     The units reserved at monotonic second `now` that fit the question best; None where none do. `half`: the newest grant, if
-    the kubelet may ask for its other half now (`allocator.shares`).
+    the kubelet may ask for its other half now (`allocator.allocate.units`).
 
     The container of which `half` is a part comes first, then one that lost what became `half` to a pod of which the kubelet
     has told already, then equal parts of the GPUs of `half`, then a container that may have got `half` instead of what was

@@ -16,7 +16,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskStatus
 
-from topoalign.allocator.device_plugin.containers import Containers
+from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.guard import Guard
 from topoalign.allocator.device_plugin.plugin import FIELD, JITTER, Plugin
 from topoalign.allocator.device_plugin.registration import digest_name

@@ -18,7 +18,7 @@ from random import SystemRandom
 
 import structlog
 
-from topoalign.allocator.device_plugin.containers import Containers
+from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.listing import health_of
 from topoalign.allocator.device_plugin.registration import register, socket_path
 from topoalign.allocator.device_plugin.registration_states import (

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import structlog
 
-from topoalign.allocator.device_plugin.containers import Containers
+from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.listing import Listing
 from topoalign.allocator.device_plugin.registration import options
 from topoalign.allocator.device_plugin.watches import Watch, Watches

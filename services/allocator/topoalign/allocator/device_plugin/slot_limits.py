@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from topoalign.allocator.device_plugin.host import ContainerUnready
+from topoalign.allocator.containers.host import ContainerUnready
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Topology

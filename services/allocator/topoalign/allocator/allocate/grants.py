@@ -1,0 +1,305 @@
+"""
+Judges what the kubelet asks for in Allocate by the record, and records what it is given.
+
+Calls that are ready together are judged in order, each by the state in which those before it have what they were given, and
+recorded in one entry of the journal. Nothing here pauses between judging and recording.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from topoalign.allocator.allocate.joint_devices import ReservedCompanions
+from topoalign.allocator.allocate.preferences import Preferences
+from topoalign.allocator.allocate.slots import SlotGrants
+from topoalign.allocator.allocate.unit_starts import ShareStarts
+from topoalign.allocator.allocate.units import Shares
+from topoalign.allocator.allocate.visible_gpus import VisibleGpus
+from topoalign.allocator.allocate_checks import check_allocate, check_amount
+from topoalign.allocator.group_commit import AllocateCall
+from topoalign.allocator.instances.made import Made
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ports import AskedDevices, Listing, Place, PodResources, Poll
+from topoalign.allocator.reconciliation.adoption import returned
+from topoalign.allocator.reconciliation.device_order import in_order
+from topoalign.allocator.reconciliation.displacement import (
+    denied_pod,
+    displaced_by,
+    remainders,
+    tell_displaced,
+    tell_ended,
+    touching,
+)
+from topoalign.allocator.reconciliation.liveness import places, shown_of
+from topoalign.allocator.reconciliation.memory import Grant, Rest
+from topoalign.allocator.reconciliation.reconciliation import Reconciliation
+from topoalign.allocator.share_exclusion import ShareExclusion
+from topoalign.allocator.told_companions import touching_companions
+from topoalign.core.model.errors import DeviceInUse, StateFault
+from topoalign.core.model.events import Allocation, Displaced
+from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.reservations import ReservedContainer
+from topoalign.core.model.topology.by_amounts import is_by_amounts
+from topoalign.core.placement.sparing import is_any_held
+from topoalign.core.ports import Clock
+from topoalign.core.sharing.reserved_units import ShareQuestion
+from topoalign.core.state.fold import NodeState
+from topoalign.core.state.reservations import NodeReservations
+
+
+class Judgement(NamedTuple):
+    """What one Allocate is given."""
+
+    answers: Sequence[Allocation]
+    """One for each container."""
+    granted: Sequence[Allocation]
+    """All that are new, with those beside the answers."""
+    rests: Sequence[Rest]
+
+
+class Grants:
+    """Grants over the kubelet's protocol."""
+
+    def __init__(  # noqa: PLR0913  # one parameter for each collaborator
+        self,
+        ledger: Ledger,
+        clock: Clock,
+        pod_resources: PodResources,
+        reconciliation: Reconciliation,
+        preferences: Preferences,
+        companions: ReservedCompanions,
+        reserved: Callable[[], NodeReservations],
+        expect: Callable[[Sequence[Allocation]], None],
+        compat: str,
+        visible: VisibleGpus,
+    ) -> None:
+        """
+        `reserved`: what is reserved on the node now. `expect` is told what each call is given once that is recorded, whether
+        or not the caller still waits for it. `compat`: as in the rules of the node.
+        """
+        self._ledger, self._clock, self._pod_resources = ledger, clock, pod_resources
+        self._reconciliation, self._preferences, self._expect = reconciliation, preferences, expect
+        self.companions = companions
+        self.visible = visible
+        self.shares = Shares(lambda: ledger.state, clock, reserved, reconciliation.liveness, compat)
+        self.exclusion = ShareExclusion(lambda: ledger.state, reconciliation.liveness, self.shares)
+        self.share_starts = ShareStarts(ledger, reconciliation.liveness, reserved)
+        self.slots = SlotGrants(lambda: ledger.state, clock, reserved, reconciliation.liveness, compat)
+
+    @property
+    def state(self) -> NodeState:
+        """What is known of the node now; while calls are judged, with what those before were given."""
+        return self._ledger.state
+
+    def prefer_shares(
+        self, live: NodeState, question: ShareQuestion, displaced: Collection[DeviceID], poll: Poll | None
+    ) -> tuple[DeviceID, ...] | None:
+        """The units or slots that a container should get (`Shares.prefer`, `SlotGrants.prefer`). None: it is not of such."""
+        if not is_by_amounts(live.hardware):
+            return None
+        match live.hardware.kind_of(question.resource):
+            case "unit":
+                return self.shares.prefer(live, question, displaced, poll)
+            case "slot":
+                return self.slots.prefer(live, question, displaced)
+            case _:
+                return None
+
+    def check(self, resource: ResourceName, containers: AskedDevices) -> AskedDevices:
+        """As `check_allocate`, `Shares.check` and `SlotGrants.check`, by what is known of the node now."""
+        asked = check_allocate(self.state, resource, containers)
+        if is_by_amounts(self.state.hardware):
+            self.shares.check(resource, asked)
+            self.slots.check(resource, asked)
+        return asked
+
+    def is_any_held(self, resource: ResourceName, devices: Collection[DeviceID]) -> bool:
+        """Whether the record has any of these devices of a resource, all different, as held."""
+        return is_any_held(self.state.hardware, self.state.ownership, resource, devices)
+
+    def held_beside(self, resource: ResourceName, devices: Collection[DeviceID]) -> bool:
+        """
+        Whether what is to come with these devices is held, somebody may have a GPU whole of which these are units, or these
+        are slots of a GPU that has not enough left.
+        """
+        if self.companions.held_of(self.companions.waiting(resource, devices)):
+            return True
+        return bool(self._beside(resource, devices))
+
+    def _beside(
+        self, resource: ResourceName, devices: Collection[DeviceID], granted: Sequence[Allocation] = ()
+    ) -> Sequence[Allocation]:
+        """The records beside which these units or slots may not be given, as far as the record tells."""
+        if not is_by_amounts(self.state.hardware):
+            return ()
+        return [*self.exclusion.beside(resource, devices), *self.slots.beside(resource, devices, granted)]
+
+    def record(self, calls: Sequence[AllocateCall]) -> None:
+        """
+        Judges calls in order, each by what those before it were given, and records all with one sync. One that is refused
+        drops out alone; if the disk refuses, all of them are refused.
+        """
+        grant = Grant(self._pod_resources.written(), self._clock.monotonic())
+        judged: list[tuple[AllocateCall, Judgement]] = []
+        try:
+            with self._ledger.together():
+                for call in calls:
+                    try:
+                        if (judgement := self.judge(call)) is not None:
+                            judged.append((call, judgement))
+                            self.visible.granted(call.resource, judgement.answers)
+                            if self.state.hardware.has_units:
+                                self.shares.granted(call.resource, judgement.answers, call.poll)
+                    except Exception as error:  # it is this caller's, who raises it
+                        call.error = error
+        except StateFault as fault:
+            for call, _ in judged:
+                call.error = fault
+            return
+        for call, (answers, granted, rests) in judged:
+            call.answers = answers
+            self._expect(answers)
+            self._reconciliation.liveness.inherit(rests)
+            tell_ended(self._ledger, rests)
+            tell_displaced(answers)
+            self._reconciliation.liveness.granted(granted, answers, call.grant or grant)
+        self.companions.observe()
+
+    def judge(self, call: AllocateCall) -> Judgement | None:
+        """
+        Grants what a call asks for, or finds that it has it already. Returns None where the kubelet has to tell first what
+        became of a record: it was not asked, or was before that was granted. Raises why the call is refused.
+        """
+        resource, containers = call.resource, call.containers
+        if self._ledger.version != call.checked:
+            self.check(resource, containers)  # the hardware may have changed while this waited
+        listing, known = (call.poll.listing, call.poll.live) if call.poll is not None else (None, frozenset())
+        shown, answers = shown_of(listing), list[Allocation]()
+        new, in_units = New([], {}, {}), self.state.hardware.has_units
+        ended: dict[AllocationID, Allocation] = {}
+        for devices in containers:
+            asked, waiting = frozenset(devices), self.companions.waiting(resource, devices)
+            records = self._overlapping(resource, devices, waiting)
+            if not known.issuperset(record.id for record in records):
+                return None
+            if len(records) == 1 and is_repeated(records[0], asked, shown, call.made):
+                assert listing is not None
+                self._reconciliation.seen(records[0].id, listing)
+                answers.append(records[0])
+                continue
+            if call.poll is None and self.visible.must_ask(resource, asked):
+                return None
+            self.slots.check_told(resource, asked)
+            beside = self._beside(resource, asked, new.granted)
+            if not known.issuperset(record.id for record in beside):
+                return None
+            way = dict(self._making_way(records, asked, call.poll))
+            if in_units:
+                self.shares.check_half(resource, asked, call.poll)
+                way |= self.exclusion.making_room(resource, asked, beside, way, call.poll)
+            self.visible.check(resource, asked, call.poll)
+            ended |= (room := self.slots.making_room(resource, asked, beside, way, new.granted, call.poll))
+            new.gone.update(way | room)
+            displaced = displaced_by(self._reconciliation.liveness, self._ledger, [*way.values()], asked, listing)
+            answers.append(self._granted(resource, devices, waiting, new, displaced, call.made, listing))
+        granted, gone, deviations = new
+        deviations = {**self._preferences.deviations(resource, granted), **deviations}
+        reasons = {former.allocation: "displaced" for each in granted for former in each.displaced}
+        replaced = [each for each in gone.values() if each.id not in ended]  # of those nothing stays
+        rests = remainders(self._ledger, replaced, containers, listing, granted)
+        granted += [rest.allocation for rest in rests]
+        granted += returned(self._ledger, [*gone.values()], listing, granted)
+        self._ledger.grant(granted, instead_of=list(gone), reasons=reasons, preferred=deviations)
+        self._ledger.endings.left_over({rest.allocation.id: rest.former for rest in rests})
+        return Judgement(answers, granted, rests)
+
+    def _overlapping(
+        self, resource: ResourceName, asked: Collection[DeviceID], waiting: ReservedContainer | None
+    ) -> list[Allocation]:
+        """The records that hold something of what is asked for, or of what is to come with it."""
+        owned, names = self.state.ownership, {*self.companions.held_of(waiting)}
+        if self.is_any_held(resource, asked):
+            names.update(owned.overlapping(map(owned.holding, asked)))
+        return [self.state.allocations[name] for name in sorted(names)]
+
+    def _making_way(
+        self, records: Sequence[Allocation], asked: Collection[DeviceID], poll: Poll | None
+    ) -> Iterator[tuple[AllocationID, Allocation]]:
+        """
+        Those of the records that make way, by id: the kubelet asks for what they hold and shows it nowhere, or their
+        containers have ended. Raises DeviceInUse where it asks for what a container has.
+        """
+        owned, has_ended = self.state.ownership, self._reconciliation.liveness.has_ended
+        for record in records:
+            assert poll is not None, "a record is known to the poll"
+            asks = touching(owned, record, asked)
+            if in_use := [d for _, d in shown_of(poll.listing) & {*asks}]:
+                raise DeviceInUse(sorted(in_use), record.id)
+            if asks or has_ended(record, poll.listing, poll.at):
+                yield record.id, record
+            elif beside := touching_companions(owned, record, asked):
+                raise DeviceInUse(sorted(beside), record.id)
+
+    def _granted(
+        self,
+        resource: ResourceName,
+        asked: Collection[DeviceID],
+        waiting: ReservedContainer | None,
+        new: "New",
+        displaced: tuple[Displaced, ...],
+        made: Mapping[DeviceID, Made],
+        listing: Listing | None,
+    ) -> Allocation:
+        """Makes the allocation. Raises InvalidField for more than a container may have, and CompanionsLacking."""
+        check_amount(self.state, resource, len(asked))
+        owned, ordered = self.state.ownership, in_order(self.state.hardware, resource, asked)
+        amounts = self.slots.amounts(resource, ordered)
+        instead: tuple[DeviceID, ...] = ()
+        if waiting is not None:
+            companions = self.companions.left(waiting, new.gone)
+        else:
+            companions, instead = self.companions.adopted(resource, asked, new.gone)
+        new.granted.append(
+            Allocation(
+                id=self._ledger.next_id(len(new.granted)),
+                devices={resource: ordered, **companions.devices},
+                virtual_functions=dict(companions.functions),
+                boot=self._ledger.boot,
+                machine=self._ledger.machine,
+                cards=owned.cards_of(asked),
+                displaced=displaced,
+                companions=companions.ids,
+                slots={**amounts, **{s: made[s].amount for s in ordered if s in made}},
+                instances={slot: made[slot].uuid for slot in ordered if slot in made},
+                meant_for=self.slots.meant_for(resource, amounts),
+                denied=denied_pod(new.gone.values(), resource, ordered, listing)
+                or self.slots.robbed(resource, ordered),
+            )
+        )
+        if companions.lacking:
+            instead = (*new.granted[-1].device_ids, *companions.lacking)
+        if instead:
+            new.deviations[new.granted[-1].id] = instead
+        return new.granted[-1]
+
+
+class New(NamedTuple):
+    """What a call leads to so far."""
+
+    granted: list[Allocation]
+    gone: dict[AllocationID, Allocation]
+    """Records that make way."""
+    deviations: dict[AllocationID, tuple[DeviceID, ...]]
+    """As `Ledger.grant` takes it: what was preferred or reserved, where that was something else."""
+
+
+def is_repeated(
+    record: Allocation, asked: Collection[DeviceID], shown: Collection[Place], made: Mapping[DeviceID, Made]
+) -> bool:
+    """Whether a kubelet that asks for these asks again for what it shows with a container, whose instances are there."""
+    is_same = all_given(record) == asked and all(place in shown for place in places(record))
+    return is_same and all(record.instances.get(slot) == each.uuid for slot, each in made.items() if slot in asked)
+
+
+def all_given(record: Allocation) -> frozenset[DeviceID]:
+    """The devices of a record that the kubelet gave."""
+    return frozenset(device for ids in record.from_kubelet.values() for device in ids)

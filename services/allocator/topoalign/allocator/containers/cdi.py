@@ -1,0 +1,291 @@
+"""
+What the container runtime reads about our devices: CDI specifications; and how a container names its devices to it.
+
+Vendor, classes and names of devices are those of NVIDIA's device plugin: whoever reads or writes them by hand meets what
+he knows, and its file makes way for ours, as two specifications of one kind contradict each other. Each device is there
+under its uuid and under its index, whichever the configuration hands out, and every GPU and MIG instance is there, offered
+or not: a container that runs may be started again under a name that was handed out long ago.
+
+A specification carries the whole way to a working container: device nodes, the libraries of the driver, and the hooks that
+make the loader find these (decision record 0008).
+
+Sources: Container Device Interface specification 1.1.0 (of which this needs no more than version 0.5.0: host paths, names
+that begin with a digit); k8s-device-plugin v0.20.0, internal/cdi; nvidia-container-toolkit v1.17, pkg/nvcdi.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from glob import glob
+from typing import NamedTuple
+
+import msgspec
+
+from topoalign.allocator.containers import device_nodes
+from topoalign.allocator.containers.driver_files import DriverFiles, find
+from topoalign.allocator.containers.host import ContainerUnready, Root, dev_root, driver_root
+from topoalign.core.model.topology.mig import MigDevice
+from topoalign.core.model.topology.model import Gpu, Topology
+from topoalign.plugin_config.configuration import Configuration
+
+VENDOR = "k8s.device-plugin.nvidia.com"
+VERSION = "0.5.0"
+NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+"""Of a device."""
+
+GPUS = "gpu"
+CHANNELS = "imex-channel"
+ALL = "all"
+"""The one device of a class that has no parts."""
+
+HOOKS = ("/usr/bin/nvidia-ctk", "/usr/bin/nvidia-cdi-hook")
+"""Of the host. The first is the default of k8s-device-plugin."""
+READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """Base of every mapping in a CDI specification: JSON keys in camelCase, and no key for a field at its default."""
+
+
+class DeviceNode(Section, frozen=True, kw_only=True):
+    """A device node that a container gets: `deviceNodes` of the CDI specification."""
+
+    path: str
+    host_path: str = ""
+    """Empty: `path`."""
+    permissions: str = ""
+
+
+class Mount(Section, frozen=True, kw_only=True):
+    """A bind mount of a file of the host into a container: `mounts` of the CDI specification."""
+
+    host_path: str
+    container_path: str
+    options: tuple[str, ...] = ()
+
+
+class Hook(Section, frozen=True, kw_only=True):
+    """A program that the runtime starts while it creates a container: `hooks` of the CDI specification."""
+
+    hook_name: str
+    path: str
+    args: tuple[str, ...] = ()
+
+
+class Edits(Section, frozen=True, kw_only=True):
+    """What the runtime changes in a container: `containerEdits` of the CDI specification."""
+
+    env: tuple[str, ...] = ()
+    device_nodes: tuple[DeviceNode, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    hooks: tuple[Hook, ...] = ()
+
+
+NOTHING = Edits()
+
+
+class Device(Section, frozen=True, kw_only=True):
+    """One device that a container can name, and what the container gets with it: `devices` of the CDI specification."""
+
+    name: str
+    container_edits: Edits
+
+
+class Specification(Section, frozen=True, kw_only=True):
+    """One CDI specification file: all devices of one kind (`vendor/class`)."""
+
+    cdi_version: str
+    kind: str
+    devices: tuple[Device, ...]
+    container_edits: Edits = NOTHING
+    """Done once, however many of the devices a container has."""
+
+
+class Extra(NamedTuple):
+    """What a container may have beside its GPUs: the nodes and the other paths of the host that make it up."""
+
+    nodes: tuple[str, ...]
+    """The last part of each may have `*` in it."""
+    paths: tuple[str, ...] = ()
+
+
+EXTRAS = {
+    "gdrcopy": Extra(("/dev/gdrdrv",)),
+    "gds": Extra(("/dev/nvidia-fs*",), ("/etc/cufile.json", "/run/udev")),
+    "mofed": Extra(("/dev/infiniband/uverbs*", "/dev/infiniband/rdma_cm")),
+}
+
+
+def qualified(kind: str, name: str) -> str:
+    """The qualified name of a device: `k8s.device-plugin.nvidia.com/gpu=GPU-1` for kind `gpu` and name `GPU-1`."""
+    return f"{VENDOR}/{kind}={name}"
+
+
+def annotation(prefix: str, devices: Sequence[str]) -> dict[str, str]:
+    """
+    The annotation by which a container names its CDI devices (qualified names) to the runtime: one key and one value.
+
+    The kubelet keeps one value per key, over all resources of a container: other devices have another key, and the same
+    devices always the same.
+    """
+    value = ",".join(devices)
+    digest = hashlib.sha256(value.encode()).hexdigest()[:32]
+    return {f"{prefix}topoalign_{digest}": value}
+
+
+def specifications(
+    configuration: Configuration,
+    topology: Topology,
+    channels: Sequence[int],
+    minors: Mapping[device_nodes.Instance, int],
+) -> dict[str, Specification]:
+    """
+    Makes the CDI specifications of a node, by class; none for a node without GPUs.
+
+    `channels` are the numbers of the IMEX channels, `minors` those of the capabilities of MIG instances. Raises
+    ContainerUnready if containers would start with less than they need.
+
+    Extras that are not on this node are left out, as NVIDIA's device plugin does: one configuration is for many nodes.
+    """
+    dev = dev_root(configuration.flags)
+    devices = gpu_devices(topology, dev, minors)
+    if not devices:
+        return {}
+    found = {GPUS: specification(GPUS, devices, driver_edits(configuration, dev))}
+    if channels:
+        nodes = {str(channel): (device_nodes.of_channel(channel),) for channel in channels}
+        found[CHANNELS] = specification(CHANNELS, devices_of(nodes, dev))
+    for name in extras(configuration):
+        edits = extra_edits(EXTRAS[name], dev, driver_root(configuration.flags))
+        if edits.device_nodes:
+            found[name] = specification(name, [Device(name=ALL, container_edits=edits)])
+    return found
+
+
+def extras(configuration: Configuration) -> list[str]:
+    """The extra classes that the configuration enables: some of `gdrcopy`, `gds`, `mofed`."""
+    flags = configuration.flags
+    asked = {"gdrcopy": flags.gdrcopy_enabled, "gds": flags.gds_enabled, "mofed": flags.mofed_enabled}
+    return [name for name, wanted in asked.items() if wanted]
+
+
+def specification(kind: str, devices: Sequence[Device], edits: Edits = NOTHING) -> Specification:
+    """The specification of one class of devices; `edits` are made once in each container that has any of them."""
+    return Specification(cdi_version=VERSION, kind=f"{VENDOR}/{kind}", devices=tuple(devices), container_edits=edits)
+
+
+def gpu_devices(topology: Topology, dev: Root, minors: Mapping[device_nodes.Instance, int]) -> list[Device]:
+    """
+    The CDI devices of all GPUs and MIG instances, first by uuid and then by index. One without known nodes, or with a
+    name that no runtime takes, is left out: it would spoil the others.
+    """
+    by_uuid: dict[str, tuple[str, ...]] = {}
+    by_index: dict[str, tuple[str, ...]] = {}
+    for gpu in topology.gpus:
+        for instance in (None, *(gpu.mig or ())):
+            try:
+                nodes = device_nodes.of_part(gpu, instance, minors)
+            except ContainerUnready:
+                continue
+            by_uuid[gpu.id if instance is None else instance.uuid] = nodes
+            if (index := index_of(gpu, instance)) is not None:
+                by_index[index] = nodes
+    return devices_of({name: nodes for name, nodes in (by_uuid | by_index).items() if NAME.fullmatch(name)}, dev)
+
+
+def index_of(gpu: Gpu, instance: MigDevice | None) -> str | None:
+    """The index by which NVIDIA's tools name a GPU (`2`) or a MIG instance (`2:1`); None: not known."""
+    if instance is None:
+        return str(gpu.index)
+    return None if instance.index is None else f"{gpu.index}:{instance.index}"
+
+
+def devices_of(nodes: Mapping[str, Iterable[str]], dev: Root) -> list[Device]:
+    """One CDI device per name, with the device nodes at these paths; `dev` is the root that they have on the host."""
+    return [
+        Device(name=name, container_edits=Edits(device_nodes=edits_of(paths, dev))) for name, paths in nodes.items()
+    ]
+
+
+def edits_of(paths: Iterable[str], dev: Root) -> tuple[DeviceNode, ...]:
+    """The device nodes at these paths, readable and writable, each with its path on the host where that differs."""
+    hosts = ((path, dev.on_host(path)) for path in paths)
+    return tuple(
+        DeviceNode(path=path, host_path="" if host == path else host, permissions="rw") for path, host in hosts
+    )
+
+
+def driver_edits(configuration: Configuration, dev: Root) -> Edits:
+    """
+    What every container with a GPU gets: shared device nodes, driver libraries and hooks. Raises ContainerUnready.
+
+    NVIDIA_VISIBLE_DEVICES is made void, because images set it to `all`, which
+    NVIDIA's runtime would obey on top of this.
+    """
+    root = driver_root(configuration.flags)
+    driver = find(root)
+    return Edits(
+        env=("NVIDIA_VISIBLE_DEVICES=void",),
+        device_nodes=edits_of(device_nodes.present(dev, device_nodes.SHARED), dev),
+        mounts=mounts((*driver.libraries, *driver.programs), root),
+        hooks=hooks(hook_path(configuration, root), driver),
+    )
+
+
+def hook_path(configuration: Configuration, root: Root) -> str:
+    """
+    The path on the host of the program that NVIDIA's hooks run.
+
+    Raises ContainerUnready where it can be seen that nothing is there: no container would start.
+
+    The root of a driver container is not where the host's programs are: then nothing can be seen.
+    """
+    named = configuration.flags.plugin.nvidia_cdi_hook_path
+    candidates = (named,) if named else HOOKS
+    if root.host != "/":
+        return candidates[0]
+    found = next((path for path in candidates if os.path.lexists(root.below(path))), None)
+    if found is None:
+        raise ContainerUnready(
+            f"{' or '.join(candidates)}, which makes containers find the driver's libraries, is not below {root.here}",
+            "install nvidia-container-toolkit on the node, set nvidiaCDIHookPath, or use deviceListStrategy envvar",
+        )
+    return found
+
+
+def hooks(path: str, driver: DriverFiles) -> tuple[Hook, ...]:
+    """
+    The hooks that make the loader find the driver in a container: they add a link and update the loader's cache.
+
+    The loader searches for libcuda.so.1, and some programs for libcuda.so.
+    """
+    program = os.path.basename(path)
+    start = (program, "hook") if program == "nvidia-ctk" else (program,)
+    return tuple(
+        Hook(hook_name="createContainer", path=path, args=(*start, *args))
+        for args in (
+            ("create-symlinks", "--link", f"libcuda.so.1::{driver.directory}/libcuda.so"),
+            ("update-ldcache", "--folder", driver.directory),
+        )
+    )
+
+
+def extra_edits(extra: Extra, dev: Root, root: Root) -> Edits:
+    """The device nodes and mounts of an extra that are on this node; without any node where it is not there."""
+    nodes = [path for pattern in extra.nodes for path in matching(dev, pattern)]
+    return Edits(
+        device_nodes=edits_of(nodes, dev),
+        mounts=mounts(device_nodes.present(root, extra.paths), root),
+    )
+
+
+def matching(dev: Root, pattern: str) -> list[str]:
+    """The device nodes that match a pattern (`*` in its last part), sorted, by their paths in a container."""
+    directory, _, last = pattern.rpartition("/")
+    return sorted(f"{directory}/{name}" for name in glob(last, root_dir=dev.below(directory)))
+
+
+def mounts(paths: Iterable[str], root: Root) -> tuple[Mount, ...]:
+    """A read-only bind mount for each path below the driver's root, at the same path in the container."""
+    return tuple(Mount(host_path=root.on_host(path), container_path=path, options=READ_ONLY) for path in paths)

@@ -1,0 +1,189 @@
+"""
+Keeps the node ready to tell containers of their devices, as configuration and hardware come and go.
+
+Most ways of telling need nothing. Under the CDI strategies a container only gets names, and the specification that they
+refer to must be in place before: so an Allocate is refused for as long as it cannot be. It is checked every few
+seconds, too, so that what is missing is known before a pod fails.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from topoalign.allocator.containers import cdi, device_nodes
+from topoalign.allocator.containers.cdi_files import SpecificationFiles
+from topoalign.allocator.containers.host import dev_root
+from topoalign.allocator.containers.responses import CDI, Teller
+from topoalign.allocator.ports import AllocatorPort
+from topoalign.core.demand.device_lists import has_gpus
+from topoalign.core.model.errors import Unavailable
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import Limiter
+from topoalign.core.ports import Clock
+from topoalign.plugin_config.configuration import Configuration
+from topoalign.runtime.clock import until_tick
+from topoalign.runtime.tasks import either
+
+log = structlog.get_logger()
+
+POLL_SECONDS = 5.0
+CDI_DIRECTORY = Path("/var/run/cdi")
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+class Specified(NamedTuple):
+    """What the CDI specifications in place were made of, and what they are about."""
+
+    configuration: Configuration
+    topology: Topology
+    kinds: frozenset[str]
+    channels: tuple[int, ...]
+
+
+class Containers:
+    """Prepares what containers of this node get with their devices, by the newest configuration."""
+
+    def __init__(
+        self,
+        configuration: Callable[[], Configuration] = Configuration,
+        cdi_dir: Path = CDI_DIRECTORY,
+        proc: Path = PROC,
+        cgroups: Path = CGROUPS,
+    ) -> None:
+        """
+        `configuration` gives the newest one; `cdi_dir` is where the runtime reads CDI specifications; `proc`, `cgroups`:
+        where the host's are mounted.
+        """
+        self._configuration, self._proc, self._cgroups = configuration, proc, cgroups
+        self._files = SpecificationFiles(cdi_dir)
+        self._specified: Specified | None = None
+        """None: nothing is in place, or the next call is to check it."""
+        self._minors: Mapping[device_nodes.Instance, int] | None = None
+        """Read from four thousand lines of /proc. None: not read since the last poll."""
+        self._reason: str | None = None
+
+    def now(self, topology: Topology, resource: ResourceName) -> Teller:
+        """
+        Returns what answers one Allocate call: all its containers by the same configuration and the same hardware.
+
+        Raises ContainerUnready or StateFault if containers could not use what they are told: nothing is to be allocated.
+        """
+        if not has_gpus(topology, resource):
+            return Teller()
+        teller = self._teller(topology)
+        limiter = limiter_of(topology, resource)
+        if limiter == "hami-core":
+            from topoalign.allocator.containers.hami_core.answers import hami_core_teller  # most nodes have no limiter
+
+            return teller._replace(hami_core=hami_core_teller(teller.configuration.flags))
+        if limiter == "vcuda":
+            from topoalign.allocator.containers.vcuda.answers import vcuda_teller
+
+            return teller._replace(vcuda=vcuda_teller(teller.configuration.flags, self._proc, self._cgroups))
+        if not is_shared_by_mps(topology, resource):
+            return teller
+        from topoalign.allocator.containers.mps import mps_teller  # most nodes share nothing by MPS
+
+        return teller._replace(mps=mps_teller(teller.configuration.flags.mps_root, topology, resource))
+
+    async def run(self, allocator: AllocatorPort, clock: Clock) -> None:
+        """Polls every `POLL_SECONDS` and when the hardware changes, until cancelled; logs each change of the result once."""
+        while True:
+            topology = allocator.state.hardware
+            reason = self.poll(topology)
+            if reason != self._reason:
+                self._reason = reason
+                if reason is None:
+                    log.info("containers can be told of their devices")
+                else:
+                    log.warning("containers cannot be told of their devices", reason=reason)
+            await either(
+                partial(clock.sleep, until_tick(clock, POLL_SECONDS)), partial(wait_for_hardware, allocator, topology)
+            )
+
+    def poll(self, topology: Topology) -> str | None:
+        """Prepares everything again, also CDI specifications; returns why containers cannot get GPUs, None: they can."""
+        self._specified = self._minors = None
+        try:
+            if any(has_gpus(topology, resource) for resource in topology.offers_of):
+                self._teller(topology)
+            if any(is_shared_by_mps(topology, resource) for resource in topology.offers_of):
+                from topoalign.allocator.containers.mps import unserved
+
+                if reason := unserved(self._configuration().flags.mps_root, topology):
+                    return reason
+            limiters = {limiter_of(topology, resource) for resource in topology.offers_of}
+            if "vcuda" in limiters:
+                from topoalign.allocator.containers.vcuda.answers import vcuda_teller
+
+                vcuda_teller(self._configuration().flags, self._proc, self._cgroups)
+            if "hami-core" in limiters:
+                from topoalign.allocator.containers.hami_core.answers import hami_core_teller
+
+                hami_core_teller(self._configuration().flags)
+        except Unavailable as error:
+            return f"{error.finding}; {error.remedy}"
+        return None
+
+    def reason(self) -> str | None:
+        """Why no container can be given a GPU now, for /readyz; None: one can. It is the result of the last poll."""
+        return self._reason
+
+    def _teller(self, topology: Topology) -> Teller:
+        configuration = self._configuration()
+        plugin = configuration.flags.plugin
+        by_cdi = not CDI.isdisjoint(plugin.device_list_strategy)
+        if self._minors is None and any(gpu.mig for gpu in topology.gpus):
+            self._minors = device_nodes.mig_minors(self._proc)
+        reads_dev = plugin.pass_device_specs or by_cdi or configuration.imex.channel_ids
+        dev = dev_root(configuration.flags) if reads_dev else Teller().dev
+        teller = Teller(
+            configuration=configuration,
+            dev=dev,
+            shared=device_nodes.present(dev, device_nodes.SHARED) if plugin.pass_device_specs else (),
+            channels=device_nodes.channels(dev, configuration.imex),
+            minors=self._minors or {},
+        )
+        if not by_cdi:
+            return teller
+        specified = self._specify(configuration, topology, teller.channels)
+        extras = tuple(kind for kind in cdi.extras(configuration) if kind in specified)
+        return teller._replace(extras=extras)
+
+    def _specify(self, configuration: Configuration, topology: Topology, channels: tuple[int, ...]) -> Collection[str]:
+        """Has the specifications in place, and gives their classes."""
+        specified = self._specified
+        if (
+            specified is None
+            or specified.configuration != configuration
+            or specified.topology is not topology
+            or specified.channels != channels
+            or not self._files.in_place()
+        ):
+            specifications = cdi.specifications(configuration, topology, channels, self._minors or {})
+            if self._files.put(specifications):
+                log.info("CDI specifications written", directory=str(self._files.directory), kinds=list(specifications))
+            specified = self._specified = Specified(configuration, topology, frozenset(specifications), channels)
+        return specified.kinds
+
+
+async def wait_for_hardware(allocator: AllocatorPort, topology: Topology) -> None:
+    """Waits until the allocator's hardware is another one than `topology`."""
+    while allocator.state.hardware is topology:
+        await allocator.wait_past(allocator.version)
+
+
+def is_shared_by_mps(topology: Topology, resource: ResourceName) -> bool:
+    """Whether a resource offers shares that are kept apart by MPS."""
+    return any(offer.sharing == "mps" for offer in topology.offers_of.get(resource, ()))
+
+
+def limiter_of(topology: Topology, resource: ResourceName) -> Limiter:
+    """What limits containers to what they hold of a resource: a library for its units or slots, or nothing."""
+    named = (each.limiter for each in topology.offers_of.get(resource, ()))
+    return next((limiter for limiter in named if limiter not in (None, "none")), "none")

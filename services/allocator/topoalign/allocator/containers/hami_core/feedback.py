@@ -1,0 +1,140 @@
+"""
+Has containers of low priority wait while one of high priority computes on their GPU, by what their files say.
+
+Every few seconds the launches of all containers are read, and what each is to note is written: four bytes, to a file that
+was checked by the same descriptor just before. No file is made, and none is made larger, but one that its container cuts off
+at that very moment.
+
+A file that cannot be used is logged once: its container neither waits nor has others wait.
+
+A container that waits does so until it is told otherwise. So whatever was told is taken back when this is switched off, when
+the agent stops, and when it starts without this.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+from anyio import CancelScope, to_thread
+
+from topoalign.allocator.containers.hami_core import directories, region
+from topoalign.allocator.containers.hami_core.region import Unusable
+from topoalign.allocator.containers.hami_core.shared_files import MOST_CONTAINERS, all_limited, opened_file
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.ports import Clock
+from topoalign.core.sharing.priorities import Launches, next_notes
+from topoalign.core.state.fold import NodeState
+from topoalign.runtime.clock import until_tick
+
+ROUND_SECONDS = 5.0
+"""As HAMi's monitor."""
+
+log = structlog.get_logger("topoalign.allocator.containers.hami_core")
+
+
+class Directory(NamedTuple):
+    """The directory of a container, and what that holds: nothing if it is in no record."""
+
+    name: str
+    gpus: frozenset[DeviceID]
+
+
+class Feedback:
+    """Reads and writes the files of all containers of a node."""
+
+    def __init__(self, root: Callable[[], str], is_on: Callable[[], bool], state: Callable[[], NodeState]) -> None:
+        """`root`, `is_on`: `flags.hamiRoot` and `sharing.slots.priorities` now. `state`: of the node now."""
+        self._root, self._is_on, self._state = root, is_on, state
+        self._may_wait = True
+        """Whether a container may have been told to wait, also by a former process."""
+        self._unusable: dict[str, str] = {}
+        """Directory -> why its file could not be used in the last round."""
+
+    async def run(self, clock: Clock) -> None:
+        """Goes round every `ROUND_SECONDS` until cancelled, and takes back then what it has told."""
+        try:
+            while True:
+                await self.go_round()
+                await clock.sleep(until_tick(clock, ROUND_SECONDS))
+        finally:
+            with CancelScope(shield=True):
+                await self._release()
+
+    async def go_round(self) -> None:
+        """Tells all containers once."""
+        root = self._root().rstrip("/")
+        if not root or not self._is_on():
+            await self._release()
+            return
+        self._may_wait = True
+        gpus = {each.directory: each.gpus for each in all_limited(self._state())}
+        unusable = await to_thread.run_sync(tell_launches, Path(root), gpus)
+        for directory in unusable.keys() - self._unusable.keys():
+            log.warning(
+                "the priority of a container has no effect: the file that HAMi-core shares in it cannot be used",
+                directory=directory,
+                reason=unusable[directory],
+            )
+        self._unusable = unusable
+
+    async def _release(self) -> None:
+        root = self._root().rstrip("/")
+        if root and self._may_wait:
+            await to_thread.run_sync(tell_launches, Path(root), {})
+            self._may_wait = False
+
+
+def tell_launches(root: Path, gpus: Mapping[str, frozenset[DeviceID]]) -> dict[str, str]:
+    """
+    One round. `gpus`: directory -> what its container holds. A container that is not there holds nothing, so it waits no
+    longer; without any nothing else is written. What cannot be read or written is passed over. Returns directory -> why its
+    file is not a region that can be used.
+    """
+    found: list[tuple[str, Launches]] = []
+    unusable: dict[str, str] = {}
+    with suppress(OSError):
+        for name in directories.listed(root)[:MOST_CONTAINERS]:
+            try:
+                tail = tail_in(root, name)
+            except Unusable as error:
+                unusable[name] = str(error)
+                continue
+            if tail is not None:
+                found.append((name, Launches(gpus.get(name, frozenset()), tail.recent_kernel, tail.priority)))
+    notes = next_notes([each for _, each in found])
+    for (name, each), note in zip(found, notes, strict=True):
+        if note != each.recent_kernel and (gpus or each.recent_kernel < 0):
+            write_note(root, name, each.recent_kernel, note)
+    return unusable
+
+
+def tail_in(root: Path, name: str) -> region.Tail | None:
+    """What stands at the end of the region in a directory; None: it is not ready, or cannot be read. Raises Unusable."""
+    with suppress(OSError), opened_file(root, name, os.O_RDONLY) as found:
+        return checked_tail(*found) if found is not None else None
+    return None
+
+
+def checked_tail(file: int, layout: region.Layout) -> region.Tail | None:
+    """What stands at the end of a region that is ready; None: it is not ready. Raises Unusable and OSError."""
+    head = os.pread(file, layout.processes_at, 0)
+    if not region.is_written(head):
+        return None
+    layout.uuids_of(head)
+    return region.tail_of(os.pread(file, region.TAIL.size, layout.tail_at))
+
+
+def write_note(root: Path, name: str, before: int, note: int) -> None:
+    """
+    Writes what a container is to note. Where it has launched since it was read (`before`), only that it is to wait: it goes
+    on counting from there.
+    """
+    with suppress(Unusable, OSError), opened_file(root, name, os.O_RDWR) as found:
+        if found is None or (tail := checked_tail(*found)) is None:
+            return
+        file, layout = found
+        if note < 0 or tail.recent_kernel == before:
+            os.pwrite(file, region.RECENT_KERNEL.pack(note), layout.recent_kernel_at)

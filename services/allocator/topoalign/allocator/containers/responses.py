@@ -1,0 +1,272 @@
+"""
+What a container is told of its devices: the answer to Allocate.
+
+The ways of telling are those of NVIDIA's device plugin, and several may be configured at once. Whichever it is, exactly
+the devices that were allocated are named, each once and by its base: of a share, the GPU that is shared. NICs and their
+virtual functions have one way, the device nodes themselves.
+
+The same devices get the same answer, byte for byte, as long as configuration and hardware are the same: the kubelet may
+repeat a call. One thing differs: the name of the file of slots that are limited by HAMi-core, which cannot be foreseen.
+
+Sources: k8s-device-plugin v0.20.0, internal/plugin/server.go; sriov-network-device-plugin v3.7, which names the variable of
+PCI addresses; kubelet v1.36.3, devicemanager, for what is merged over the resources of a container.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from topoalign.allocator.containers import cdi, device_nodes
+from topoalign.allocator.containers.host import ContainerUnready, Root
+from topoalign.allocator.told_companions import companions_told
+from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.errors import quoted
+from topoalign.core.model.holdings import base_of
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.device_sets import DeviceSet
+from topoalign.core.model.topology.mig import MigDevice
+from topoalign.core.model.topology.model import Gpu, Nic, Topology, VirtualFunction
+from topoalign.kubelet.grpc.api import v1beta1
+from topoalign.plugin_config.configuration import Configuration
+
+if TYPE_CHECKING:  # most nodes share nothing by MPS, and have no limiter
+    from topoalign.allocator.containers.hami_core.answers import HamiCoreTeller
+    from topoalign.allocator.containers.mps import MpsTeller
+    from topoalign.allocator.containers.vcuda.answers import VcudaTeller
+
+GPUS_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
+CHANNELS_VARIABLE = "NVIDIA_IMEX_CHANNELS"
+NICS_VARIABLE = "TOPOALIGN_NICS"
+LIST_DIRECTORY = "/var/run/nvidia-container-devices"
+"""Where NVIDIA's runtime looks for a list of devices that a container cannot write itself."""
+EMPTY_FILE = "/dev/null"
+
+RDMA_CM = "/dev/infiniband/rdma_cm"
+CDI = frozenset({"cdi-annotations", "cdi-cri"})
+
+
+class Part(NamedTuple):
+    """A GPU or one of its MIG instances that a container gets, with the name that the container sees."""
+
+    base: DeviceID
+    name: str
+    """Its uuid or its index, as configured."""
+    gpu: Gpu
+    instance: MigDevice | None
+
+
+class Function(NamedTuple):
+    """A NIC or a virtual function that a container gets: its RDMA name, PCI address and verbs device."""
+
+    name: str
+    """Of its RDMA device; empty where it has none."""
+    pci: str | None
+    verbs: str | None
+
+
+class Teller(NamedTuple):
+    """Makes the answers to Allocate by one configuration and the state of the host at one moment."""
+
+    configuration: Configuration = Configuration()
+    dev: Root = Root("/", Path("/"))
+    shared: tuple[str, ...] = ()
+    """The device nodes beside those of a GPU."""
+    channels: tuple[int, ...] = ()
+    """IMEX channels."""
+    extras: tuple[str, ...] = ()
+    """CDI classes of which every container gets the one device."""
+    minors: Mapping[device_nodes.Instance, int] = MappingProxyType({})
+    """Of the capabilities of MIG instances."""
+    mps: "MpsTeller | None" = None
+    """None: nothing of the resource is shared by MPS."""
+    vcuda: "VcudaTeller | None" = None
+    """None: no units of the resource are limited."""
+    hami_core: "HamiCoreTeller | None" = None
+    """None: no slots of the resource are limited."""
+
+    def responses(
+        self, topology: Topology, resource: ResourceName, containers: Iterable[Iterable[DeviceID]]
+    ) -> list[v1beta1.ContainerAllocateResponse]:
+        """`response` for each container, before anything is recorded. Ids that are not offered are left to the allocator."""
+        by_base = topology.offers_by_base
+        return [
+            self.response(topology, resource, [base for base in bases_of(devices) if base in by_base])
+            for devices in containers
+        ]
+
+    def response(
+        self, topology: Topology, resource: ResourceName, devices: Iterable[DeviceID]
+    ) -> v1beta1.ContainerAllocateResponse:
+        """
+        The answer for a container that holds these devices, in this order; a device is named once for all its shares.
+
+        Raises ContainerUnready for a device that the node has no more, or that cannot be told in the configured way.
+        """
+        parts: list[Part] = []
+        functions: list[Function] = []
+        for base in bases_of(devices):
+            check_name(base)
+            if (found := device_nodes.part_of(topology, base)) is not None:
+                parts.append(Part(base, self.name_of(base, *found), *found))
+            elif (function := function_of(topology, base)) is not None:
+                functions.append(function)
+            else:
+                raise ContainerUnready(f"{base} is not on this node any more", "let the pod be made anew")
+        told = v1beta1.ContainerAllocateResponse()
+        if parts:
+            self.tell_parts(told, parts)
+        if self.mps is not None:
+            self.mps.tell(told, topology, [part.base for part in parts])
+        if functions:
+            tell_functions(told, resource, functions)
+        told.envs = dict(sorted(told.envs.items()))
+        return told
+
+    def tell_companions(
+        self,
+        told: v1beta1.ContainerAllocateResponse,
+        topology: Topology,
+        allocation: Allocation,
+        named: Mapping[ResourceName, Sequence[DeviceID]],
+    ) -> None:
+        """
+        Adds to the answer for an allocation what an Allocate of its companions' own resource would tell of them. `named`:
+        resource -> devices that variables name, which a container has by several answers.
+        """
+        for name, ids in named.items():
+            companions = {each for of, beside in companions_told(allocation) if of == name for each in beside}
+            nodes = [function_of(topology, each) for each in ids if each in companions]
+            tell_functions(told, name, [f for f in nodes if f is not None])
+            tell_names(told, name, [f for each in ids if (f := function_of(topology, base_of(each))) is not None])
+        bases = sorted({base_of(each) for ids in named.values() for each in ids}, key=partial(place_of, topology))
+        if names := [f.name for base in bases if (f := function_of(topology, base)) is not None and f.name]:
+            told.envs[NICS_VARIABLE] = ",".join(names)
+        ways = frozenset(self.configuration.flags.plugin.device_list_strategy)
+        gpus = [(base, found) for base in bases if (found := device_nodes.part_of(topology, base)) is not None]
+        if gpus and "envvar" in ways and "volume-mounts" not in ways:  # mounts and CDI names add up
+            told.envs[GPUS_VARIABLE] = ",".join(self.name_of(base, *found) for base, found in gpus)
+        told.envs = dict(sorted(told.envs.items()))
+
+    def name_of(self, base: DeviceID, gpu: Gpu, instance: MigDevice | None) -> str:
+        """The uuid or the index of a device, as `deviceIDStrategy` says. Raises ContainerUnready for an unknown index."""
+        if self.configuration.flags.plugin.device_id_strategy == "uuid":
+            return base
+        index = cdi.index_of(gpu, instance)
+        if index is None:
+            raise ContainerUnready(f"the index of MIG instance {base} is not known", "use deviceIDStrategy uuid")
+        return index
+
+    def tell_parts(self, told: v1beta1.ContainerAllocateResponse, parts: Sequence[Part]) -> None:
+        """
+        Adds GPUs and MIG instances to an answer, in every way that `deviceListStrategy` names.
+
+        Where it names both `envvar` and `volume-mounts`, the variable points to the mounts.
+        """
+        flags, ways = self.configuration.flags, frozenset(self.configuration.flags.plugin.device_list_strategy)
+        names = [part.name for part in parts]
+        if ways & CDI:
+            self.tell_by_cdi(told, parts, ways)
+        if ways <= CDI:
+            return
+        if "envvar" in ways:
+            told.envs[GPUS_VARIABLE] = ",".join(names)
+            if self.channels:
+                told.envs[CHANNELS_VARIABLE] = ",".join(map(str, self.channels))
+        if "volume-mounts" in ways:
+            told.envs[GPUS_VARIABLE] = LIST_DIRECTORY
+            listed = (*names, *(f"imex/{channel}" for channel in self.channels))
+            told.mounts = [
+                v1beta1.Mount(container_path=f"{LIST_DIRECTORY}/{name}", host_path=EMPTY_FILE) for name in listed
+            ]
+        if flags.plugin.pass_device_specs:
+            paths = [path for part in parts for path in device_nodes.of_part(part.gpu, part.instance, self.minors)]
+            paths += [*self.shared, *map(device_nodes.of_channel, self.channels)]
+            told.devices += [node(path, self.dev.on_host(path)) for path in dict.fromkeys(paths)]
+        for name in cdi.extras(self.configuration):
+            told.envs[f"NVIDIA_{name.upper()}"] = "enabled"
+
+    def tell_by_cdi(
+        self, told: v1beta1.ContainerAllocateResponse, parts: Sequence[Part], ways: Collection[str]
+    ) -> None:
+        """
+        Adds the CDI names of these parts, the IMEX channels and the extras to an answer, as annotations or in the CDI field.
+
+        Raises ContainerUnready for a part that the specification lacks, because its device nodes are not known.
+        """
+        for part in parts:
+            device_nodes.of_part(part.gpu, part.instance, self.minors)  # raises where the specification lacks it
+        devices = [
+            *(cdi.qualified(cdi.GPUS, part.name) for part in parts),
+            *(cdi.qualified(cdi.CHANNELS, str(channel)) for channel in self.channels),
+            *(cdi.qualified(kind, cdi.ALL) for kind in self.extras),
+        ]
+        if "cdi-annotations" in ways:
+            told.annotations = cdi.annotation(self.configuration.flags.plugin.cdi_annotation_prefix, devices)
+        if "cdi-cri" in ways:
+            told.cdi_devices = [v1beta1.CdiDevice(name=name) for name in devices]
+
+
+def bases_of(devices: Iterable[DeviceID]) -> Iterable[DeviceID]:
+    """What these devices are, without the numbers of shares, each once."""
+    return devices.bases if isinstance(devices, DeviceSet) else dict.fromkeys(map(base_of, devices))
+
+
+def tell_functions(
+    told: v1beta1.ContainerAllocateResponse, resource: ResourceName, functions: Sequence[Function]
+) -> None:
+    """
+    Adds NICs and virtual functions to an answer: their names and PCI addresses as variables, their verbs devices and the
+    connection manager as device nodes. NICs of a described machine have no device nodes.
+    """
+    tell_names(told, resource, functions)
+    paths = [f"/dev/infiniband/{function.verbs}" for function in functions if function.verbs is not None]
+    told.devices += [node(path, path) for path in (*paths, *([RDMA_CM] if paths else []))]
+
+
+def tell_names(told: v1beta1.ContainerAllocateResponse, resource: ResourceName, functions: Sequence[Function]) -> None:
+    """Sets the variables of an answer that name NICs and virtual functions."""
+    if names := [function.name for function in functions if function.name]:
+        told.envs[NICS_VARIABLE] = ",".join(names)
+    if addresses := [function.pci for function in functions if function.pci is not None]:
+        told.envs[address_variable(resource)] = ",".join(addresses)
+
+
+def place_of(topology: Topology, base: DeviceID) -> tuple[int, int]:
+    """Sorts GPUs, NICs and their parts by the hardware's order; a GPU or NIC before its parts."""
+    gpus = [(gpu.id, *(instance.uuid for instance in gpu.mig or ())) for gpu in topology.gpus]
+    nics = [(nic.id, *(DeviceID(function.pci) for function in nic.virtual_functions)) for nic in topology.nics]
+    cards: list[tuple[DeviceID, ...]] = [*gpus, *nics]
+    return next(((place, card.index(base)) for place, card in enumerate(cards) if base in card), (len(cards), 0))
+
+
+def function_of(topology: Topology, base: DeviceID) -> Function | None:
+    """The NIC or virtual function that a device id without its share (`base`) names; None for any other device."""
+    nic: Nic | None = topology.nic_by_id.get(topology.card_of(base))
+    if nic is None:
+        return None
+    if nic.id == base:
+        return Function(nic.id, nic.pci, nic.verbs)
+    virtual: VirtualFunction = next(each for each in nic.virtual_functions if each.pci == base)
+    return Function(virtual.name, virtual.pci, virtual.verbs)
+
+
+def address_variable(resource: ResourceName) -> str:
+    """The variable of a resource's PCI addresses: `PCIDEVICE_TOPOALIGN_IO_NIC` for topoalign.io/nic."""
+    return f"PCIDEVICE_{re.sub('[^A-Z0-9]', '_', resource.upper())}"
+
+
+def node(container_path: str, host_path: str) -> v1beta1.DeviceSpec:
+    """A device node of the host that the container may read and write at this path."""
+    return v1beta1.DeviceSpec(container_path=container_path, host_path=host_path, permissions="rw")
+
+
+def check_name(base: DeviceID) -> None:
+    """Raises ContainerUnready for an id that could be read as two, as a path, or as another line of an environment."""
+    if not cdi.NAME.fullmatch(base):
+        raise ContainerUnready(
+            f"the device id {quoted([base])} cannot be told to a container",
+            "device ids are letters, digits and `_ . : -`; see what discovery reads it from",
+        )

@@ -1,0 +1,86 @@
+"""
+What a container with units gets of its limiter: the directory of the units, and the library where that is configured.
+
+Computing time and memory of a container are answered apart, and of two mounts at one path the kubelet keeps one: the
+directory of either will do, as both have the same content before the container starts (`limiter`).
+"""
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from topoalign.allocator.containers.host import ContainerUnready
+from topoalign.allocator.containers.limiter_files import make_root
+from topoalign.allocator.containers.vcuda.directories import name_of
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.kubelet.control_groups import HIERARCHIES, PROCESSES
+from topoalign.kubelet.grpc.api import v1beta1
+from topoalign.kubelet.processes import sees_all_processes
+from topoalign.plugin_config.configuration import Flags
+
+CONTAINER_DIRECTORY = "/etc/vcuda"
+CONTAINER_LIBRARIES = "/usr/local/nvidia"
+LIBRARY_PATH = "LD_LIBRARY_PATH"
+
+
+class VcudaTeller(NamedTuple):
+    """Adds what one resource needs of the limiter to answers to Allocate."""
+
+    root: str
+    """`flags.vcudaRoot`, on the host."""
+    libraries: str
+    """`flags.vcudaLibraries`, on the host; empty: containers have the library by another way."""
+
+    def tell(
+        self, told: v1beta1.ContainerAllocateResponse, resource: ResourceName, units: Collection[DeviceID]
+    ) -> None:
+        """Adds the mounts for a container that was given these units, and where its libraries are."""
+        told.mounts.append(
+            v1beta1.Mount(
+                container_path=CONTAINER_DIRECTORY, host_path=f"{self.root}/{name_of(resource, units)}", read_only=True
+            )
+        )
+        if self.libraries:
+            told.envs = dict(sorted({**told.envs, LIBRARY_PATH: f"{CONTAINER_LIBRARIES}/lib64"}.items()))
+            told.mounts.append(
+                v1beta1.Mount(container_path=CONTAINER_LIBRARIES, host_path=self.libraries, read_only=True)
+            )
+
+
+def vcuda_teller(flags: Flags, proc: Path, cgroups: Path) -> VcudaTeller:
+    """What is to be told of the limiter now. Raises ContainerUnready where it could not work for any container."""
+    if reason := unready(flags.vcuda_root, proc, cgroups):
+        raise reason
+    return VcudaTeller(flags.vcuda_root.rstrip("/"), flags.vcuda_libraries)
+
+
+def unready(root: str, proc: Path, cgroups: Path) -> ContainerUnready | None:
+    """
+    Why no container could be limited: nobody that registers could be told from others, its processes could not be found, or
+    there is no place for its files. None: it could.
+    """
+    if not root:
+        finding = "the limiter vcuda has no directory (flags.vcudaRoot)"
+        return ContainerUnready(finding, "give discovery and allocator the same configuration file")
+    if not sees_all_processes(proc):
+        finding = "the limiter vcuda cannot tell who registers: the agent does not see the node's processes"
+        return ContainerUnready(finding, "run the agent in the host's PID namespace (hostPID)")
+    if not any(is_root(cgroups / each) for each in HIERARCHIES):
+        finding = f"the limiter vcuda does not find the host's control groups at {cgroups}"
+        return ContainerUnready(finding, "mount the host's /sys/fs/cgroup there")
+    try:
+        make_root(Path(root))
+    except OSError as error:
+        finding = f"the limiter vcuda cannot make its directory: {error.strerror}"
+        return ContainerUnready(finding, "see that flags.vcudaRoot is a directory on the host that the agent may write")
+    return None
+
+
+def is_root(hierarchy: Path) -> bool:
+    """
+    Whether this is a hierarchy of control groups, and not of the agent's container alone: its root is the one group of
+    version 2 without events ("Control Group v2" of the kernel's documentation). Of version 1 nothing tells. One that cannot
+    be looked at is none.
+    """
+    return os.path.isfile(hierarchy / PROCESSES) and not os.path.exists(hierarchy / "cgroup.events")

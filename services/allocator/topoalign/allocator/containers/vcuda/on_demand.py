@@ -1,0 +1,56 @@
+"""
+The limiter of a node, from when its configuration names a directory for it: most nodes have none, and import nothing of it.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from topoalign.allocator.ports import Poll
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.ports import Clock
+from topoalign.runtime.clock import until_tick
+from topoalign.runtime.figures import Figure
+
+if TYPE_CHECKING:
+    from topoalign.allocator.containers.vcuda.limiter import Allocations, VcudaLimiter
+
+LOOK_SECONDS = 5.0
+"""Between two looks at the configuration."""
+
+
+class LimiterOnDemand:
+    """As `VcudaLimiter`, which it makes when it is needed."""
+
+    def __init__(self, root: Callable[[], str], hardware: Callable[[], Topology]) -> None:
+        """As `VcudaLimiter`."""
+        self._root, self._hardware = root, hardware
+
+    @cached_property
+    def _limiter(self) -> "VcudaLimiter":
+        from topoalign.allocator.containers.vcuda.limiter import VcudaLimiter  # few nodes have it
+
+        return VcudaLimiter(self._root, self._hardware)
+
+    async def starting(self, resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
+        """As `VcudaLimiter.starting`."""
+        if self._root():
+            await self._limiter.starting(resource, units, poll)
+
+    async def run(self, allocations: "Allocations", clock: Clock) -> None:
+        """As `VcudaLimiter.run`, from when there is a directory."""
+        while not self._root():
+            await clock.sleep(until_tick(clock, LOOK_SECONDS))
+        await self._limiter.run(allocations, clock)
+
+    def figure(self) -> Figure:
+        """How many registrations were refused, for /metrics."""
+        told = "Registrations of processes on vcuda.sock that were refused: they are not of the container with these units."
+        made: dict[str, VcudaLimiter] = self.__dict__
+        return Figure(
+            "counter",
+            "topoalign_allocator_vcuda_refused",
+            told,
+            lambda: made["_limiter"].refused if "_limiter" in made else 0,
+        )

@@ -1,0 +1,1 @@
+"""What the allocator exposes at /metrics."""

@@ -1,0 +1,128 @@
+"""
+The display of gpu-manager (Gaia), for its clients and dashboards: the tree of GPUs, who uses them, and the version.
+
+It is served as gRPC `display.GPUDisplay` on a socket of its own, and as pages of the process beside /metrics: /graph, /usage
+and /version in the JSON of Gaia's gateway, /metric with its series. Each answer is measured for itself; where nothing can
+be measured, that is the answer. The socket is made again if it is removed.
+
+Source: gpu-manager 8cd842ed, api/runtime/display, server.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+
+import anyio
+import msgspec
+import structlog
+
+from topoalign.allocator.metrics import use_families
+from topoalign.core.model.errors import StateFault
+from topoalign.core.ports import Clock
+from topoalign.core.state.fold import NodeState
+from topoalign.core.usage import gaia_display
+from topoalign.core.usage.attribution import NodeShares
+from topoalign.kubelet.grpc.api import display
+from topoalign.kubelet.grpc.transport import Server, Servicer
+from topoalign.runtime.context import JSON, PROMETHEUS, Answer, Page
+
+FIELD = "TOPOALIGN_DISPLAY"
+LOOK_SECONDS = 2.0
+"""Between two looks whether the socket is there."""
+DRAIN_SECONDS = 1.0
+VERSION = metadata.version("topoalign")
+
+log = structlog.get_logger("topoalign.allocator.metrics.display")
+
+
+class Display(Servicer, display.GpuDisplayBase):
+    """Answers from the node's state and the use of its GPUs."""
+
+    def __init__(self, state: Callable[[], NodeState], shares: Callable[[], Awaitable[NodeShares]]) -> None:
+        """`shares`: the use of the GPUs now; raises a TopoalignError where they cannot be measured."""
+        self._state, self._shares = state, shares
+
+    async def print_graph(self, message: display.Empty) -> display.GraphResponse:
+        """Answers PrintGraph."""
+        return display.GraphResponse(graph=await self._graph())
+
+    async def print_usages(self, message: display.Empty) -> display.UsageResponse:
+        """Answers PrintUsages."""
+        usages = await self._usages()
+        return display.UsageResponse(usage={uid: pod_message(pod) for uid, pod in usages.usage.items()})
+
+    async def version(self, message: display.Empty) -> display.VersionResponse:
+        """Answers Version."""
+        return display.VersionResponse(version=VERSION)
+
+    def pages(self) -> Mapping[str, Page]:
+        """The same by path, and the series."""
+
+        async def graph() -> Answer:
+            return Answer(msgspec.json.encode({"graph": await self._graph()}), JSON)
+
+        async def usage() -> Answer:
+            return Answer(msgspec.json.encode(await self._usages()), JSON)
+
+        async def version() -> Answer:
+            return Answer(msgspec.json.encode({"version": VERSION}), JSON)
+
+        async def metric() -> Answer:
+            shares = await self._shares()
+            return Answer(use_families.text(use_families.gaia(shares, self._state().hardware)), PROMETHEUS)
+
+        return {"/graph": graph, "/usage": usage, "/version": version, "/metric": metric}
+
+    async def run(self, path: Path, clock: Clock) -> None:
+        """Serves on this socket, for ever. Raises InvalidField for a path that no socket can have."""
+        server, finding = None, ""
+        try:
+            while True:
+                if server is not None and not server.in_place:
+                    await server.stop(DRAIN_SECONDS)
+                    server = None
+                if server is None:
+                    new = Server(self, path, FIELD)
+                    try:
+                        await new.listen()
+                        server, finding = new, ""
+                    except StateFault as fault:
+                        if fault.finding != finding:
+                            log.warning("the display is not served", finding=fault.finding, remedy=fault.remedy)
+                        finding = fault.finding
+                await clock.sleep(LOOK_SECONDS)
+        finally:
+            if server is not None:
+                with anyio.CancelScope(shield=True):
+                    await server.stop(DRAIN_SECONDS)
+
+    async def _graph(self) -> str:
+        shares = await self._shares()
+        return gaia_display.graph_of(self._state(), shares)
+
+    async def _usages(self) -> gaia_display.Usages:
+        shares = await self._shares()
+        return gaia_display.usages_of(self._state().hardware, shares)
+
+
+def pod_message(pod: gaia_display.ContainerStat) -> display.ContainerStat:
+    """A pod as its message."""
+    return display.ContainerStat(
+        stat={
+            name: display.Devices(dev=[device_message(each) for each in held.dev]) for name, held in pod.stat.items()
+        },
+        project=pod.project,
+        spec={name: display.Spec(gpu=spec.gpu, mem=spec.mem) for name, spec in pod.spec.items()},
+    )
+
+
+def device_message(device: gaia_display.DeviceInfo) -> display.DeviceInfo:
+    """A card of a container as its message."""
+    return display.DeviceInfo(
+        id=device.id,
+        card_idx=device.card_idx,
+        gpu=device.gpu,
+        mem=device.mem,
+        pids=list(device.pids),
+        device_mem=device.device_mem,
+    )

@@ -1,0 +1,182 @@
+"""
+Writes for /metrics which container uses how much of which GPU of this node, and tells who is above its memory.
+
+Discovery measures when it is asked. A scrape asks. While a container holds an amount of memory, as with units and slots, the
+allocator asks by itself as well, since nobody may scrape; else nothing is measured unless somebody does. The number of
+series is limited by what the node gives out: a few for each container and GPU, none for a container that is not known yet.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from topoalign.allocator.ledger.endings import titled
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.core import wire
+from topoalign.core.model.errors import TopoalignError
+from topoalign.core.model.events import MemoryExcess
+from topoalign.core.model.requests import UseRequest
+from topoalign.core.ports import Bus, Clock
+from topoalign.core.usage.given import has_amounts
+from topoalign.runtime.clock import until_tick
+from topoalign.runtime.series import header, line
+
+if TYPE_CHECKING:  # nobody scrapes at the start
+    from topoalign.allocator.metrics.division_families import Row
+    from topoalign.core.model.library_use import LibraryReading
+    from topoalign.core.state.fold import NodeState
+    from topoalign.core.usage.attribution import NodeShares
+    from topoalign.core.usage.excess import Excess, ExcessWatch
+
+ANSWER_SECONDS = 5.0
+"""For a measurement: half of what Prometheus gives a scrape unless it was told otherwise."""
+SAMPLE_SECONDS = 15.0
+"""Between two measurements that the allocator makes by itself: as often as many a Prometheus scrapes."""
+
+log = structlog.get_logger("topoalign.allocator.metrics.use_series")
+
+
+class UseSeries:
+    """Writes the families at each scrape, and logs and announces once when a container is above its memory."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        bus: Bus,
+        also: Collection[str],
+        library: "Callable[[], Awaitable[LibraryReading]] | None" = None,
+        *,
+        announces: bool = False,
+    ) -> None:
+        """
+        `also`: under whose names the same is written, `gaia` and `hami`. `library`: reads what libraries that limit
+        containers count; None: there are none. `announces`: whether `UsageObserved` is to tell who is above its memory.
+        """
+        self._ledger, self._bus, self._also, self._library = ledger, bus, also, library
+        self._announces = announces
+        self._watch: ExcessWatch | None = None
+        self._exceeding: dict[object, MemoryExcess] = {}
+        """Device and allocations -> as it was when it began: so it is announced once."""
+        self._failing = False
+        """Whether the newest measurement of our own failed."""
+        self._rows: tuple[NodeState, Sequence[Row]] | None = None
+        """How GPUs were divided when that was counted last, and of which state that is."""
+
+    async def keep_watch(self, clock: Clock) -> None:
+        """Makes a measurement every `SAMPLE_SECONDS` for as long as somebody holds an amount of memory, until cancelled."""
+        while True:
+            await clock.sleep(until_tick(clock, SAMPLE_SECONDS))
+            await self._sample(clock.wall())
+
+    async def _sample(self, now: float) -> None:
+        """
+        One measurement of our own; none where it would not count, because a scrape has just made one. Logs once when
+        that fails, and once when it works again.
+        """
+        if not has_amounts(self._ledger.state) or (self._watch is not None and not self._watch.counts(now)):
+            return
+        try:
+            self._lasting(await self._measured())
+        except TopoalignError as error:
+            if not self._failing:
+                log.info("cannot measure who is above its memory", finding=error.finding, remedy=error.remedy)
+            self._failing = True
+            return
+        if self._failing:
+            log.info("the use of memory is measured again")
+        self._failing = False
+
+    async def write(self) -> AsyncIterator[bytes]:
+        """The text. Where nothing can be measured, that, and what needs no measurement: how GPUs are divided."""
+        from topoalign.allocator.metrics import division_families, use_families  # as above
+
+        rows = self._divided()
+        yield use_families.text(division_families.own(rows))
+        if "hami" in self._also:
+            yield use_families.text(division_families.hami(rows, self._ledger.node))
+        try:
+            shares = await self.shares()
+        except TopoalignError:
+            shares = None
+        yield header("topoalign_gpu_use_measured", "1 if the use of this node's GPUs could be measured for this page.")
+        yield line("topoalign_gpu_use_measured", shares is not None)
+        if shares is None:
+            return
+        yield use_families.text(use_families.own(shares, self._lasting(shares)))
+        hardware = self._ledger.state.hardware
+        there = tuple(each for each in shares.devices if each.card in hardware.gpu_by_id)  # one may have gone meanwhile
+        shares = msgspec.structs.replace(shares, devices=there)
+        if "gaia" in self._also:
+            yield use_families.text(use_families.gaia(shares, hardware))
+        if "hami" in self._also:
+            yield use_families.text(use_families.hami(shares, hardware))
+
+    def _divided(self) -> "Sequence[Row]":
+        """
+        How each GPU is divided. Counted anew when what is there, held or healthy has changed, and nothing else of the state:
+        a node may hold 20,000 units.
+        """
+        from topoalign.allocator.metrics.division_families import rows_of
+        from topoalign.core.state.divisions import divisions
+
+        state = self._ledger.state
+        if self._rows is None or not has_same_devices(self._rows[0], state):
+            self._rows = state, rows_of(divisions(state), state.hardware)
+        return self._rows[1]
+
+    async def shares(self) -> "NodeShares":
+        """The use of this node's GPUs now. Raises a TopoalignError where discovery does not answer, or cannot measure."""
+        from topoalign.core.usage.library import with_library
+
+        shares = await self._measured()
+        return shares if self._library is None else with_library(shares, await self._library())
+
+    async def _measured(self) -> "NodeShares":
+        """The same without what libraries count."""
+        from topoalign.core.model.processes import Measurement
+        from topoalign.core.usage.attribution import shares_of
+
+        node = self._ledger.node
+        question = msgspec.json.encode(UseRequest(node=node))
+        answer = await self._bus.ask(wire.use_subject(node), question, within=ANSWER_SECONDS)
+        return shares_of(self._ledger.state, wire.answered(answer, Measurement))
+
+    def _lasting(self, shares: "NodeShares") -> "tuple[Excess, ...]":
+        """Who is above its memory for some measurements in a row; logged when it begins."""
+        from topoalign.core.usage.excess import ExcessWatch
+
+        self._watch = (self._watch or ExcessWatch()).after(shares)
+        lasting = {(each.device, each.holder.allocations): each for each in self._watch.lasting}
+        self._exceeding = {key: self._exceeding.get(key) or said(each) for key, each in lasting.items()}
+        if self._announces and self._ledger.state.usage is not None:
+            self._ledger.observe(exceeding=tuple(self._exceeding.values()))
+        for excess in self._watch.begun:
+            log.warning(
+                "a container uses more memory of a GPU than it was given",
+                container=titled(excess.holder.owner),
+                device=excess.device,
+                given=excess.holder.memory,
+                used=excess.holder.use.memory,
+            )
+        return self._watch.lasting
+
+
+def has_same_devices(had: "NodeState", state: "NodeState") -> bool:
+    """Whether two states of a node have one hardware, one health and one record, of which `NodeState.ownership` is made."""
+    return had.hardware is state.hardware and had.allocations is state.allocations and had.told is state.told
+
+
+def said(excess: "Excess") -> MemoryExcess:
+    """As it is announced."""
+    holder = excess.holder
+    assert holder.memory is not None and holder.use.memory is not None, "they were compared"
+    return MemoryExcess(
+        owner=holder.owner,
+        pod_uid=holder.pod_uid,
+        allocations=holder.allocations,
+        device=excess.device,
+        given=holder.memory,
+        used=holder.use.memory,
+    )

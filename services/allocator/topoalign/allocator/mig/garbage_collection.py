@@ -1,0 +1,114 @@
+"""
+Destroys the MIG instances of allocations that have ended, soon after they have: whenever the record changes, and every few
+seconds what failed before.
+
+GPUs whose instances cannot be changed are reported then, and again as long as that lasts: their health is to say it.
+
+While the record is not confirmed, or not compared with what the kubelet says, nothing is destroyed: something may be held
+that is not in it.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from functools import partial
+
+from topoalign.allocator.ledger.endings import titled
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.mig.instance_log import OwnInstance
+from topoalign.allocator.mig.instances import Instances
+from topoalign.allocator.ports import Poll
+from topoalign.allocator.reconciliation.displacement import devices_displaced_by
+from topoalign.core.model.errors import StateFault
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.ports import Clock
+from topoalign.core.state.fold import NodeState
+from topoalign.core.state.instance_amounts import instances_of, lost_instances
+from topoalign.runtime.clock import until_tick
+from topoalign.runtime.tasks import either
+
+SWEEP_SECONDS = 5.0
+PROBE_SECONDS = 60.0
+"""After which a driver that could not change instances is asked again: a pod that comes before is not sent there."""
+MOST_NAMED = 3
+"""Containers in a note."""
+
+
+async def nobody(gpu: DeviceID, why: str) -> None:
+    """Stands for the report of a fault where nobody is told."""
+
+
+async def sweep_instances(
+    instances: Instances,
+    ledger: Ledger,
+    clock: Clock,
+    polled: Callable[[], Poll | None],
+    report: Callable[[DeviceID, str], Awaitable[None]] = nobody,
+) -> None:
+    """
+    Sweeps after each change of the record, and every `SWEEP_SECONDS`, until cancelled. `polled`: what the kubelet said when
+    the record was last compared; None: it was not, and an old copy of the record may lack what was given since. `report` is
+    told why instances of a GPU cannot be changed.
+    """
+    probed, reported = clock.monotonic(), dict[DeviceID, str]()
+    while True:
+        version = ledger.version
+        if (
+            not instances.own and not instances.failing
+        ):  # as on most nodes: they need not look at each change of the record
+            await clock.sleep(until_tick(clock, SWEEP_SECONDS))
+            continue
+        poll = polled()
+        if ledger.unconfirmed is None and ledger.state.topology is not None and poll is not None:
+            with suppress(StateFault):  # then they stay doubted
+                instances.trust(running_of(ledger.state, poll))
+            await instances.forget(missing_of(ledger.state, instances.own))
+            await instances.sweep(lambda: live_of(ledger.state), lambda: unknown_of(ledger.state))
+        if clock.monotonic() >= probed + PROBE_SECONDS:
+            probed = clock.monotonic()
+            with suppress(StateFault):  # a later start may leave alone what is ours
+                instances.stamp()
+            await instances.probe()
+            reported = {}
+        for gpu, why in sorted(instances.failing.items() - reported.items()):
+            await report(gpu, why)
+            reported[gpu] = why
+        await either(partial(ledger.wait_past, version), partial(clock.sleep, until_tick(clock, SWEEP_SECONDS)))
+
+
+def live_of(state: NodeState) -> frozenset[DeviceID]:
+    """The uuids of the instances that live allocations have."""
+    return frozenset(instances_of(state.allocations.values()).values())
+
+
+def unknown_of(state: NodeState) -> frozenset[DeviceID]:
+    """
+    The slots that are held by records which do not say which instance they have, and those of containers that may run on
+    although the kubelet gave their slots to others, who may have an instance of their own.
+    """
+    live = state.allocations.values()
+    unsaid = frozenset(device for each in live for device in each.device_ids - each.instances.keys())
+    return unsaid | devices_displaced_by(live)
+
+
+def running_of(state: NodeState, poll: Poll) -> frozenset[DeviceID]:
+    """The uuids of the instances whose slots the kubelet shows with containers."""
+    shown = {device for holding in poll.listing.holdings for device in holding.devices}
+    return frozenset(uuid for slot, uuid in instances_of(state.allocations.values()).items() if slot in shown)
+
+
+def missing_of(state: NodeState, own: Iterable[OwnInstance]) -> list[OwnInstance]:
+    """Those of our instances that discovery does not see, though it sees their GPU."""
+    gpus = state.hardware.gpu_by_id
+    return [
+        each
+        for each in own
+        if each.uuid and each.gpu in gpus and all(each.uuid != there.uuid for there in gpus[each.gpu].mig or ())
+    ]
+
+
+def lost_note(state: NodeState) -> str | None:
+    """Names the containers whose MIG instances are gone, at most `MOST_NAMED`, for /readyz; None: there are none."""
+    lost = [titled(each.owner) for each in state.allocations.values() if lost_instances(each, state.hardware)]
+    more = f", and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
+    names = ", ".join(lost[:MOST_NAMED])
+    return f"containers whose MIG instances are gone: {names}{more}; delete their pods" if lost else None
