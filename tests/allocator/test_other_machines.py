@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from topoalign.allocator.hardware_watch import release_other_machines
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ledger.other_machines import release_other_machines
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.events import Allocation, AllocationReleased, TopologyDiscovered
 from topoalign.core.model.ids import GPU, DeviceID, NodeName

@@ -7,8 +7,8 @@ import anyio
 import pytest
 from device_allocations_support import GPUS, NODE, Node, bound, owner
 
+from topoalign.allocator.allocate.grants import AllocateCall
 from topoalign.allocator.allocate.service import DeviceAllocations
-from topoalign.allocator.group_commit import AllocateCall
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation.owner_polls import FIRST_SECONDS, GIVE_UP_SECONDS, LONGEST_SECONDS
 from topoalign.core.model.events import AllocationBound, Owner

@@ -13,7 +13,7 @@ from device_allocations_support import GPUS, Node, PassingClock, bound
 from share_support import ShareNode, share_node
 from slot_node_support import Ask, slot_node
 
-from topoalign.allocator.grant_polls import AGAIN_SECONDS, GRANT_SECONDS
+from topoalign.allocator.allocate.service import AGAIN_SECONDS, GRANT_SECONDS
 from topoalign.allocator.ports import Listing
 from topoalign.allocator.reconciliation.pod_resources import LIST_SECONDS
 from topoalign.core.model.decisions import Admission

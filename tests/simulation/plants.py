@@ -29,10 +29,9 @@ from simulation.share_plants import (
     SpreadingDeviceAllocations,
 )
 
-from topoalign.allocator.allocate.grants import Grants
+from topoalign.allocator.allocate.grants import AllocateCall, Grants, GroupCommit
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.containers.hami_core.sweeps import Sweeps
-from topoalign.allocator.group_commit import AllocateCall, GroupCommit
 from topoalign.allocator.ledger.drafts import Draft
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.mig.instances import Instances

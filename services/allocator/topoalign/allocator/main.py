@@ -16,19 +16,17 @@ from topoalign.allocator.containers.hami_core.on_demand import SharedFilesOnDema
 from topoalign.allocator.containers.vcuda.on_demand import LimiterOnDemand
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.hardware_watch import HardwareWatch
-from topoalign.allocator.instances.reports import report_fault
 from topoalign.allocator.ledger.journal import FileJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.metrics.table import figures
 from topoalign.allocator.metrics.use_series import UseSeries
 from topoalign.allocator.mig.garbage_collection import lost_note, sweep_instances
 from topoalign.allocator.mig.instance_log import InstanceBook
-from topoalign.allocator.mig.instances import Instances
+from topoalign.allocator.mig.instances import Instances, report_fault
 from topoalign.allocator.mig.nvml import NvmlInstances
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
-from topoalign.allocator.requests.absence import lists_nothing
 from topoalign.allocator.requests.admissions import Admissions
-from topoalign.allocator.requests.kubelet_files import KubeletFiles
+from topoalign.allocator.requests.kubelet_files import KubeletFiles, lists_nothing
 from topoalign.allocator.requests.kubelet_watch import KubeletWatch
 from topoalign.allocator.service import Allocator, refuse_twin
 from topoalign.allocator.settings import AllocatorSettings

@@ -5,22 +5,23 @@ Calls that are ready together are judged in order, each by the state in which th
 recorded in one entry of the journal. Nothing here pauses between judging and recording.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from topoalign.allocator.allocate.joint_devices import ReservedCompanions
+import anyio
+from anyio.lowlevel import checkpoint
+
+from topoalign.allocator.allocate.joint_devices import ReservedCompanions, touching_companions
 from topoalign.allocator.allocate.preferences import Preferences
 from topoalign.allocator.allocate.slots import SlotGrants
 from topoalign.allocator.allocate.unit_starts import ShareStarts
-from topoalign.allocator.allocate.units import Shares
+from topoalign.allocator.allocate.units import ShareExclusion, Shares
 from topoalign.allocator.allocate.visible_gpus import VisibleGpus
-from topoalign.allocator.allocate_checks import check_allocate, check_amount
-from topoalign.allocator.group_commit import AllocateCall
-from topoalign.allocator.instances.made import Made
 from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.mig.instances import Made
 from topoalign.allocator.ports import AskedDevices, Listing, Place, PodResources, Poll
-from topoalign.allocator.reconciliation.adoption import returned
-from topoalign.allocator.reconciliation.device_order import in_order
+from topoalign.allocator.reconciliation.adoption import in_order, returned
 from topoalign.allocator.reconciliation.displacement import (
     denied_pod,
     displaced_by,
@@ -32,18 +33,164 @@ from topoalign.allocator.reconciliation.displacement import (
 from topoalign.allocator.reconciliation.liveness import places, shown_of
 from topoalign.allocator.reconciliation.memory import Grant, Rest
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
-from topoalign.allocator.share_exclusion import ShareExclusion
-from topoalign.allocator.told_companions import touching_companions
-from topoalign.core.model.errors import DeviceInUse, StateFault
+from topoalign.core.model.errors import (
+    DeviceInUse,
+    DeviceUnusable,
+    HardwareUnknown,
+    InvalidField,
+    StateFault,
+    UnknownDevice,
+    quoted,
+)
 from topoalign.core.model.events import Allocation, Displaced
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.reservations import ReservedContainer
 from topoalign.core.model.topology.by_amounts import is_by_amounts
+from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet
 from topoalign.core.placement.sparing import is_any_held
 from topoalign.core.ports import Clock
 from topoalign.core.sharing.reserved_units import ShareQuestion
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
+
+# Allocate calls that are recorded together: one write to the journal and one sync for all that are ready.
+#
+# A call that is ready joins a queue. The first in the queue waits as long as each turn of the event loop brings another
+# one, and then all of the queue are judged and recorded in one go. While the disk syncs, the loop stands still and
+# further calls gather in their sockets, so the groups are as large as the load is. A single caller waits for one turn
+# of the loop; requests are taken in a few in each turn (`kubelet.grpc.turns`), so those who are not alone wait for some
+# turns without a newcomer.
+#
+# A caller who gives up before its call is judged leaves the queue, and nothing is recorded for it. One who gives up
+# later has its record, and whoever was first in the queue records the others whether or not it has given up itself.
+
+
+class AllocateCall:
+    """One Allocate on its way into the record."""
+
+    def __init__(
+        self,
+        resource: ResourceName,
+        containers: AskedDevices,
+        checked: int,
+        made: Mapping[DeviceID, Made] = {},
+    ) -> None:
+        self.resource, self.containers, self.made = resource, containers, made
+        """`made`: slot -> the MIG instance that was made for it."""
+        self.checked = checked
+        """The version of the ledger under which its devices were checked."""
+        self.poll: Poll | None = None
+        """What the kubelet answered when it was asked for this call; None: it was not asked."""
+        self.grant: Grant | None = None
+        """The moment before that; None: the moment of the record."""
+        self.answers: Sequence[Allocation] | None = None
+        """One allocation for each container, recorded; None: there is no answer yet."""
+        self.error: Exception | None = None
+        """Why it is refused."""
+
+    def result(self) -> tuple[Allocation, ...] | None:
+        """The answers; None: the kubelet has to be asked first. Raises why the call is refused."""
+        if self.error is not None:
+            raise self.error
+        return None if self.answers is None else tuple(self.answers)
+
+
+MOST_CALLS = 256
+"""Recorded together."""
+QUIET_TURNS = 2
+"""Turns of the event loop without a newcomer after which a group is whole."""
+
+
+class GroupCommit:
+    """The queue of the calls that are ready."""
+
+    def __init__(self, record: Callable[[Sequence[AllocateCall]], None]) -> None:
+        """`record` judges and records calls in their order, without a pause, and gives each its answers or its error."""
+        self._record = record
+        self._queue: list[AllocateCall] = []
+        self._recorded = anyio.Event()
+        """Set once the calls that are queued now are recorded."""
+
+    async def join(self, call: AllocateCall) -> tuple[Allocation, ...] | None:
+        """Records the call with all others that are ready. Returns and raises what `AllocateCall.result` does."""
+        is_first = not self._queue
+        self._queue.append(call)
+        try:
+            await (self._gather() if is_first else self._recorded.wait())
+        except BaseException:
+            if call in self._queue:
+                self._queue.remove(call)
+            raise
+        finally:
+            if is_first:
+                self._flush()
+        return call.result()
+
+    async def _gather(self) -> None:
+        """Returns when no more calls come for now."""
+        quiet, count = 0, 1
+        while quiet < (1 if count == 1 else QUIET_TURNS) and count < MOST_CALLS:
+            await checkpoint()
+            quiet = quiet + 1 if len(self._queue) == count else 0
+            count = len(self._queue)
+
+    def _flush(self) -> None:
+        """Records all that are queued, and wakes them."""
+        calls, recorded = self._queue, self._recorded
+        self._queue, self._recorded = [], anyio.Event()
+        try:
+            self._record(calls)
+        finally:
+            recorded.set()
+
+
+# Whether what a kubelet asks for in Allocate can be given at all, whoever holds it.
+#
+# Devices have to be listed under the resource, healthy and not cordoned, and no more than a container may have of
+# shares.
+
+
+MOST_DEVICES = 20_000
+"""Of one Allocate call: more than any node lists."""
+
+
+def check_allocate(state: NodeState, resource: ResourceName, containers: AskedDevices) -> list[DeviceSet]:
+    """
+    The devices of one Allocate call, by containers, as sets. Raises InvalidField, HardwareUnknown, UnknownDevice and
+    DeviceUnusable.
+    """
+    asked = [device for devices in containers for device in devices]
+    if not containers or not all(containers):
+        raise InvalidField("devices_ids", "empty", "the kubelet asks for at least one device")
+    if len(asked) > MOST_DEVICES:
+        raise InvalidField("devices_ids", f"{len(asked)} devices", f"no node has more than {MOST_DEVICES}")
+    if len({*asked}) < len(asked):
+        repeated = [device for device, times in Counter(asked).items() if times > 1]
+        raise InvalidField("devices_ids", f"named more than once: {quoted(repeated)}", "name each device once")
+    if state.topology is None or state.health is None:
+        raise HardwareUnknown(state.node, "discovery has not been heard")
+    known = state.hardware.devices.get(resource, NO_DEVICES)
+    sets = [*map(known.some, containers)]
+    if sum(map(len, sets)) < len(asked):
+        raise UnknownDevice([device for device in asked if device not in known])
+    usable = state.ownership.handed_out.usable(resource)
+    if any(each - usable for each in sets):
+        device = next(device for device in asked if device not in usable)
+        health = state.health_of(device)
+        raise DeviceUnusable(device, "cordoned" if health.cordoned else health.state, health.reason)
+    return sets
+
+
+def check_amount(state: NodeState, resource: ResourceName, amount: int) -> None:
+    """Raises InvalidField for more devices of a resource than its offer allows one container."""
+    offers = state.hardware.offers_of.get(resource, ())
+    most = min((offer.most for offer in offers if offer.most is not None), default=None)
+    if most is not None and amount > most:
+        raise InvalidField(
+            "devices_ids",
+            f"{amount} of {resource}, of which a container may have {most}",
+            f"let the pod ask for {most}: more shares are no more of a GPU (failRequestsGreaterThanOne)",
+        )
 
 
 class Judgement(NamedTuple):

@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.allocator.reconciliation.device_order import in_order
-from topoalign.allocator.told_companions import companions_told, reserved_told
+from topoalign.allocator.reconciliation.adoption import in_order
 from topoalign.core.admission.within_alignment import Bounds, place_among
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.deviceshare.demand import is_joint
@@ -37,7 +36,36 @@ from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.placement.reserved import parts_of, reserved_with
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.ownership import Ownership
 from topoalign.core.state.reservations import NodeReservations, allocations_of
+
+# Under which ids a container is told of what comes together with its GPUs.
+
+
+def companions_told(allocation: Allocation) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
+    """Resource -> the companions of an allocation, under the ids by which a container is told of them."""
+    for resource, ids in allocation.devices.items():
+        beside = [device for device in ids if device in allocation.companions]
+        if beside:
+            yield resource, [each for device in beside for each in told_ids(device, allocation.virtual_functions)]
+
+
+def reserved_told(reserved: ReservedContainer) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
+    """The same of what is reserved for a container."""
+    for resource, ids in reserved.companions.items():
+        yield resource, [each for device in ids for each in told_ids(device, reserved.virtual_functions)]
+
+
+def told_ids(device: DeviceID, functions: Mapping[DeviceID, tuple[str, ...]]) -> tuple[DeviceID, ...]:
+    """The ids by which a container is told of a device: of a NIC of which it has virtual functions, theirs."""
+    return tuple(map(DeviceID, functions.get(device, (device,))))
+
+
+def touching_companions(owned: Ownership, record: Allocation, asked: Collection[DeviceID]) -> list[DeviceID]:
+    """The companions of a record that overlap what is asked for, under the ids by which its container is told of them."""
+    wanted = owned.set_of(asked)
+    return [each for _, ids in companions_told(record) for each in ids if wanted.overlaps(owned.holding(each))]
+
 
 REMEMBERED = 1_000
 """Pods with annotations about devices whose requests are kept: far more than are bound to a node and not admitted yet."""

@@ -23,25 +23,22 @@ from functools import partial
 
 import anyio
 
-from topoalign.allocator.allocate.grants import Grants
+from topoalign.allocator.allocate.grants import AllocateCall, Grants, GroupCommit
 from topoalign.allocator.allocate.joint_devices import ReservedCompanions
 from topoalign.allocator.allocate.preferences import Preferences
 from topoalign.allocator.allocate.slot_starts import SlotStarts
 from topoalign.allocator.allocate.units import kind_of
 from topoalign.allocator.allocate.visible_gpus import VisibleGpus
-from topoalign.allocator.grant_polls import poll_for_grant
-from topoalign.allocator.group_commit import AllocateCall, GroupCommit
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.mig.calls import InstanceCalls
 from topoalign.allocator.mig.instances import Instances
 from topoalign.allocator.ports import AskedDevices, PodResources, Poll, Starting, nothing_to_ask, nothing_to_prepare
 from topoalign.allocator.reconciliation.adoption import without
-from topoalign.allocator.reconciliation.confirmation import confirm_record
 from topoalign.allocator.reconciliation.displacement import devices_displaced_by
 from topoalign.allocator.reconciliation.memory import Grant
 from topoalign.allocator.reconciliation.owner_polls import OwnerPolls
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
-from topoalign.core.model.errors import Unavailable
+from topoalign.core.model.errors import StateFault, Unavailable
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.requests import Placement, PodRequest
@@ -52,6 +49,48 @@ from topoalign.core.ports import Clock
 from topoalign.core.sharing.reserved_units import ShareQuestion
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
+
+# The record of a damaged journal is confirmed by what the kubelet knows.
+
+
+def confirm_record(ledger: Ledger, reconciliation: Reconciliation, poll: Poll) -> None:
+    """Takes in what the kubelet knows before anything is given out. Raises StateFault if that may not be all."""
+    reconciliation.compare(poll)
+    if ledger.unconfirmed is not None:
+        raise StateFault(
+            f"the record is unconfirmed ({ledger.unconfirmed}), and the kubelet cannot tell yet what is held",
+            "this passes once its checkpoint can be read, or it has listed its pods for a while; see /readyz",
+        )
+
+
+# The poll of a kubelet that is slow, for a call that waits for it and would fail the pod without an answer.
+
+
+GRANT_SECONDS = 4.0
+"""How long after its arrival a call waits for a slow kubelet: well within the time to drain."""
+AGAIN_SECONDS = 0.5
+"""Between the beginnings of two tries."""
+
+
+async def poll_for_grant(poll: Callable[[float | None], Awaitable[Poll]], clock: Clock, arrived: float) -> Poll:
+    """
+    Polls until the kubelet answers, for `GRANT_SECONDS`: it sets Allocate no time limit and PreStartContainer one of 30 s,
+    and a pod that is refused here stays refused. A connection may have gone silently, so the first try is short; each other
+    one has all the time that is left, because a kubelet that needs two seconds answers none of four tries of one. `poll`:
+    with so many seconds, None: as many as it has always; `arrived`: monotonic seconds of the call. Raises Unavailable.
+    """
+    until = arrived + GRANT_SECONDS
+    seconds: float | None = None
+    while True:
+        again_at = clock.monotonic() + AGAIN_SECONDS
+        try:
+            return await poll(seconds)
+        except Unavailable:
+            if max(again_at, clock.monotonic()) >= until:
+                raise
+        await clock.sleep(again_at - clock.monotonic())
+        seconds = until - clock.monotonic()
+
 
 FRESH_SECONDS = 5.0
 """How old an answer of the kubelet may be: where it is older, this process was stopped in between."""

@@ -15,11 +15,11 @@ What a unit is of is told by its id, so the configuration may have changed since
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+from topoalign.allocator.allocate.slot_starts import STARTED_AGAIN, record_refused_start, reserved_owner
+from topoalign.allocator.allocate.units import units_held
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing, Part, Poll
 from topoalign.allocator.reconciliation.liveness import Liveness
-from topoalign.allocator.refused_starts import STARTED_AGAIN, record_refused_start, reserved_owner
-from topoalign.allocator.share_exclusion import units_held
 from topoalign.core.demand.units import Share, UnitFields, check_share
 from topoalign.core.model.allocations import Owner, amounts_of
 from topoalign.core.model.errors import NoFit, Unavailable

@@ -19,22 +19,25 @@ anything.
 Which grant may lack its other half is not in the record: an agent that has just started knows none.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from itertools import product
 from typing import NamedTuple
 
+import msgspec
+
 from topoalign.allocator.ports import AskedDevices, Listing, Poll
-from topoalign.allocator.preferred_units import followed, gpus_for, shares_asked
-from topoalign.allocator.reconciliation.liveness import Liveness
-from topoalign.core.demand.units import Share, UnitFields, check_share, unit_of
+from topoalign.allocator.reconciliation.liveness import Liveness, places, still_displaced
+from topoalign.core.demand.units import Left, Share, UnitFields, check_share, gpus_with_room, has_room, unit_of
 from topoalign.core.model.allocations import Allocation, amounts_of
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import UnitKind, unit_kind
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.offers import CORES
+from topoalign.core.placement.reserved import parts_of
 from topoalign.core.placement.sparing import held_among, overlapping
 from topoalign.core.ports import Clock
-from topoalign.core.sharing.refusals import ShareSplit
+from topoalign.core.sharing.refusals import ShareSplit, WholeGpuInUse
 from topoalign.core.sharing.reserved_units import (
     OpenHalf,
     ShareQuestion,
@@ -50,10 +53,125 @@ from topoalign.core.sharing.reserved_units import (
     spread_for,
     with_reserved_shares,
 )
-from topoalign.core.sharing.units import check_gpus, units_on
+from topoalign.core.sharing.units import check_gpus, choose_gpus, units_on, with_missing
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
-from topoalign.core.state.unit_amounts import holder_of
+from topoalign.core.state.unit_amounts import Holder, UnitsLeft, excluded, holder_of, unshareable
+
+# Which GPUs a kubelet is told to take units of where nothing is reserved for its question.
+#
+# It asks for a number of units of one kind, and does not say what the container asks for besides. That is known where a
+# container waits for as many, which the kubelet aligns elsewhere than was predicted. What it takes is of one GPU, or of
+# whole ones: units that are spread over several GPUs are given by a reservation alone.
+#
+# Where the other half is not known, it is taken to be an equal part of the GPU: 50 units of computing time of a GPU
+# with 60 blocks come with 30. Of the GPUs in use that have both left, the first half goes to one of which most of the
+# other kind is left, so that there is room for more than the equal part; where no GPU in use has, to any that has most
+# left. Example:
+#
+#     left of GPU-0: 60 and 30 blocks, of GPU-1: 100 and 60, unused, of GPU-2: 80 and 50
+#     asked for 50 of computing time: GPU-2, where up to 50 blocks fit then; for 50 blocks: GPU-1, as GPU-2 has less than 84
+#
+# A pod that was refused because its memory was more than that is created again, and would be refused each time. So a
+# share of as much computing time as the last one that was refused so goes to any GPU of which most memory is left.
+
+
+def share_asked(kind: UnitKind, size: int) -> Share:
+    """What is asked for where the kubelet asks for so many units: a share of computing time comes with some memory."""
+    return Share(size, 0 if size >= CORES else 1) if kind == "cores" else Share(0, size)
+
+
+def shares_asked(kind: UnitKind, question: ShareQuestion, reserved: NodeReservations, now: float) -> tuple[Share, ...]:
+    """
+    What may be asked for where the kubelet asks so: first the share of a container that waits, at monotonic second `now`,
+    for as many units, of which one GPU has to have both halves left.
+    """
+    for _, container, units in parts_of(reserved, now, question.resource):
+        if len(units) == question.size:
+            held = [unit for ids in container.devices.values() for unit in ids]
+            cores, blocks = (sum(unit_kind(unit) == each for unit in held) for each in ("cores", "memory"))
+            if 0 < cores < CORES and blocks:
+                return Share(cores, blocks), share_asked(kind, question.size)
+    return (share_asked(kind, question.size),)
+
+
+def size_of(share: Share, kind: UnitKind) -> int:
+    """How many units of this kind it is."""
+    return share.cores if kind == "cores" else share.blocks
+
+
+def followed(
+    half: OpenHalf | None,
+    share: Share,
+    kind: UnitKind,
+    must_include: Sequence[DeviceID],
+    fitting: Mapping[DeviceID, int],
+    *,
+    is_reserved: bool,
+) -> tuple[DeviceID, ...]:
+    """
+    The GPU of the newest grant, where units of it should be the other half; () else. Of whole GPUs they should be only
+    where a reservation says that memory comes with them (`is_reserved`). `fitting`: GPU -> units that can be had.
+    """
+    if half is None or share.whole or must_include:
+        return ()
+    amounts = half.allocation.amounts
+    fits = len(amounts) == 1 and all(fitting.get(gpu, 0) >= size_of(share, kind) for gpu in amounts)
+    return tuple(amounts) if fits and (is_reserved or all(each.cores < CORES for each in amounts.values())) else ()
+
+
+def gpus_for(
+    state: NodeState,
+    share: Share,
+    kind: UnitKind,
+    must_include: Sequence[DeviceID],
+    fitting: Mapping[DeviceID, int],
+    compat: str,
+    *,
+    was_split: bool,
+) -> tuple[DeviceID, ...]:
+    """
+    The GPUs of the units of this kind that a container should get: those of what it takes over from an init container, if
+    they have enough, and of whole GPUs others beside them; () where none have enough. `compat`: as in the rules of the node.
+    `was_split`: whether an equal part of the other half was too little for such a share before.
+    """
+    left = {gpu: counted(units, kind, fitting.get(gpu, 0)) for gpu, units in state.ownership.units_left.items()}
+    taken = Counter(map(state.hardware.card_of, must_include))
+    if not taken:
+        is_known = share != share_asked(kind, size_of(share, kind))
+        among = fitting if is_known or share.whole else with_other_half(left, share, kind, was_split=was_split)
+        return choose_gpus(state.hardware, left, share, among, compat)
+    gpus = with_missing(state.hardware, left, share, tuple(taken), fitting, compat)
+    return gpus if sum(taken[gpu] + fitting.get(gpu, 0) for gpu in gpus) >= size_of(share, kind) else ()
+
+
+def with_other_half(left: Left, share: Share, kind: UnitKind, *, was_split: bool) -> list[DeviceID]:
+    """
+    The GPUs with room for these units that have most left of the other kind: of those in use with an equal part of both
+    left, else of all. `was_split` as for `gpus_for`.
+    """
+    room = gpus_with_room(left, share)
+    in_use = [gpu for gpu in room if not left[gpu].unused and has_room(left[gpu], with_equal_part(share, left[gpu]))]
+    among = room if was_split else in_use or room
+    others = {gpu: left[gpu].blocks if kind == "cores" else left[gpu].cores for gpu in among}
+    return [gpu for gpu, other in others.items() if other == max(others.values())]
+
+
+def with_equal_part(share: Share, left: UnitsLeft) -> Share:
+    """The share of a GPU of which one half is asked for, if the other half is as large a part of it; rounded up."""
+    return share._replace(
+        cores=share.cores or -(-share.blocks * CORES // left.all_blocks),
+        blocks=-(-share.cores * left.all_blocks // CORES) if share.cores else share.blocks,
+    )
+
+
+def counted(left: UnitsLeft, kind: UnitKind, spare: int) -> UnitsLeft:
+    """What is left of a GPU, as far as the kubelet may take units of this kind."""
+    if kind == "cores":
+        unused = left.unused and spare >= CORES
+        return msgspec.structs.replace(left, cores=min(left.cores, spare), unused=unused)
+    return msgspec.structs.replace(left, blocks=min(left.blocks, spare))
+
 
 OPEN_SECONDS = 5.0
 """For so long the other half of a share may follow a grant; the kubelet needs milliseconds."""
@@ -290,3 +408,117 @@ def kind_of(devices: Collection[DeviceID]) -> UnitKind | None:
 def has_kind(grant: Allocation, kind: UnitKind) -> bool:
     """Whether a grant has units of this kind."""
     return any(each.cores if kind == "cores" else each.memory for each in grant.amounts.values())
+
+
+# Whether units of a GPU can be given beside what others have of it: of a GPU of which one container has all computing
+# time nobody else has anything.
+#
+# The record knows what was given; whose it is, it learns from PodResources when the pod runs, and of init containers
+# never. The checkpoint has that as soon as a container has all that it asks for. So a container is judged by all that
+# either says it has: its computing time may be in several records, where later containers of its pod or of others have
+# taken some over.
+#
+# For which pod the kubelet asks, it does not say. It is likely one whose units it gives again, for only containers of
+# one pod take over from one another; one for which just these units are reserved; or the one of the newest grant, if
+# that lacks these. What such a pod has does not count; should it be another one, its container does not start
+# (`share_starts`).
+
+
+class ShareExclusion:
+    """Judges at Allocate who keeps units of GPUs from being given."""
+
+    def __init__(self, state: Callable[[], NodeState], liveness: Liveness, shares: Shares) -> None:
+        """`state`: of the node now; while calls are judged, with what those before were given."""
+        self._state, self._liveness, self._shares = state, liveness, shares
+
+    def beside(self, resource: ResourceName, units: Collection[DeviceID]) -> list[Allocation]:
+        """
+        The records of these GPUs, where somebody may have one of them whole, or would: the kubelet has to tell then whose
+        they are.
+        """
+        state = self._state()
+        asked = amounts_of(units) if unit_of(state.hardware, resource) is not None else {}
+        if not asked:
+            return []
+        near = [each for each in state.allocations.values() if not asked.keys().isdisjoint(each.amounts)]
+        for gpu, amount in asked.items():
+            held = [each.amounts[gpu].cores for each in near if gpu in each.amounts]
+            if held and (amount.cores >= CORES or sum(held) >= CORES):
+                return near
+        return []
+
+    def making_room(
+        self,
+        resource: ResourceName,
+        units: Collection[DeviceID],
+        beside: Sequence[Allocation],
+        way: Mapping[AllocationID, Allocation],
+        poll: Poll | None,
+    ) -> dict[AllocationID, Allocation]:
+        """
+        Those of the records `beside` that make way, by id: the units could not be given beside them, and their containers
+        have ended, also because one of them is among those of which the kubelet gives away devices (`way`). Raises
+        WholeGpuInUse where somebody else has one of the GPUs whole, or has something of one that is asked for whole.
+        """
+        if not beside:
+            return {}
+        assert poll is not None, "a record is known to the poll"
+        listing, liveness, asked = poll.listing, self._liveness, amounts_of(units)
+        over = {(each.owner, each.pod_uid) for each in way.values() if each.owner}
+        counted, ended = list[Allocation](), list[Allocation]()
+        for record in beside:
+            runs_on = liveness.is_displaced(record, listing)
+            gone = [record] if liveness.has_ended(record, listing, poll.at) else []
+            if record.id in way:
+                counted += [record] if runs_on else []
+                continue
+            is_over = (record.owner, record.pod_uid) in over and not runs_on
+            is_dropped = liveness.dropped(gone, (), (), poll.at) or (gone and self._is_nobodys(record, listing))
+            (ended if is_over or is_dropped else counted).append(record)
+        owners = self._shares.asking(resource, units, poll)
+        for holder, held in units_held(counted, beside, listing, liveness).items():
+            gpus = excluded(asked, amounts_of(held))
+            if gpus and holder.pod not in owners.pods and holder.container not in owners.records:
+                raise WholeGpuInUse(gpus, " ".join(filter(None, holder)))
+        return {each.id: each for each in unshareable(ended, asked)}
+
+    def _is_nobodys(self, record: Allocation, listing: Listing) -> bool:
+        """
+        Whether a checkpoint that was written since a grant has nothing of it: a kubelet writes down what a container has
+        before it asks for the next one. It writes at other moments as well, maybe just before it notes a grant; that one may
+        be the first half of the container for which it asks now, and is the newest then: a container has units of two kinds,
+        and is asked for each once.
+        """
+        return (
+            record.id != self._shares.newest
+            and listing.checkpoint is not None
+            and listing.checkpoint.isdisjoint(places(record))
+            and self._liveness.is_written_since(record, listing)
+        )
+
+
+def units_held(
+    records: Iterable[Allocation], every: Iterable[Allocation], listing: Listing, liveness: Liveness
+) -> Mapping[Holder, Set[DeviceID]]:
+    """
+    Container -> what it has by these records. What no owner is known of has that of the checkpoint's entry, unless this is
+    older: the kubelet writes what it drops later than it gives it anew. `every`: these and those of containers that have
+    ended; what such a one displaced may run on.
+    """
+    found = defaultdict[Holder, set[DeviceID]](set)
+    told = [each for each in records if each.owner is not None or liveness.is_written_since(each, listing)]
+    units = frozenset[DeviceID]().union(*(each.device_ids for each in told))
+    for part in listing.parts:
+        if some := units.intersection(part.devices):
+            found[Holder(part.pod_uid, part.container)] |= some
+    entered = frozenset[DeviceID]().union(*found.values())
+    names = {each.id for each in told}
+    for each in records:
+        if each.owner is not None:
+            found[holder_of(each.owner, each.pod_uid)] |= each.device_ids
+        elif each.id not in names or entered.isdisjoint(each.device_ids):
+            found[Holder("", each.id)] |= each.device_ids
+    for each in every:
+        for former in still_displaced(each.displaced, listing):
+            found[holder_of(former.owner, former.pod_uid)].update(*former.devices.values())
+    return found

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from topoalign.allocator.containers.host import ContainerUnready
-from topoalign.allocator.device_plugin.slot_limits import amount_of_slot
+from topoalign.allocator.containers.limiter_files import amount_of_slot
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.holdings import Amount, base_of, unit_kind
 from topoalign.core.model.ids import DeviceID, ResourceName

@@ -19,9 +19,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from topoalign.allocator.allocate.joint_devices import companions_told
 from topoalign.allocator.containers import cdi, device_nodes
 from topoalign.allocator.containers.host import ContainerUnready, Root
-from topoalign.allocator.told_companions import companions_told
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import base_of

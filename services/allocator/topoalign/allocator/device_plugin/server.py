@@ -23,7 +23,7 @@ from topoalign.allocator.device_plugin.listing import Listing
 from topoalign.allocator.device_plugin.registration import options
 from topoalign.allocator.device_plugin.watches import Watch, Watches
 from topoalign.allocator.ports import AllocatorPort
-from topoalign.allocator.reconciliation.device_order import in_order
+from topoalign.allocator.reconciliation.adoption import in_order
 from topoalign.core.demand.device_lists import has_gpus
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable, UnknownDevice

@@ -25,9 +25,8 @@ from functools import partial
 import anyio
 import msgspec
 
-from topoalign.allocator.instances.made import Made
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.mig.instances import Instances
+from topoalign.allocator.mig.instances import Instances, Made
 from topoalign.allocator.ports import AskedDevices
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import DeviceInUse, DriverFault, Unavailable

@@ -22,8 +22,9 @@ A place is passed over where the driver has no room after all, and where it make
 container was told: after a reboot a kubelet starts that container again, and asks nobody.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 import anyio
 import msgspec
@@ -31,10 +32,68 @@ import structlog
 
 from topoalign.allocator.mig.instance_log import InstanceBook, OwnInstance
 from topoalign.allocator.mig.port import GpuInstance, InstanceInUse, InstanceMaker, PlaceTaken
-from topoalign.core.model.errors import DriverFault, NoFit, StateFault
-from topoalign.core.model.holdings import base_of
-from topoalign.core.model.ids import DeviceID
+from topoalign.core import wire
+from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.errors import DriverFault, NoFit, StateFault, TopoalignError, quoted
+from topoalign.core.model.events import DeviceHealth
+from topoalign.core.model.holdings import Amount, base_of
+from topoalign.core.model.ids import DeviceID, NodeName
+from topoalign.core.model.maintenance import DevicesRequest
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement, MigProfile, find_place
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.ports import Bus
+from topoalign.core.state.instance_amounts import gpus_by_instances
+
+# Tells discovery of GPUs whose driver makes no MIG instances, so that their health says it: what the registry sends
+# pods by, and what people look at, is the health that discovery publishes.
+
+
+ASK_SECONDS = 5.0
+
+
+async def report_fault(bus: Bus, node: NodeName, gpu: DeviceID, why: str) -> None:
+    """Reports that MIG instances of a GPU cannot be changed. Where discovery does not answer, the kubelet alone knows it."""
+    request = DevicesRequest(node=node, devices=(gpu,), reason=f"its MIG instances cannot be changed: {why}")
+    with suppress(TopoalignError):  # a discovery of an earlier version does not know the word
+        answer = await bus.ask(wire.devices_subject(node, "report"), msgspec.json.encode(request), ASK_SECONDS)
+        wire.answered(answer, dict[DeviceID, DeviceHealth])
+
+
+# The MIG instance of a slot.
+
+
+class Made(NamedTuple):
+    """The instance of a slot, which is there."""
+
+    uuid: DeviceID
+    amount: Amount
+    """What the container holds of the GPU by it."""
+
+
+# What a node without a kubelet cannot give: instances are made when a kubelet calls Allocate.
+
+
+class InstancesNeedKubelet(NoFit):
+    """Raised for a request over the bus for slots that would become MIG instances."""
+
+    code = "InstancesNeedKubelet"
+
+    def __init__(self, gpus: Iterable[str]) -> None:
+        super().__init__(
+            f"slots of {quoted(sorted(gpus))} become MIG instances, which are made for a kubelet alone",
+            "use migStrategy single or mixed on a node without a kubelet",
+        )
+
+
+def check_no_instances(hardware: Topology, allocations: Iterable[Allocation]) -> None:
+    """Raises InstancesNeedKubelet for allocations with slots that become MIG instances."""
+    by_instances = gpus_by_instances(hardware)
+    if not by_instances:
+        return
+    gpus = {base_of(device) for each in allocations for device in each.device_ids} & by_instances.keys()
+    if gpus:
+        raise InstancesNeedKubelet(gpus)
+
 
 log = structlog.get_logger("topoalign.allocator.mig")
 

@@ -1,19 +1,33 @@
 """Finds allocations that no record has: of containers that the kubelet shows, and of displaced ones that run on."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
 from topoalign.allocator.hardware_watch import is_confirmed
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing, Part
-from topoalign.allocator.reconciliation.device_order import in_order
 from topoalign.allocator.reconciliation.liveness import is_before, places, shown_of, still_displaced
 from topoalign.allocator.reconciliation.usage import is_ours
 from topoalign.core.model.events import Allocation, Displaced, Owner
 from topoalign.core.model.holdings import HoldingSet
 from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
+
+# Sorts devices in the hardware's order: a container sees them in it, in whatever order the kubelet named them.
+
+
+def in_order(hardware: Topology, resource: ResourceName, devices: Iterable[DeviceID]) -> tuple[DeviceID, ...]:
+    """The devices in the order in which the resource offers them; those that it does not offer come last, by name."""
+    offered = hardware.devices.get(resource, NO_DEVICES)
+    if isinstance(devices, DeviceSet) and devices.devices is offered:
+        return tuple(devices)
+    places, named = offered.places, tuple(devices)
+    if all(map(places.__contains__, named)):  # most often, and a share may be hundreds of units
+        return tuple(sorted(named, key=places.__getitem__))
+    return tuple(sorted(named, key=lambda device: (places.get(device, len(places)), device)))
 
 
 def unrecorded(

@@ -14,14 +14,11 @@ import anyio
 import msgspec
 import structlog
 
-from topoalign.allocator.instances.bus import check_no_instances
 from topoalign.allocator.ledger.drafts import Binding
 from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.mig.instances import check_no_instances
 from topoalign.allocator.ports import nothing_to_ask
-from topoalign.allocator.requests.absence import absence, lists_nothing
-from topoalign.allocator.requests.choices import allowed
-from topoalign.allocator.requests.deadlines import Deadlines
-from topoalign.allocator.requests.held import holds
+from topoalign.allocator.requests.kubelet_files import absence, lists_nothing
 from topoalign.allocator.requests.kubelet_watch import KubeletWatch
 from topoalign.allocator.requests.predictions import Predictions, check_discovered, check_own
 from topoalign.core import wire
@@ -31,8 +28,10 @@ from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply
 from topoalign.core.admission.prediction import doubted
 from topoalign.core.admission.resolvability import explained, with_resolvability
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
+from topoalign.core.demand.units import share_of
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.hints.answers import check_answer
+from topoalign.core.hints.joint_devices import decided_together, is_held
 from topoalign.core.hints.preconditions import check_resources_known
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.providers import question
@@ -40,16 +39,19 @@ from topoalign.core.hints.reuse import held_by_pod
 from topoalign.core.model.decisions import Admission, Decision, Explained, Explanation
 from topoalign.core.model.errors import (
     BadRequest,
+    DeadlinePassed,
+    InvalidField,
     KubeletOwnsDevices,
     NoFit,
     NotFound,
     PodAlreadyAllocated,
     StateFault,
     Unavailable,
+    clean,
 )
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.hints import HintAnswer
-from topoalign.core.model.ids import AllocationID
+from topoalign.core.model.ids import CPU, AllocationID
 from topoalign.core.model.maintenance import TrustRequest
 from topoalign.core.model.requests import (
     AdmissionRules,
@@ -57,6 +59,7 @@ from topoalign.core.model.requests import (
     ClockReading,
     ClockRequest,
     ConfirmRequest,
+    Deadline,
     ExplainRequest,
     Mode,
     PodRequest,
@@ -64,8 +67,112 @@ from topoalign.core.model.requests import (
     SnapshotRequest,
     overridden,
 )
-from topoalign.core.ports import Bus, Endpoint
+from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.core.ports import Bus, Clock, Endpoint
+from topoalign.core.state.fold import NodeState
 from topoalign.runtime.answers import answering
+
+# What a pod holds already, and whether it asks for just that again: then it gets the same answer.
+
+
+def holds(held: Sequence[Allocation], demand: PodDemand, state: NodeState) -> bool:
+    """
+    Whether these allocations are what the pod asks for: one for each container, with as many of each device, CPU and byte.
+    Of NICs that are decided together there may be more (`core.deviceshare.nearest`).
+    """
+    asked = {container.container: container for container in demand.containers}
+    if asked.keys() != {allocation.owner.container for allocation in held if allocation.owner is not None}:
+        return False  # a part of it may have been given back
+    for allocation in held:
+        container = asked.get(allocation.owner.container) if allocation.owner is not None else None
+        if container is None:
+            return False
+        together = decided_together(state, container) if demand.together else frozenset()
+        if together and not is_held(state, container, allocation):
+            return False
+        share = share_of(state.hardware, container.devices, container.cards)
+        if share is not None and len(allocation.amounts) != share.gpus:
+            return False
+        devices = {name: n for name, n in container.devices.items() if n and name not in together}
+        sizes = {block.resource: 0 for block in allocation.memory}
+        for block in allocation.memory:
+            sizes[block.resource] += block.size
+        if (
+            {name: len(ids) for name, ids in allocation.from_kubelet.items() if name not in together} != devices
+            or (allocation.virtual_functions and not (together or allocation.companions))
+            or (allocation.cpus and len(parse_cpuset(allocation.cpus)) * 1000 != container.asked.get(CPU))
+            or not all(is_size(allocation, size, container.asked.get(name, 0)) for name, size in sizes.items())
+        ):
+            return False
+    return True
+
+
+def is_size(allocation: Allocation, size: int, asked: int) -> bool:
+    """
+    Whether an allocation holds as many bytes of memory as were `asked` for. An init container may hold fewer: later
+    containers of the pod take what they reuse of its memory out of its record.
+    """
+    return size <= asked if allocation.role == "init" else size == asked
+
+
+# Requests that come too late are refused.
+#
+# A request can wait anywhere: in a socket buffer, at the NATS server, in this process while it is stopped. Its asker
+# has given up by then, and what is granted to it all the same is held for good. So a request names a deadline, on the
+# clock of the process that judges it: the asker reads this clock first (`ClockRequest`), and no clocks of two machines
+# are compared.
+#
+#     clock read: 100.0; the asker waits 10 s in all, 0.5 s of which are gone: deadline 109.5; at 131.0 it is refused
+#
+# The clock is a new one with each start, so a request that was made to the process before is refused, too. A request
+# without a deadline is never late: earlier versions ask that way. docs/decisions/0009-deadlines.md has the reasons.
+
+
+class Deadlines:
+    """The clock of one process of an allocator, and the check of requests against it."""
+
+    def __init__(self, clock: Clock, epoch: int) -> None:
+        """`epoch`: that of the ledger since this start. With the time of the start it names the clock."""
+        self._clock = clock
+        self._name = f"{epoch:x}-{int(clock.monotonic() * 1_000_000):x}"
+        self.missed = 0
+        """Requests that came too late."""
+
+    def reading(self) -> ClockReading:
+        """The clock's name, and its time in seconds."""
+        return ClockReading(clock=self._name, now=self._clock.monotonic())
+
+    def check(self, deadline: Deadline | None, request: str) -> None:
+        """Refuses a request after its deadline. `request` names it in the error. Raises DeadlinePassed."""
+        if deadline is None:
+            return
+        now = self._clock.monotonic()
+        if deadline.clock != self._name:
+            self.missed += 1
+            raise DeadlinePassed(request, "it was made before this allocator started")
+        if now > deadline.at:
+            self.missed += 1
+            raise DeadlinePassed(request, f"it came {now - deadline.at:.1f} s after its deadline")
+
+
+# Which rules a request for an allocation may choose; the others are the node's own.
+
+
+CHOICES = frozenset({"policy", "scope", "mode", "placement", "compat", "prefer_closest_numa_nodes"})
+
+
+def allowed(changes: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
+    """
+    Returns the changes of rules in a request for an allocation, if all are in `CHOICES`.
+
+    Raises InvalidField that names the first rule that is the node's own. A prediction may change any rule.
+    """
+    for name in sorted(changes.keys() - CHOICES):
+        raise InvalidField(
+            f"rules.{clean(name)}", "is the node's own", f"choose {', '.join(sorted(CHOICES))} per request"
+        )
+    return changes
+
 
 REMEMBERED = 1_000
 """Decisions kept for `explain`."""

@@ -17,7 +17,7 @@ import structlog
 
 from topoalign.core.admission.kubelet_devices import dropped_of
 from topoalign.core.admission.prediction import kubelet_rules
-from topoalign.core.model.errors import TopoalignError, clean
+from topoalign.core.model.errors import NotFound, TopoalignError, clean
 from topoalign.core.model.ids import AllocationID, ContainerName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved
 from topoalign.core.model.requests import AdmissionRules, Mode
@@ -27,6 +27,38 @@ from topoalign.kubelet.files import configuration, cpu_checkpoint, device_checkp
 from topoalign.kubelet.files.listed_pods import ListedPods
 from topoalign.kubelet.files.node_state import DEVICE_PLUGINS, Held, held_cpus, held_devices, held_memory
 from topoalign.kubelet.files.settling import SETTLE_SECONDS, SOCKET, started
+
+# Why nothing is known of an allocation or pod, in a sentence of its own for each reason.
+
+
+REMEDY = "name an allocation's id, or a pod as NAMESPACE/NAME"
+
+
+def lists_nothing(target: str) -> bool | None:
+    """Stands for `DeviceAllocations.lists` on a node without a kubelet: it is not known which pods run."""
+    return None
+
+
+def absence(target: str, listed: bool | None, *, by_kubelet: bool) -> str:
+    """
+    The sentence with which `explain` answers for a target without allocation, decision or ending.
+
+    `by_kubelet`: whether a kubelet admits the pods of this node; `listed`: whether it lists a pod of this name, None if it
+    was not asked yet.
+
+    Raises NotFound where no such pod is known to run. One that the kubelet refused is among them: it does not list it, and
+    most often it has not asked for a device either.
+    """
+    if listed:
+        return f"{clean(target, 300)} runs here and has no device of ours: none of its containers asked for one"
+    if not by_kubelet:
+        raise NotFound("allocation or pod", target, REMEDY)
+    raise NotFound(
+        "allocation or pod" if listed is None else "allocation or running pod",
+        target,
+        f"{REMEDY}; a pod that the kubelet refused is not known here: `kubectl describe pod` has its reason",
+    )
+
 
 READ_SECONDS = 1.0
 LATE = "the kubelet's files could not be read in time"

@@ -16,8 +16,8 @@ Calls and sweeps take turns; nothing here waits for a caller. What containers ha
 from asyncio import shield
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Protocol
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple, Protocol
 
 import anyio
 import structlog
@@ -30,16 +30,48 @@ from topoalign.allocator.containers.vcuda.limits import CONFIG_FILE, PIDS_FILE, 
 from topoalign.allocator.containers.vcuda.owners import Calls, limits_for
 from topoalign.allocator.containers.vcuda.registrations import Refused, RegistrationServer
 from topoalign.allocator.ports import Part, Poll
-from topoalign.allocator.vcuda.callers import caller_of
 from topoalign.core.model.errors import StateFault, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.unit_amounts import Holder
-from topoalign.kubelet.control_groups import directory_of, processes_in
+from topoalign.core.usage.cgroups import container_name_of, placement_of
+from topoalign.kubelet.control_groups import container_group, directory_of, processes_in
 from topoalign.kubelet.grpc.transport import Load
+from topoalign.kubelet.processes import text_of
 from topoalign.runtime.clock import until_tick
+
+# Who calls on a socket: what the kernel tells of the process at its other end, and nothing that this says of itself.
+#
+# The process' control group has the UID of its pod and the id of its container; its mounts have the container's name. A
+# process that has ended, or of which this cannot be read, is nobody.
+
+
+class Caller(NamedTuple):
+    """The container in which a process runs."""
+
+    pod_uid: str
+    container: str
+    container_id: str
+    group: PurePosixPath
+    """Of the container."""
+
+
+def caller_of(proc: Path, pid: int) -> Caller | None:
+    """The container of a process; None where it is in none, has ended, or is not visible here (0)."""
+    if pid <= 0:
+        return None
+    try:
+        placement = placement_of(text_of(proc / str(pid) / "cgroup"))
+        group = container_group(placement)
+        if group is None:
+            return None
+        container = container_name_of(text_of(proc / str(pid) / "mountinfo"), placement.pod_uid)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return Caller(placement.pod_uid, container, placement.container_id, group) if container else None
+
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 SWEEP_SECONDS, AGAIN_SECONDS = 5.0, 0.5
