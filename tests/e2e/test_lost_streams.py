@@ -28,7 +28,7 @@ from topoalign.core.model.requests import AliveRequest, Standing
 from topoalign.core.ports import Bus, Endpoint
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics
-from topoalign.registry.scheduling.view import ClusterView
+from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.answers import answering

@@ -15,8 +15,8 @@ from view_support import NODE, RULES, OneNode, Says, asked
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.ports import ApiUnavailable
-from topoalign.registry.scheduling import binding
-from topoalign.registry.scheduling.binding import BoundElsewhere
+from topoalign.registry.scheduling.binding import binding
+from topoalign.registry.scheduling.binding.binding import BoundElsewhere
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.service import Scheduling
 from topoalign.testing.fake_api_server.cluster import FakeCluster

@@ -18,8 +18,8 @@ from topoalign.core.model.errors import BusUnavailable, NoFit, TopoalignError
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
 from topoalign.core.ports import Message, Stream
 from topoalign.registry.ports import ApiConflict, ApiRefused, ApiUnavailable, SeenPod
-from topoalign.registry.scheduling import binding
-from topoalign.registry.scheduling.binding import (
+from topoalign.registry.scheduling.binding import binding
+from topoalign.registry.scheduling.binding.binding import (
     PODS_PENDING,
     BindUnknown,
     BoundElsewhere,
@@ -27,8 +27,8 @@ from topoalign.registry.scheduling.binding import (
     PodGone,
     PodsPending,
 )
+from topoalign.registry.scheduling.binding.reservations import Change
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.reservations import Change
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_api_server.cluster import FakeCluster

@@ -14,8 +14,8 @@ from view_support import NODE
 
 from topoalign.core.model.ids import GPU
 from topoalign.registry.ports import Report
-from topoalign.registry.scheduling.bypassed_pods import CHECK_SECONDS, NOTED_SECONDS, BypassedPods
-from topoalign.registry.scheduling.reservations import Change, Reservations
+from topoalign.registry.scheduling.binding.reservations import Change, Reservations
+from topoalign.registry.scheduling.kubernetes.bypassed_pods import CHECK_SECONDS, NOTED_SECONDS, BypassedPods
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import all_tasks_blocked
 

@@ -24,7 +24,7 @@ from topoalign.core.deviceshare.names import JOINT_ANNOTATION
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import catalogue
-from topoalign.registry.scheduling.orders import keeps_containers_together
+from topoalign.registry.scheduling.filter.admission_order import keeps_containers_together
 
 pytestmark = pytest.mark.anyio
 RULES = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED, cpu_manager="static", reserved_cpus="0")

@@ -15,7 +15,7 @@ from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.registry.cluster import Cluster
-from topoalign.registry.scheduling.scheduler import Scheduler
+from topoalign.registry.scheduling.filter.scheduler import Scheduler
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,8 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scoring, scorer_of
 from topoalign.registry.cluster import Cluster
-from topoalign.registry.scheduling.scheduler import Scheduler
-from topoalign.registry.scheduling.view import ClusterView
+from topoalign.registry.scheduling.cluster_state.view import ClusterView
+from topoalign.registry.scheduling.filter.scheduler import Scheduler
 from topoalign.testing.manual_clock import ManualClock
 
 

@@ -21,8 +21,8 @@ from topoalign.core.placement.reserved import prefer_reserved
 from topoalign.core.sharing.reserved_units import ShareQuestion
 from topoalign.core.state.reservations import NodeReservations
 from topoalign.machines import catalogue
-from topoalign.registry.scheduling import binding
-from topoalign.registry.scheduling.binding import PodsPending
+from topoalign.registry.scheduling.binding import binding
+from topoalign.registry.scheduling.binding.binding import PodsPending
 from topoalign.registry.scheduling.service import Scheduling
 from topoalign.testing.manual_clock import all_tasks_blocked
 

@@ -7,7 +7,7 @@ from unit_support import CORES, MEMORY, in_units
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.machines import load_machine
-from topoalign.registry.scheduling.orders import Comer, are_mistakable
+from topoalign.registry.scheduling.filter.admission_order import Comer, are_mistakable
 
 MACHINE = in_units(load_machine("dgx-a100").topology)
 

@@ -11,7 +11,7 @@ from unit_support import CORES, DGX, in_units
 from view_support import NODE, RULES, OneNode, Says
 
 from topoalign.core.model.ids import GPU, NodeName, ResourceName
-from topoalign.registry.scheduling.offered import OfferedResources
+from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 
 pytestmark = pytest.mark.anyio

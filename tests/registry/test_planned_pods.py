@@ -27,14 +27,14 @@ from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import reservation_of
-from topoalign.registry.scheduling import binding
-from topoalign.registry.scheduling.binding import NodeRefuses, PodsPending
-from topoalign.registry.scheduling.holds import Hold
+from topoalign.registry.scheduling.binding import binding
+from topoalign.registry.scheduling.binding.binding import NodeRefuses, PodsPending
+from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
+from topoalign.registry.scheduling.filter.admission_order import fit_in_turn, in_amounts
+from topoalign.registry.scheduling.filter.decision_cache import Verdicts
+from topoalign.registry.scheduling.filter.pending_pods import PlannedPods
 from topoalign.registry.scheduling.model import PodToSchedule, Victims
-from topoalign.registry.scheduling.orders import fit_in_turn, in_amounts
-from topoalign.registry.scheduling.planned_pods import PlannedPods
 from topoalign.registry.scheduling.service import Scheduling
-from topoalign.registry.scheduling.verdicts import Verdicts
 from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio

@@ -9,8 +9,8 @@ from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.registry.ports import Report
+from topoalign.registry.scheduling.kubernetes.pod_events import PodEvents
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.pod_events import PodEvents
 
 pytestmark = pytest.mark.anyio
 

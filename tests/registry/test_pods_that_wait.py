@@ -10,7 +10,7 @@ from view_support import NODE, RULES, OneNode, asked
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import ReservedContainer
-from topoalign.registry.scheduling.holds import Hold
+from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
 
 pytestmark = pytest.mark.anyio
 STATIC = msgspec.structs.replace(RULES, cpu_manager="static", reserved_cpus="0,8")

@@ -15,7 +15,7 @@ from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Message, Received, Stream
 from topoalign.core.state.fold import NodeState
-from topoalign.registry.scheduling.reservations import OTHERS_SECONDS, TIDY_SECONDS, Change, Reservations
+from topoalign.registry.scheduling.binding.reservations import OTHERS_SECONDS, TIDY_SECONDS, Change, Reservations
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats

@@ -21,7 +21,7 @@ from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.core.ports import Stream
 from topoalign.registry.kubernetes.objects import WOKEN
 from topoalign.registry.ports import GonePod, SeenPod, Synced
-from topoalign.registry.scheduling.scheduler import NotReadYet
+from topoalign.registry.scheduling.filter.scheduler import NotReadYet
 from topoalign.registry.scheduling.service import NATS_AWAY_SECONDS, Scheduling
 from topoalign.registry.service import PAUSE
 from topoalign.registry.settings import RegistrySettings

@@ -14,7 +14,7 @@ from certificate_support import Authority
 from scheduling_support import FULL, RawClient, RecordedScheduling, go_json, parsed, request_bytes, serving
 
 from topoalign.core.model.errors import InvalidField
-from topoalign.registry.scheduling import server
+from topoalign.registry.scheduling.extender import server
 from topoalign.registry.scheduling.extender.certificates import POLL_SECONDS, Certificates, not_after
 from topoalign.registry.scheduling.extender.connection import IDLE_SECONDS
 from topoalign.registry.scheduling.webhook.reviews import Webhook

@@ -14,7 +14,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.registry.cluster import Cluster
-from topoalign.registry.scheduling.scheduler import Scheduler
+from topoalign.registry.scheduling.filter.scheduler import Scheduler
 
 SEEDS = 400 if THOROUGH else 40
 STEPS = 25

@@ -14,7 +14,7 @@ from topoalign.core.model.ids import CPU, MEMORY, NodeName
 from topoalign.core.model.requests import AdmissionRules, PodLevelResources, PodRequest
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.registry.cluster import Cluster
-from topoalign.registry.scheduling.holds import Hold, holds_something
+from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold, holds_something
 from topoalign.registry.scheduling.model import Filtered
 
 pytestmark = pytest.mark.anyio

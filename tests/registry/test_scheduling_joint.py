@@ -14,7 +14,7 @@ from topoalign.core.model.ids import GPU, NIC, AllocationID, ContainerName, Devi
 from topoalign.core.model.requests import PodRequest, Policy
 from topoalign.core.model.reservations import ReservedContainer
 from topoalign.machines import catalogue
-from topoalign.registry.scheduling.holds import Hold
+from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
 
 pytestmark = pytest.mark.anyio
 SAME_PCIE = json.dumps({"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"})

@@ -9,8 +9,8 @@ from view_support import NODE, RULES, Says
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import GPU, ContainerName, Namespace, PodName
 from topoalign.core.model.reservations import Reservation, ReservedContainer
-from topoalign.registry.scheduling.binding import PodsPending
-from topoalign.registry.scheduling.scheduler import NotReadYet
+from topoalign.registry.scheduling.binding.binding import PodsPending
+from topoalign.registry.scheduling.filter.scheduler import NotReadYet
 
 pytestmark = pytest.mark.anyio
 

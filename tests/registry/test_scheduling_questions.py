@@ -17,10 +17,10 @@ from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster
+from topoalign.registry.scheduling.cluster_state.view import ClusterView
+from topoalign.registry.scheduling.filter.decision_cache import Request, Verdicts, empty
+from topoalign.registry.scheduling.filter.node_templates import INSTANCE_TYPE, MACHINE, labelled
 from topoalign.registry.scheduling.model import Filtered, PodToSchedule, Victims
-from topoalign.registry.scheduling.siblings import INSTANCE_TYPE, MACHINE, labelled
-from topoalign.registry.scheduling.verdicts import Request, Verdicts, empty
-from topoalign.registry.scheduling.view import ClusterView
 
 SEEDS = 600 if THOROUGH else 60
 TWO, FIVE, NINE = (asked(pod(container("main", gpus=gpus), name=f"p{gpus}")) for gpus in (2, 5, 9))
@@ -86,7 +86,7 @@ def test_alike_new_nodes_are_judged_once(world: OneNode, monkeypatch: pytest.Mon
         return labelled(view)
 
     monkeypatch.setattr(Verdicts, "judge_empty", judge)
-    monkeypatch.setattr("topoalign.registry.scheduling.siblings.labelled", look)
+    monkeypatch.setattr("topoalign.registry.scheduling.filter.node_templates.labelled", look)
     world.view.label(NODE, {INSTANCE_TYPE: "gpu4"})
     labels = {NodeName(f"new-{number}"): {INSTANCE_TYPE: "gpu4", MACHINE: f"{number}"} for number in range(100)}
     filtered = world.scheduler.filter(TWO, tuple(labels), labels)
@@ -132,7 +132,7 @@ def test_that_a_pod_never_fits_is_found_once_for_all_nodes_of_a_kind(
         judged.append(kind)
         return empty(kind)
 
-    monkeypatch.setattr("topoalign.registry.scheduling.verdicts.empty", judge)
+    monkeypatch.setattr("topoalign.registry.scheduling.filter.decision_cache.empty", judge)
     nodes = [Says(f"n{number}", machine(), RULES) for number in range(20)]
     for says in nodes:
         world.tell(says.all())

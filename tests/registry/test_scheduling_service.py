@@ -15,8 +15,8 @@ from topoalign.core.model.ids import GPU, ContainerName, Namespace, PodName
 from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.ports import Stream
+from topoalign.registry.scheduling.filter.scheduler import NotReadYet
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.scheduler import NotReadYet
 from topoalign.registry.scheduling.service import Scheduling
 from topoalign.registry.service import PAUSE
 from topoalign.testing.manual_clock import all_tasks_blocked

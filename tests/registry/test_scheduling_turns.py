@@ -12,12 +12,13 @@ from view_support import RULES, SETTLED, Says, asked, tell_all
 from topoalign.core.admission import feasibility
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.cluster import Cluster
-from topoalign.registry.scheduling import orders, scheduler, view
+from topoalign.registry.scheduling.cluster_state import view
+from topoalign.registry.scheduling.cluster_state.nodes import NodeView
+from topoalign.registry.scheduling.cluster_state.view import ClusterView
+from topoalign.registry.scheduling.filter import admission_order, scheduler
+from topoalign.registry.scheduling.filter.decision_cache import Request, Verdicts
+from topoalign.registry.scheduling.filter.scheduler import Scheduler
 from topoalign.registry.scheduling.model import Victims
-from topoalign.registry.scheduling.nodes import NodeView
-from topoalign.registry.scheduling.scheduler import Scheduler
-from topoalign.registry.scheduling.verdicts import Request, Verdicts
-from topoalign.registry.scheduling.view import ClusterView
 from topoalign.runtime.request_turns import LONGEST_SECONDS
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import ManualClock
@@ -185,7 +186,7 @@ async def test_a_preemption_of_many_nodes_gives_turns(large: Large, monkeypatch:
 
 async def test_pods_that_are_tried_in_every_order_give_turns(large: Large, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four pods of which no two are alike: 64 decisions."""
-    large.note(monkeypatch, orders, "decide")
+    large.note(monkeypatch, admission_order, "decide")
     for cpus in (1, 2, 3):
         large.view.expect(NODES[0], asked(pod(container("main", gpus=1, cpus=cpus), name=f"p{cpus}"), f"p{cpus}"))
     async with background() as tasks:

@@ -17,8 +17,8 @@ from topoalign.core.model.topology.offers import Slots
 from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.core.sharing.slot_defaults import slot_defaults
 from topoalign.registry.ports import SeenQuota
-from topoalign.registry.scheduling.offered import OfferedResources
-from topoalign.registry.scheduling.quotas import Quotas
+from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
+from topoalign.registry.scheduling.filter.quotas import Quotas
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 
 pytestmark = pytest.mark.anyio

@@ -26,9 +26,9 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.sharing.slot_defaults import with_defaults
 from topoalign.registry.scheduling import mistakable
-from topoalign.registry.scheduling.holds import Hold
-from topoalign.registry.scheduling.orders import Comer, all_fit, are_mistakable
-from topoalign.registry.scheduling.verdicts import Verdicts
+from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
+from topoalign.registry.scheduling.filter.admission_order import Comer, all_fit, are_mistakable
+from topoalign.registry.scheduling.filter.decision_cache import Verdicts
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.turns import Turns
 from topoalign.testing.manual_clock import ManualClock

@@ -24,7 +24,7 @@ from topoalign.core.model.requests import CARDS, AdmissionRules, Mode, PodReques
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import MEMORY_BLOCK
 from topoalign.registry.scheduling import mistakable
-from topoalign.registry.scheduling.orders import Comer, all_fit, are_mistakable
+from topoalign.registry.scheduling.filter.admission_order import Comer, all_fit, are_mistakable
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.turns import Turns
 from topoalign.testing.manual_clock import ManualClock

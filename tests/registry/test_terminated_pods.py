@@ -12,9 +12,9 @@ from view_support import NODE, RULES, OneNode, asked, some_request
 
 from topoalign.core.model.requests import PodRequest, Policy
 from topoalign.core.state.terminated_pods import without_pods
+from topoalign.registry.scheduling.cluster_state.view import TERMINATED_SECONDS
+from topoalign.registry.scheduling.filter.scheduler import VictimsTerminating
 from topoalign.registry.scheduling.model import PodToSchedule, Victims
-from topoalign.registry.scheduling.scheduler import VictimsTerminating
-from topoalign.registry.scheduling.view import TERMINATED_SECONDS
 from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio

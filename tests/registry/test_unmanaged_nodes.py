@@ -13,9 +13,9 @@ from topoalign.core.demand.hami_names import REGISTER
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.registry.ports import SeenNode
+from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import MANAGED, UnmanagedNodes
 from topoalign.registry.scheduling.model import PodToSchedule, Victims
 from topoalign.registry.scheduling.service import Scheduling
-from topoalign.registry.scheduling.unmanaged_nodes import MANAGED, UnmanagedNodes
 from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio

@@ -17,7 +17,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import CARDS
 from topoalign.core.ports import Message
 from topoalign.registry.ports import SeenPod
-from topoalign.registry.scheduling.binding import Binder
+from topoalign.registry.scheduling.binding.binding import Binder
 
 MISTAKEN = range(28, 60)
 """Seeds of a cluster with units of GPUs whose kubelets hear of such pods in another order."""

@@ -21,11 +21,11 @@ from topoalign.core.ports import Bus, Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import with_reserved
 from topoalign.registry.ports import KubernetesApi
-from topoalign.registry.scheduling.binding import Binder
-from topoalign.registry.scheduling.gang_reservations import Gangs
+from topoalign.registry.scheduling.binding.binding import Binder
+from topoalign.registry.scheduling.binding.gangs import Gangs
+from topoalign.registry.scheduling.binding.reservations import Reservations
+from topoalign.registry.scheduling.cluster_state.shown_pods import ShownPods
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.reservations import Reservations
-from topoalign.registry.scheduling.shown_pods import ShownPods
 from topoalign.runtime.clock import SystemClock
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.manual_clock import all_tasks_blocked

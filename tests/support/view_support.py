@@ -36,9 +36,9 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster
+from topoalign.registry.scheduling.cluster_state.view import ClusterView
+from topoalign.registry.scheduling.filter.scheduler import Scheduler
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.scheduler import Scheduler
-from topoalign.registry.scheduling.view import ClusterView
 from topoalign.testing.manual_clock import ManualClock
 
 SETTLED = Unsettled(frozenset(), frozenset())

@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection
 
 from topoalign.core.admission.share_alignment import finds_gpus
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.scheduling.binding import PODS_PENDING
+from topoalign.registry.scheduling.binding.binding import PODS_PENDING
+from topoalign.registry.scheduling.cluster_state.view import ClusterView
+from topoalign.registry.scheduling.filter.admission_order import finds_companions, keeps_containers_together
+from topoalign.registry.scheduling.filter.decision_cache import Request
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.orders import finds_companions, keeps_containers_together
-from topoalign.registry.scheduling.verdicts import Request
-from topoalign.registry.scheduling.view import ClusterView
 
 PODS_KEPT = 1_024
 """Of which it is kept where they had to wait."""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.sharing.quotas import Amounts, GpuSizes, PerGpu, amounts_per_gpu, quota_amounts, total
-from topoalign.registry.scheduling.offered import OfferedResources
+from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 
 
 class NamespaceUse:

@@ -19,25 +19,25 @@ from topoalign.registry.cluster import Cluster
 from topoalign.registry.foreign import ForeignNodes
 from topoalign.registry.foreign_questions import serve_foreign
 from topoalign.registry.ports import KubernetesApi
-from topoalign.registry.scheduling.bind_checks import BindChecks
-from topoalign.registry.scheduling.binding import Binder
-from topoalign.registry.scheduling.bypassed_pods import BypassedPods
-from topoalign.registry.scheduling.figures import Figures
-from topoalign.registry.scheduling.gang_reservations import Gangs
-from topoalign.registry.scheduling.holds import Hold
-from topoalign.registry.scheduling.kubernetes_watch import KubernetesWatch, understood
+from topoalign.registry.scheduling.binding.bind_checks import BindChecks
+from topoalign.registry.scheduling.binding.binding import Binder
+from topoalign.registry.scheduling.binding.gangs import Gangs
+from topoalign.registry.scheduling.binding.reservations import Reservations
+from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
+from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
+from topoalign.registry.scheduling.cluster_state.view import ClusterView
+from topoalign.registry.scheduling.extender.server import READINESS, serve_scheduler
+from topoalign.registry.scheduling.filter.pod_checks import PodChecks
+from topoalign.registry.scheduling.filter.quotas import Quotas
+from topoalign.registry.scheduling.filter.scheduler import Scheduler
+from topoalign.registry.scheduling.kubernetes.bypassed_pods import BypassedPods
+from topoalign.registry.scheduling.kubernetes.pod_events import PodEvents
+from topoalign.registry.scheduling.kubernetes.topology_objects import TopologyObjects
+from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import UnmanagedNodes
+from topoalign.registry.scheduling.kubernetes.watch import KubernetesWatch, understood
+from topoalign.registry.scheduling.metrics import Figures
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.offered import OfferedResources
 from topoalign.registry.scheduling.placement_checks import check_placement
-from topoalign.registry.scheduling.pod_checks import PodChecks
-from topoalign.registry.scheduling.pod_events import PodEvents
-from topoalign.registry.scheduling.quotas import Quotas
-from topoalign.registry.scheduling.reservations import Reservations
-from topoalign.registry.scheduling.scheduler import Scheduler
-from topoalign.registry.scheduling.server import READINESS, serve_scheduler
-from topoalign.registry.scheduling.topology_objects import TopologyObjects
-from topoalign.registry.scheduling.unmanaged_nodes import UnmanagedNodes
-from topoalign.registry.scheduling.view import ClusterView
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.scheduling.holds import holds_something
+from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
+from topoalign.registry.scheduling.filter.quotas import Quotas
+from topoalign.registry.scheduling.filter.scheduler import NotReadYet, Scheduler
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.quotas import Quotas
-from topoalign.registry.scheduling.scheduler import NotReadYet, Scheduler
 
 
 class BindChecks:

@@ -33,10 +33,10 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reserved_parts import PodNames
 from topoalign.core.state.terminated_pods import has_anything_of, without_pods
 from topoalign.registry.cluster import Cluster, bare
-from topoalign.registry.scheduling.holds import Hold, NodeHolds
+from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold, NodeHolds
+from topoalign.registry.scheduling.cluster_state.nodes import NodeView, side_by_side
+from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.nodes import NodeView, side_by_side
-from topoalign.registry.scheduling.offered import OfferedResources
 from topoalign.registry.scheduling.standing import KUBELET_UNKNOWN, obstacle
 from topoalign.runtime.turns import Turns
 

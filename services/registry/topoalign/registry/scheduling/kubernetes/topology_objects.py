@@ -17,7 +17,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.node_resource_topology import node_resource_topology
 from topoalign.core.ports import Clock
 from topoalign.registry.ports import ApiNotFound, KubernetesApi
-from topoalign.registry.scheduling.view import ClusterView
+from topoalign.registry.scheduling.cluster_state.view import ClusterView
 
 PERIOD = 10.0
 ABSENT_SECONDS = 60.0

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 from topoalign.core.model.ids import NodeName
 from topoalign.core.scoring.scorers import Key
-from topoalign.registry.scheduling.view import ClusterView
+from topoalign.registry.scheduling.cluster_state.view import ClusterView
 
 MOST_STALE = 4
 """Keys for each node, above which most are those of nodes as they were."""

@@ -13,8 +13,8 @@ from topoalign.core.model.errors import TopoalignError, clean, quoted
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.reservations import Reservation
 from topoalign.registry.ports import Report
+from topoalign.registry.scheduling.filter.scheduler import Binder
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.scheduler import Binder
 
 MOST_CODES = 5
 """Reasons that an Event names."""

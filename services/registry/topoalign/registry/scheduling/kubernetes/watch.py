@@ -31,17 +31,17 @@ from topoalign.registry.ports import (
     SeenQuota,
     Synced,
 )
-from topoalign.registry.scheduling.bypassed_pods import BypassedPods
-from topoalign.registry.scheduling.gang_reservations import Gangs
-from topoalign.registry.scheduling.holds import holds_something
+from topoalign.registry.scheduling.binding.gangs import Gangs
+from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
+from topoalign.registry.scheduling.cluster_state.shown_pods import ShownPods
+from topoalign.registry.scheduling.cluster_state.view import ClusterView
+from topoalign.registry.scheduling.filter.quotas import Quotas
+from topoalign.registry.scheduling.kubernetes.bypassed_pods import BypassedPods
+from topoalign.registry.scheduling.kubernetes.refused_pods import Cancelling, RefusedPods, was_refused
+from topoalign.registry.scheduling.kubernetes.reports import Reports
+from topoalign.registry.scheduling.kubernetes.requeue import WakeUps
+from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import UnmanagedNodes
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.quotas import Quotas
-from topoalign.registry.scheduling.refused_pods import Cancelling, RefusedPods, was_refused
-from topoalign.registry.scheduling.reports import Reports
-from topoalign.registry.scheduling.shown_pods import ShownPods
-from topoalign.registry.scheduling.unmanaged_nodes import UnmanagedNodes
-from topoalign.registry.scheduling.view import ClusterView
-from topoalign.registry.scheduling.wake_ups import WakeUps
 
 VERSION_SECONDS = 300.0
 """Between two questions for the API server's version, which an upgrade changes."""

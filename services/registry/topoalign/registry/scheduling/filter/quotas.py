@@ -32,9 +32,9 @@ from topoalign.core.sharing.quotas import (
     total,
 )
 from topoalign.registry.ports import SeenPod, SeenQuota
+from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.namespace_use import NamespaceUse
-from topoalign.registry.scheduling.offered import OfferedResources
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 

@@ -10,8 +10,8 @@ from topoalign.core.model.requests import Compat, PodRequest
 from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.core.sharing.pod_warnings import warnings_of
 from topoalign.core.sharing.slot_checks import check_gpus_known
+from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.offered import OfferedResources
 
 PODS_KEPT = 4_096
 """Pods of which the answer is kept: those that wait are asked about again and again."""

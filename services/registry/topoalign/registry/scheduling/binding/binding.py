@@ -40,10 +40,10 @@ from topoalign.core.model.requests import ConfirmRequest, PodRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.ports import Bus, Clock
 from topoalign.registry.ports import ApiConflict, ApiNotFound, ApiRefused, ApiUnavailable, KubernetesApi, SeenPod
+from topoalign.registry.scheduling.binding.reservations import Change, Reservations
+from topoalign.registry.scheduling.cluster_state.shown_pods import ShownPods
 from topoalign.registry.scheduling.mistakable import are_mistakable
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.reservations import Change, Reservations
-from topoalign.registry.scheduling.shown_pods import ShownPods
 from topoalign.registry.scheduling.standing import NOT_KNOWN
 
 BIND_SECONDS = 4.0

@@ -24,12 +24,12 @@ from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.model.ids import PodName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.state.terminated_pods import without_pods
-from topoalign.registry.scheduling.holds import Requested, unknown_request
+from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested, unknown_request
+from topoalign.registry.scheduling.cluster_state.nodes import NodeView
+from topoalign.registry.scheduling.cluster_state.view import ClusterView
+from topoalign.registry.scheduling.filter.admission_order import Comer, Later, in_amounts, leaves_room
+from topoalign.registry.scheduling.filter.decision_cache import Request
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.nodes import NodeView
-from topoalign.registry.scheduling.orders import Comer, Later, in_amounts, leaves_room
-from topoalign.registry.scheduling.verdicts import Request
-from topoalign.registry.scheduling.view import ClusterView
 
 GANG_FIRST = "GangFirst"
 """Pods of a gang that are planned to the node would not fit there any more."""

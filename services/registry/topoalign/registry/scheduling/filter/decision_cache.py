@@ -35,10 +35,10 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import without_uuids
 from topoalign.core.scoring.scorers import Key, Scorer
 from topoalign.core.state.fold import NodeState, announced
+from topoalign.registry.scheduling.cluster_state.node_keys import NodeKeys
+from topoalign.registry.scheduling.cluster_state.nodes import NodeView
+from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSchedule
-from topoalign.registry.scheduling.node_keys import NodeKeys
-from topoalign.registry.scheduling.nodes import NodeView
-from topoalign.registry.scheduling.view import ClusterView
 from topoalign.runtime.turns import Turns
 
 REQUESTS_KEPT = 1_024

@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 from topoalign.core.diagnosis.foreign import CONTESTED_NODE, FOREIGN_NODE
 from topoalign.registry.foreign import HAMI, ForeignNodes
-from topoalign.registry.scheduling.kubernetes_watch import KubernetesWatch
+from topoalign.registry.scheduling.kubernetes.watch import KubernetesWatch
 
 
 class Figures(Collector):

@@ -1,0 +1,1 @@
+"""The state on which each kubelet would decide next: nodes, reported pods and assumed pods."""

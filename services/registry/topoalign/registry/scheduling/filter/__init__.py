@@ -1,0 +1,1 @@
+"""Filter, score and preemption, decided from the state of the cluster."""
