@@ -10,7 +10,7 @@ import topoalign.registry
 from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.remote_errors import RemoteNoFit
-from topoalign.registry.scheduling import standing
+from topoalign.registry.scheduling.cluster_state import nodes
 from topoalign.registry.scheduling.extender.refusals import BY_CODE, text_of
 
 PRODUCT = ("topoalign.core", "topoalign.registry")
@@ -26,7 +26,7 @@ def test_every_refusal_has_a_text() -> None:
     for package in (topoalign.core, topoalign.registry):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
-    codes = misfits() | {code for name, code in vars(standing).items() if name.isupper() and isinstance(code, str)}
+    codes = misfits() | {code for name, code in vars(nodes).items() if name.isupper() and isinstance(code, str)}
 
     assert len(codes) > 20
     assert set() == codes - BY_CODE.keys()

@@ -13,8 +13,7 @@ from topoalign.core.model.requests import AdmissionRules, Mode
 from topoalign.core.model.reservations import ReservedContainer
 from topoalign.registry.scheduling.binding import binding
 from topoalign.registry.scheduling.binding.binding import PodsPending
-from topoalign.registry.scheduling.binding.reservations import Change
-from topoalign.registry.scheduling.mistakable import are_mistakable
+from topoalign.registry.scheduling.binding.reservations import Change, are_mistakable
 from topoalign.runtime.memory_bus import MemoryBus
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ from view_support import NODE
 
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.scheduling.placement_checks import NodeNotAllowed, OtherScheduler, check_placement
+from topoalign.registry.scheduling.binding.binding import NodeNotAllowed, OtherScheduler, check_placement
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.manual_clock import all_tasks_blocked
 from topoalign.testing.memory_kubernetes import pod_of

@@ -15,8 +15,7 @@ from topoalign.core.model.errors import NoFit, TopoalignError, Unavailable, clea
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.sharing.hami.foreign import NodeAnnotations
 from topoalign.kubelet.files.manifest import Pod
-from topoalign.registry.scheduling.annotations import read_pod
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.model import PodToSchedule, read_pod
 
 SUCCEEDED = "Succeeded"
 FINISHED = (SUCCEEDED, "Failed")

@@ -20,7 +20,7 @@ from topoalign.registry.foreign import ForeignNodes
 from topoalign.registry.foreign_questions import serve_foreign
 from topoalign.registry.ports import KubernetesApi
 from topoalign.registry.scheduling.binding.bind_checks import BindChecks
-from topoalign.registry.scheduling.binding.binding import Binder
+from topoalign.registry.scheduling.binding.binding import Binder, check_placement
 from topoalign.registry.scheduling.binding.gangs import Gangs
 from topoalign.registry.scheduling.binding.reservations import Reservations
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
@@ -37,7 +37,6 @@ from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import UnmanagedNo
 from topoalign.registry.scheduling.kubernetes.watch import KubernetesWatch, understood
 from topoalign.registry.scheduling.metrics import Figures
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.placement_checks import check_placement
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings

@@ -32,10 +32,10 @@ from topoalign.core.model.requests import GANG
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
 from topoalign.registry.ports import SeenPod
+from topoalign.registry.scheduling.binding.binding import DEFAULT_SCHEDULER
 from topoalign.registry.scheduling.binding.reservations import Change, Reservations
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.placement_checks import DEFAULT_SCHEDULER
 from topoalign.runtime.turns import Turns
 
 GANG_SECONDS = 120.0

@@ -22,14 +22,91 @@ import msgspec
 import structlog
 
 from topoalign.core import wire
+from topoalign.core.model.allocations import amounts_of
 from topoalign.core.model.errors import BusConflict, BusRefused, BusUnavailable, IdTaken, NotFound, Undecodable
 from topoalign.core.model.events import ReservationsChanged
-from topoalign.core.model.ids import NodeName
-from topoalign.core.model.reservations import Reservation
+from topoalign.core.model.ids import GPU, NodeName
+from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.ports import Bus, Clock, Message, Received, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations, in_order_of_binds
-from topoalign.registry.scheduling.reservations_by_node import ReservationsByNode
+
+# What is known of the reservations of each node, and on which nodes something is reserved for a pod.
+
+
+class ReservationsByNode(dict[NodeName, NodeReservations]):
+    """
+    By node, set as in any dictionary. The nodes of a pod are found without a look at every node. To be changed by setting
+    an item and by `drop` alone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._nodes: dict[str, frozenset[NodeName]] = {}
+        """UID of a pod -> the nodes whose newest message has it: several where it was tried on more than one."""
+
+    def __setitem__(self, node: NodeName, known: NodeReservations) -> None:
+        self._note(node, known.until)
+        super().__setitem__(node, known)
+
+    def drop(self, node: NodeName) -> None:
+        """Nothing is known of the node any more."""
+        if node in self:
+            self._note(node, ())
+            del self[node]
+
+    def nodes_of(self, uid: str) -> frozenset[NodeName]:
+        """The nodes whose newest message has this pod, whether what it has is over or not."""
+        return self._nodes.get(uid, frozenset())
+
+    def _note(self, node: NodeName, uids: Collection[str]) -> None:
+        before = self[node].until.keys() if node in self else frozenset[str]()
+        for uid in before - frozenset(uids):
+            if left := self._nodes.pop(uid) - {node}:
+                self._nodes[uid] = left
+        for uid in frozenset(uids) - before:
+            self._nodes[uid] = self.nodes_of(uid) | {node}
+
+
+# Whether a node may mistake what is reserved for a pod that is gone for what is reserved for another.
+#
+# Of pods that are there it is known what they ask for (`orders`). Of one that is gone there is only what is still
+# reserved for it, with which the node answers its kubelet until that has ended.
+
+
+def are_mistakable(one: Reservation, other: Reservation) -> bool:
+    """
+    Whether the node may answer its kubelet's question for one of the pods with the GPUs of the other, and that matters: NICs
+    come with them, or as many slots are reserved for both and one must have its own, or holds other amounts by them, or as
+    many units of one kind, and of the other kind not as many, or of other numbers of GPUs.
+    """
+    if any(are_other_slots(a, b) or are_other_units(a, b) for a in one.containers for b in other.containers):
+        return True
+    parts = [each for pod in (one, other) for each in pod.containers]
+    gpus, others = ({len(each.devices.get(GPU, ())) for each in pod.containers} - {0} for pod in (one, other))
+    return any(each.companions for each in parts) and not gpus.isdisjoint(others)
+
+
+def are_other_slots(one: ReservedContainer, other: ReservedContainer) -> bool:
+    """Whether two containers have as many slots, and it matters which of them has which."""
+    counts = {(name, len(ids)) for name, ids in one.devices.items()}
+    if not (one.slots or other.slots) or counts.isdisjoint((name, len(ids)) for name, ids in other.devices.items()):
+        return False
+    stay = any(each.slots and not each.may_move for each in (one, other))
+    return stay or {*one.slots.values()} != {*other.slots.values()}
+
+
+def are_other_units(one: ReservedContainer, other: ReservedContainer) -> bool:
+    """Whether two containers have as many units of one kind, and not of the other, or they are of more GPUs."""
+    counts, others = units_of(one), units_of(other)
+    return counts != others and any(name in others and others[name][0] == n for name, (n, _) in counts.items())
+
+
+def units_of(container: ReservedContainer) -> dict[str, tuple[int, int]]:
+    """Resource -> how many units of it are reserved for a container, and of how many GPUs these are."""
+    gpus = {name: len(amounts_of(ids)) for name, ids in container.devices.items()}
+    return {name: (len(ids), gpus[name]) for name, ids in container.devices.items() if gpus[name]}
+
 
 TIDY_SECONDS = 1.0
 """Between two looks at what has ended."""

@@ -34,10 +34,9 @@ from topoalign.core.state.reserved_parts import PodNames
 from topoalign.core.state.terminated_pods import has_anything_of, without_pods
 from topoalign.registry.cluster import Cluster, bare
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold, NodeHolds
-from topoalign.registry.scheduling.cluster_state.nodes import NodeView, side_by_side
+from topoalign.registry.scheduling.cluster_state.nodes import KUBELET_UNKNOWN, NodeView, obstacle, side_by_side
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.standing import KUBELET_UNKNOWN, obstacle
 from topoalign.runtime.turns import Turns
 
 QUALITY = scorer_of(Scoring.QUALITY, Packing.BINPACK)

@@ -22,16 +22,15 @@ from topoalign.core.sharing.quotas import OverQuota
 from topoalign.core.state.terminated_pods import without_pods
 from topoalign.registry.scheduling.binding.binding import PODS_PENDING
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested
+from topoalign.registry.scheduling.cluster_state.nodes import UNKNOWN_NODE
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.filter.admission_order import all_fit, are_mistakable, are_too_many, fit_as_equals
 from topoalign.registry.scheduling.filter.decision_cache import RefusedByAll, Request, Verdicts, decided
 from topoalign.registry.scheduling.filter.node_templates import NewNodes
-from topoalign.registry.scheduling.filter.pending_pods import PlannedPods, later_than
+from topoalign.registry.scheduling.filter.pending_pods import LonePods, PlannedPods, later_than
 from topoalign.registry.scheduling.filter.pod_checks import PodChecks
 from topoalign.registry.scheduling.filter.quotas import Quotas, has_room
-from topoalign.registry.scheduling.lone_pods import LonePods
 from topoalign.registry.scheduling.model import Filtered, PodToSchedule, Victims
-from topoalign.registry.scheduling.standing import UNKNOWN_NODE
 
 PLANNED_ELSEWHERE = "PlannedElsewhere"
 """The pods of a gang are planned together, and this one to another node."""

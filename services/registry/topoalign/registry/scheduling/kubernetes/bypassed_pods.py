@@ -17,7 +17,7 @@ from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.ports import Clock
 from topoalign.registry.ports import Report, SeenPod
-from topoalign.registry.scheduling.placement_checks import DEFAULT_SCHEDULER
+from topoalign.registry.scheduling.binding.binding import DEFAULT_SCHEDULER
 
 CHECK_SECONDS = 15.0
 """A pod is checked so long after it was bound, or up to twice as long: more than until a node that does not answer is known

@@ -17,7 +17,7 @@ from topoalign.core.model.errors import TopoalignError, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
 from topoalign.registry.ports import KubernetesApi, Report, SeenPod
-from topoalign.registry.scheduling.pace import Pace
+from topoalign.registry.scheduling.kubernetes.requeue import Pace
 
 REFUSALS = frozenset(
     {

@@ -15,7 +15,7 @@ import structlog
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.ports import Clock
 from topoalign.registry.ports import KubernetesApi, Report
-from topoalign.registry.scheduling.pace import Pace
+from topoalign.registry.scheduling.kubernetes.requeue import Pace
 
 AGAIN_SECONDS = 600.0
 """An event lives for an hour; a repetition within ten minutes says nothing new."""
