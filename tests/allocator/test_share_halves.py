@@ -9,7 +9,7 @@ from share_support import DEFAULT, PLAIN, share_node
 from unit_support import CORES, MEMORY
 
 from topoalign.allocator.ports import Listing
-from topoalign.core.demand.units import InvalidShare
+from topoalign.core.demand.share_annotations import InvalidShare
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import DeviceID, PodName

@@ -14,7 +14,7 @@ from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import GPU, DeviceID, PodName
 from topoalign.core.model.requests import PodRequest, Policy
-from topoalign.core.state.slot_amounts import equal_part
+from topoalign.core.state.share_amounts import equal_part
 
 pytestmark = pytest.mark.anyio
 

@@ -25,7 +25,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Slots
 from topoalign.core.state.divisions import Parts, divisions
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.slot_amounts import equal_part, offered_in_slots
+from topoalign.core.state.share_amounts import equal_part, offered_in_slots
 from topoalign.core.usage.attribution import shares_of
 
 BOTH = [BEST, KUBELET]

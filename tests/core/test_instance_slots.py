@@ -26,7 +26,7 @@ from topoalign.core.placement.preference import set_scorer
 from topoalign.core.sharing.slot_cards import places_of, scorer_of
 from topoalign.core.state.divisions import Parts, divisions
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.slot_amounts import equal_part, offered_in_slots
+from topoalign.core.state.share_amounts import equal_part, offered_in_slots
 
 BOTH = [BEST, KUBELET]
 SLOTS = 3

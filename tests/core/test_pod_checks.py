@@ -11,8 +11,8 @@ from feasibility_support import some_pod
 
 from topoalign.core.demand.field_paths import in_manifest
 from topoalign.core.demand.pod_demand import read_pod
-from topoalign.core.demand.slots import SlotResources
-from topoalign.core.demand.units import InvalidShare
+from topoalign.core.demand.share_annotations import InvalidShare
+from topoalign.core.demand.shares import SlotResources
 from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import ResourceName

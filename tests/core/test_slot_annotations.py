@@ -27,7 +27,7 @@ from slot_support import MIB, WITH_NUMA_NODES, asks, given, holding, in_mig_mode
 from unit_support import BEST, DGX, KUBELET, admitted, refused
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.demand.slots import are_on_one_node
+from topoalign.core.demand.shares import are_on_one_node
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import CPU

@@ -16,7 +16,7 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.sharing.reserved_slots import (
+from topoalign.core.sharing.reserved import (
     amounts_reserved,
     answering_part,
     bounds_for,

@@ -24,7 +24,7 @@ from unit_support import BEST, DGX, KUBELET, admitted, refused
 from topoalign.core import wire
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.feasibility import machine_key
-from topoalign.core.demand.slots import slots_asked
+from topoalign.core.demand.shares import slots_asked
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.events import AllocationGranted
@@ -32,9 +32,9 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Policy
 from topoalign.core.model.topology.offers import Offer, Slots
-from topoalign.core.sharing.slots import several_of_one_gpu
+from topoalign.core.sharing.choosers import several_of_one_gpu
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.slot_amounts import equal_part, held_by_slot, offered_in_slots, total
+from topoalign.core.state.share_amounts import equal_part, held_by_slot, offered_in_slots, total
 
 SINGLE = AdmissionRules(mode=Mode.KUBELET, policy=Policy.SINGLE_NUMA_NODE)
 BOTH = [BEST, KUBELET]

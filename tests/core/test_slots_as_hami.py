@@ -22,7 +22,7 @@ from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
 from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.slot_amounts import held_by_slot, offered_in_slots, total
+from topoalign.core.state.share_amounts import held_by_slot, offered_in_slots, total
 
 BOTH = [as_hami(BEST), as_hami(KUBELET)]
 

@@ -18,7 +18,7 @@ from view_support import OneNode, Says, tell_all
 from topoalign.cli.cluster import ClusterOptions, ask
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.prediction import predict
-from topoalign.core.demand.units import InvalidShare
+from topoalign.core.demand.share_annotations import InvalidShare
 from topoalign.core.diagnosis.record_file import encode_lines
 from topoalign.core.diagnosis.records import NodeRecord
 from topoalign.core.model.decisions import Admission, Refusal

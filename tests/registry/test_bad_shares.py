@@ -28,7 +28,7 @@ from slot_support import in_slots
 from unit_support import CORES, DGX, MEMORY, in_units
 from view_support import OneNode, Says, tell_all
 
-from topoalign.core.demand.units import InvalidShare
+from topoalign.core.demand.share_annotations import InvalidShare
 from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Limiter

@@ -11,7 +11,7 @@ from scheduling_support import RecordedScheduling, go_json, serving
 from slot_support import in_slots
 from unit_support import DGX
 
-from topoalign.core.demand.slots import slot_resources
+from topoalign.core.demand.shares import slot_resources
 from topoalign.core.model.ids import GPU, NodeName, ResourceName
 from topoalign.core.model.topology.offers import Slots
 from topoalign.core.sharing.pod_checks import check_pod

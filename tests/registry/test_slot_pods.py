@@ -15,7 +15,7 @@ from view_support import NODE, RULES, OneNode, asked
 from topoalign.core.admission.feasibility import machine_key
 from topoalign.core.admission.reserving import reserved_for
 from topoalign.core.demand.pod_demand import read_pod
-from topoalign.core.demand.units import InvalidShare
+from topoalign.core.demand.share_annotations import InvalidShare
 from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import CPU, GPU, DeviceID, NodeName, ResourceName

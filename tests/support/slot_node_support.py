@@ -21,7 +21,7 @@ from topoalign.core.model.ids import GPU, ContainerName, DeviceID, PodName
 from topoalign.core.model.requests import ContainerRequest, PodRequest, Policy
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.reservations import NodeReservations
-from topoalign.core.state.slot_amounts import equal_part, held_by_slot, offered_in_slots, total
+from topoalign.core.state.share_amounts import equal_part, held_by_slot, offered_in_slots, total
 
 EACH = 16_384
 """MiB of each GPU."""

@@ -29,7 +29,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.pod_checks import offers_of
 from topoalign.core.sharing.slot_defaults import slot_defaults, with_defaults
 from topoalign.core.state.fold import NodeState, announced
-from topoalign.core.state.slot_amounts import held_by_slot
+from topoalign.core.state.share_amounts import held_by_slot
 from topoalign.kubelet.files import configuration
 from topoalign.kubelet.files.node_state import KubeletNode, node_state
 from topoalign.kubelet.files.settling import settling

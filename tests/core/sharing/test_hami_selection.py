@@ -6,7 +6,7 @@ from hami_support import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.demand.card_annotations import type_selection, uuid_selection
+from topoalign.core.demand.share_annotations import type_selection, uuid_selection
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.sharing.cards import SharedCard
 from topoalign.core.sharing.hami.selection import PodRules, cordoned, read_rules

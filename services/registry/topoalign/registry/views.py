@@ -18,7 +18,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.names import NamedDevice, named_devices
 from topoalign.core.sharing.hami.foreign import UNKNOWN_NUMA, Liveness
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.slot_amounts import held_by_slot, total
+from topoalign.core.state.share_amounts import held_by_slot, total
 from topoalign.registry.cluster import Member, bare
 from topoalign.registry.foreign import HAMI, ForeignNodes, HamiView
 

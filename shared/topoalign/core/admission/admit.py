@@ -10,7 +10,7 @@ from topoalign.core.admission.by_chance import Run, likely
 from topoalign.core.admission.drive import drive
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply, Steps
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
-from topoalign.core.demand.slots import slot_resources
+from topoalign.core.demand.shares import slot_resources
 from topoalign.core.demand.units import unit_resources
 from topoalign.core.hints.preconditions import check_decidable
 from topoalign.core.hints.provider import HintRequest

@@ -43,7 +43,7 @@ from topoalign.core.policy import POLICIES, PREFERRED_ALONE
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import announced
-from topoalign.core.state.slot_amounts import offered_in_slots
+from topoalign.core.state.share_amounts import offered_in_slots
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):

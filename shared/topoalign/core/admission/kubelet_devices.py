@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from topoalign.core.demand.pod_demand import PodDemand
-from topoalign.core.demand.slots import amount_resources
+from topoalign.core.demand.shares import amount_resources
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName

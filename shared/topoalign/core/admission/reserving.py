@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from topoalign.core.demand.card_annotations import card_rules, said_of_cards
+from topoalign.core.demand.share_annotations import card_rules, said_of_cards
 from topoalign.core.deviceshare.demand import needs_companions
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.requests import PodRequest

@@ -29,7 +29,7 @@ from topoalign.core.admission.feasibility import are_listed, first_with_room
 from topoalign.core.admission.free_amounts import Amount, Free, free_of
 from topoalign.core.admission.preferred_sets import preferred_sets
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
-from topoalign.core.demand.slots import SlotShare, has_slot_for, may_be_on, slots_asked
+from topoalign.core.demand.shares import SlotShare, has_slot_for, may_be_on, slots_asked
 from topoalign.core.demand.units import Share, has_room, share_of, unit_of
 from topoalign.core.hints.devices import real_nodes
 from topoalign.core.model.allocations import Allocation
@@ -43,7 +43,7 @@ from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.slot_amounts import SlotsLeft, slots_left, total
+from topoalign.core.state.share_amounts import SlotsLeft, slots_left, total
 from topoalign.core.state.unit_amounts import UnitsLeft, units_left
 
 Gpus = Mapping[DeviceID, int]

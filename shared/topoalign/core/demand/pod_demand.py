@@ -8,7 +8,6 @@ are decided: init containers, then app containers.
 
 import msgspec
 
-from topoalign.core.demand.card_annotations import Said, said_of_cards
 from topoalign.core.demand.quantities import (
     Quantities,
     asked,
@@ -21,6 +20,7 @@ from topoalign.core.demand.quantities import (
     pod_wide,
 )
 from topoalign.core.demand.rules import check_rules
+from topoalign.core.demand.share_annotations import Said, said_of_cards
 from topoalign.core.demand.spread import cards_said
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.demand import (

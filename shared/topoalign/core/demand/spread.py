@@ -12,7 +12,8 @@ import re
 from collections.abc import Mapping
 
 from topoalign.core.demand.gangs import path
-from topoalign.core.demand.units import InvalidShare, Share, UnitFields
+from topoalign.core.demand.share_annotations import InvalidShare
+from topoalign.core.demand.units import Share, UnitFields
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.requests import CARDS
 

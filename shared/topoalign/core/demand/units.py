@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from topoalign.core.demand.quantities import Quantities
-from topoalign.core.model.errors import NoFit
+from topoalign.core.demand.share_annotations import InvalidShare
 from topoalign.core.model.holdings import UnitKind
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
@@ -31,12 +31,6 @@ USUAL_NAMES = (ResourceName("tencent.com/vcuda-core"), ResourceName("tencent.com
 """What units are called where the configuration does not say."""
 Left = Mapping[DeviceID, UnitsLeft]
 """GPU -> what is left of it."""
-
-
-class InvalidShare(NoFit):
-    """Raised for amounts of a GPU that cannot be meant."""
-
-    code = "InvalidShare"
 
 
 class Share(NamedTuple):

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable
 from topoalign.core.demand.field_paths import containers_of
 from topoalign.core.demand.other_names import SETTINGS, nearest_name, setting_for
 from topoalign.core.demand.pod_demand import PodDemand
-from topoalign.core.demand.slots import amount_resources
+from topoalign.core.demand.shares import amount_resources
 from topoalign.core.deviceshare.demand import RESOURCES
 from topoalign.core.deviceshare.names import RDMA
 from topoalign.core.model.errors import BadRequest, clean, quoted

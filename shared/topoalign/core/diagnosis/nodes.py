@@ -27,7 +27,7 @@ from topoalign.core.admission.resolvability import emptied, explained, restored
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, exclusions
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.rules import check_rules
-from topoalign.core.demand.slots import USUAL_SLOTS, amount_resources
+from topoalign.core.demand.shares import USUAL_SLOTS, amount_resources
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.diagnosis.foreign import REASONS, ForeignNode
 from topoalign.core.diagnosis.planned import GangFirst, leaves_room

@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from topoalign.core.demand.passed_over import check_not_passed_over
 from topoalign.core.demand.pod_demand import ContainerDemand, PodDemand
-from topoalign.core.demand.slots import amount_resources
+from topoalign.core.demand.shares import amount_resources
 from topoalign.core.deviceshare.demand import RESOURCES
 from topoalign.core.deviceshare.node_devices import check_shares_offered
 from topoalign.core.hints.cpu_rules import check_cpu_manager_starts

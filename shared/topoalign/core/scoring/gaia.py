@@ -18,7 +18,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
 from topoalign.core.sharing.cards import ShareRequest
 from topoalign.core.sharing.gaia.admission import AdmissionNode, Load, asks_for_gpu, rank
-from topoalign.core.sharing.units import cards_of
+from topoalign.core.sharing.units import unit_candidates
 from topoalign.core.state.fold import NodeState
 
 Containers = tuple[ShareRequest, ...]
@@ -48,7 +48,7 @@ def node_of(state: NodeState) -> AdmissionNode | None:
     whole = {gpu for each in state.allocations.values() for gpu, held in each.amounts.items() if held.cores >= CORES}
     cards = [
         msgspec.structs.replace(card, exclusive=card.device in whole)
-        for card in cards_of(state.hardware, units)
+        for card in unit_candidates(state.hardware, units)
         if card.device in units
     ]
     return AdmissionNode(name=state.node, cards=tuple(cards))

@@ -20,7 +20,7 @@ from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.hami.scores import node_score
 from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
-from topoalign.core.sharing.slot_cards import cards_of
+from topoalign.core.sharing.slot_cards import slot_candidates
 from topoalign.core.sharing.slots_as_hami import usage_of_cards
 from topoalign.core.state.fold import NodeState
 
@@ -39,7 +39,7 @@ def node_policy(annotations: Mapping[str, str], policy: str = BINPACK) -> str:
 def fullness(state: NodeState) -> float:
     """HAMi's score of a node."""
     left = state.ownership.slots_left
-    return node_score(usage_of_cards(cards_of(state.hardware, left), left)) if left else 0.0
+    return node_score(usage_of_cards(slot_candidates(state.hardware, left), left)) if left else 0.0
 
 
 def order(policy: str | None, score: float) -> tuple[float, ...]:

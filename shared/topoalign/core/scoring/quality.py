@@ -29,7 +29,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from topoalign.core.demand.pod_demand import PodDemand
-from topoalign.core.demand.slots import SlotShare, slots_asked
+from topoalign.core.demand.shares import SlotShare, slots_asked
 from topoalign.core.demand.units import Share, share_of
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.bitmask import mask_of, nodes_of

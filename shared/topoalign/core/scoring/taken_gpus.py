@@ -14,7 +14,7 @@ from itertools import accumulate, combinations
 from math import comb
 from typing import NamedTuple
 
-from topoalign.core.demand.slots import SlotShare
+from topoalign.core.demand.shares import SlotShare
 from topoalign.core.demand.units import Share
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -27,7 +27,7 @@ from topoalign.core.placement.gpus.scores import Members
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import SetOrder, by_topology
 from topoalign.core.placement.preference import PLACEMENTS, choose, set_scorer
-from topoalign.core.state.slot_amounts import SlotsLeft
+from topoalign.core.state.share_amounts import SlotsLeft
 from topoalign.core.state.unit_amounts import UnitsLeft
 
 MOST_SETS = 1_000

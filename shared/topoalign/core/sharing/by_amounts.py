@@ -10,7 +10,7 @@ from topoalign.core.model.topology.bitmask import Mask
 from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.placement.devices import Choice
-from topoalign.core.sharing import slots
+from topoalign.core.sharing import choosers
 from topoalign.core.sharing.units import UnitChooser, check_units
 from topoalign.core.state.fold import NodeState
 
@@ -43,7 +43,7 @@ def chooser_of(
     share = share_of(hardware, container.devices, container.cards) if unit_of(hardware, resource) is not None else None
     if share is not None:
         return UnitChooser(state, container, share, resource, compat)
-    chooser = slots.chooser_of(state, container, affinity) if offers_in_slots(hardware) else None
+    chooser = choosers.slot_chooser_of(state, container, affinity) if offers_in_slots(hardware) else None
     return chooser if chooser is not None and chooser.resource == resource else None
 
 
@@ -57,6 +57,6 @@ def check_shares(
     share = share_of(state.hardware, container.devices, container.cards)
     if share is not None:
         check_units(state, demand, devices, share)
-    chooser = slots.chooser_of(state, container) if offers_in_slots(state.hardware) else None
+    chooser = choosers.slot_chooser_of(state, container) if offers_in_slots(state.hardware) else None
     if chooser is not None:
         chooser.check_given(devices.get(chooser.resource, ()))

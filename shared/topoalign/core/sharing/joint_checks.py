@@ -11,8 +11,9 @@ from typing import Literal
 
 from topoalign.core.demand.field_paths import containers_of
 from topoalign.core.demand.gangs import path
-from topoalign.core.demand.slots import SlotResources
-from topoalign.core.demand.units import InvalidShare, UnitResources
+from topoalign.core.demand.share_annotations import InvalidShare
+from topoalign.core.demand.shares import SlotResources
+from topoalign.core.demand.units import UnitResources
 from topoalign.core.deviceshare.demand import RESOURCES as JOINT_RESOURCES
 from topoalign.core.deviceshare.demand import JointDemand
 from topoalign.core.deviceshare.names import ANNOTATIONS, GPU_BYTES

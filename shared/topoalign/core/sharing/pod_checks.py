@@ -28,17 +28,10 @@ from topoalign.core.demand.field_paths import containers_of, in_manifest
 from topoalign.core.demand.gangs import gang_of, path
 from topoalign.core.demand.passed_over import check_not_passed_over
 from topoalign.core.demand.pod_demand import pod_demand
-from topoalign.core.demand.slots import USUAL_SLOTS, SlotResources, slot_resources
+from topoalign.core.demand.share_annotations import InvalidShare
+from topoalign.core.demand.shares import USUAL_SLOTS, SlotResources, slot_resources
 from topoalign.core.demand.spread import cards_said, check_cards
-from topoalign.core.demand.units import (
-    USUAL_NAMES,
-    InvalidShare,
-    Share,
-    UnitResources,
-    check_share,
-    names_of_units,
-    unit_resources,
-)
+from topoalign.core.demand.units import USUAL_NAMES, Share, UnitResources, check_share, names_of_units, unit_resources
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.demand import check_keys, is_joint
 from topoalign.core.deviceshare.names import GPU_RESOURCES

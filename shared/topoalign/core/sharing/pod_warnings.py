@@ -21,7 +21,7 @@ from topoalign.core.demand import hami_names
 from topoalign.core.demand.field_paths import containers_of
 from topoalign.core.demand.gangs import path
 from topoalign.core.demand.other_names import SETTINGS, nearest_name
-from topoalign.core.demand.slots import USUAL_SLOTS
+from topoalign.core.demand.shares import USUAL_SLOTS
 from topoalign.core.deviceshare.demand import OWN_DOMAIN
 from topoalign.core.deviceshare.names import ALLOCATED_ANNOTATION, ANNOTATIONS, PARTITION_TABLE
 from topoalign.core.model.errors import clean

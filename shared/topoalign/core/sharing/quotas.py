@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from topoalign.core.demand.card_requests import ALL_MEMORY, card_request
 from topoalign.core.demand.quantities import Quantities, device_limits, pod_wide
-from topoalign.core.demand.slots import SlotResources, slot_resources
+from topoalign.core.demand.shares import SlotResources, slot_resources
 from topoalign.core.demand.units import UnitResources, unit_resources
 from topoalign.core.model.errors import NoFit, clean
 from topoalign.core.model.ids import GPU, ResourceName
@@ -37,7 +37,7 @@ from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES, Slots
 from topoalign.core.model.topology.views import made_once
-from topoalign.core.state.slot_amounts import MIB
+from topoalign.core.state.share_amounts import MIB
 
 Amounts = Mapping[ResourceName, int]
 PerGpu = Mapping[ResourceName, frozenset[ResourceName]]

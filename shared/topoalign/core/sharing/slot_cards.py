@@ -3,7 +3,7 @@ The GPUs of a machine as cards that are shared, for whoever chooses the slots of
 is held, and what sets of them are worth. In the place of a GPU are its MIG instances, if those are in slots.
 """
 
-from topoalign.core.demand.slots import SlotsOfGpus, mode_of, numa_node_of
+from topoalign.core.demand.shares import SlotsOfGpus, mode_of, numa_node_of
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.by_amounts import offers_in_slots
@@ -13,7 +13,7 @@ from topoalign.core.placement.gpus.scores import gpu_scores
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.preference import set_scorer
 from topoalign.core.sharing.cards import SharedCard
-from topoalign.core.state.slot_amounts import NONE_HELD
+from topoalign.core.state.share_amounts import NONE_HELD
 
 
 @made_once
@@ -38,7 +38,7 @@ def scorer_of(topology: Topology) -> SetScorer:
     return SetScorer([[0 if a is None or b is None else scores[a][b] for b in rows] for a in rows])
 
 
-def cards_of(topology: Topology, left: SlotsOfGpus) -> tuple[SharedCard, ...]:
+def slot_candidates(topology: Topology, left: SlotsOfGpus) -> tuple[SharedCard, ...]:
     """All GPUs and instances of `places_of`; of those that are not in slots nothing is to be had."""
     in_slots = offers_in_slots(topology)
     found = []

@@ -3,11 +3,18 @@
 from collections.abc import Collection, Iterable, Mapping, Set
 
 from topoalign.core.demand import hami_names as names
-from topoalign.core.demand.card_annotations import card_rules, invalid, said_of_cards, uuid_selection, weights_meant
 from topoalign.core.demand.field_paths import containers_of
 from topoalign.core.demand.gangs import path
-from topoalign.core.demand.slots import USUAL_SLOTS, SlotResources, check_amounts
-from topoalign.core.demand.units import USUAL_NAMES, InvalidShare
+from topoalign.core.demand.share_annotations import (
+    InvalidShare,
+    card_rules,
+    invalid,
+    said_of_cards,
+    uuid_selection,
+    weights_meant,
+)
+from topoalign.core.demand.shares import USUAL_SLOTS, SlotResources, check_amounts
+from topoalign.core.demand.units import USUAL_NAMES
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import CARDS, Compat, PodRequest

@@ -23,7 +23,7 @@ import msgspec
 from topoalign.core.demand.card_requests import ALL_MEMORY
 from topoalign.core.demand.field_paths import containers_of
 from topoalign.core.demand.quantities import Quantities
-from topoalign.core.demand.slots import SlotResources
+from topoalign.core.demand.shares import SlotResources
 from topoalign.core.demand.units import USUAL_NAMES
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import PodRequest

@@ -27,7 +27,7 @@ import msgspec
 from topoalign.core.demand.card_requests import UNSET, CardRequest
 from topoalign.core.demand.card_rules import Selection
 from topoalign.core.demand.hami_names import VENDOR
-from topoalign.core.demand.slots import SlotShare, SlotsOfGpus
+from topoalign.core.demand.shares import SlotShare, SlotsOfGpus
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES
@@ -41,7 +41,7 @@ from topoalign.core.sharing.hami.selection import pod_rules
 from topoalign.core.sharing.hami.topology import GpuLink, GpuLinks, link_scores
 from topoalign.core.sharing.hami.usage import MIB, CardUsage, usage_of
 from topoalign.core.sharing.refusals import NoneByHami, ShareFields
-from topoalign.core.state.slot_amounts import NONE_HELD, SlotsLeft
+from topoalign.core.state.share_amounts import NONE_HELD, SlotsLeft
 
 
 def choose_as_hami(

@@ -42,7 +42,7 @@ SHARE = "share"
 """What refusals call the units that a container has, of both kinds."""
 
 
-def cards_of(topology: Topology, left: Left) -> tuple[SharedCard, ...]:
+def unit_candidates(topology: Topology, left: Left) -> tuple[SharedCard, ...]:
     """All GPUs of the machine, in its order; of those that are not in units nothing is to be had."""
     found = []
     for gpu in topology.gpus:
@@ -63,7 +63,7 @@ def cards_of(topology: Topology, left: Left) -> tuple[SharedCard, ...]:
     return tuple(found)
 
 
-def choose_gpus(
+def choose_gpus_for_units(
     topology: Topology, left: Left, share: Share, among: Iterable[DeviceID], compat: str
 ) -> tuple[DeviceID, ...]:
     """
@@ -76,7 +76,7 @@ def choose_gpus(
         memory=part.blocks * MEMORY_BLOCK,
         cards=1 if share.whole else share.gpus,
     )
-    cards, some = cards_of(topology, left), tuple(among)
+    cards, some = unit_candidates(topology, left), tuple(among)
     try:
         if compat == "gaia" and request.cards == 1:
             chosen = choose_cards(topology, cards, request, frozenset(some))
@@ -159,7 +159,7 @@ def with_missing(
         blocks=share.blocks * missing // share.gpus,
         cards=1 if share.whole else missing,
     )
-    others = choose_gpus(topology, left, rest, (gpu for gpu in among if gpu not in gpus), compat)
+    others = choose_gpus_for_units(topology, left, rest, (gpu for gpu in among if gpu not in gpus), compat)
     return (*gpus, *others) if others else ()
 
 

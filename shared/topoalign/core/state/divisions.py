@@ -22,7 +22,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import MEMORY_BLOCK, LimitedBy, Offer
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.instance_amounts import lost_instances
-from topoalign.core.state.slot_amounts import equal_part, is_spent, larger, offered_in_slots
+from topoalign.core.state.share_amounts import equal_part, is_spent, larger, offered_in_slots
 
 Way = Literal["whole", "MIG", "time slices", "MPS", "units", "slots"]
 

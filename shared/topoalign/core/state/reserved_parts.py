@@ -17,7 +17,7 @@ from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.slot_amounts import offered_in_slots
+from topoalign.core.state.share_amounts import offered_in_slots
 
 PodNames = tuple[Namespace, PodName]
 

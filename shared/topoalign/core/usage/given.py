@@ -16,7 +16,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.slot_amounts import equal_part, total
+from topoalign.core.state.share_amounts import equal_part, total
 
 WHOLE_DEVICE = 100
 """Hundredths of a device's computing time that are all of it."""

@@ -35,9 +35,9 @@ from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.ports import Clock
-from topoalign.core.sharing.reserved_slots import bounds_for, is_within
+from topoalign.core.sharing.reserved import bounds_for, is_within
 from topoalign.core.state.reservations import NodeReservations
-from topoalign.core.state.slot_amounts import equal_part, larger
+from topoalign.core.state.share_amounts import equal_part, larger
 
 # What is said of a container that does not start, whatever is wrong with its devices: an event of its pod, once.
 #

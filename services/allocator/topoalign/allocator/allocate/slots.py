@@ -19,21 +19,21 @@ from typing import NamedTuple
 from topoalign.allocator.ports import AskedDevices, Poll
 from topoalign.allocator.reconciliation.displacement import kept_of
 from topoalign.allocator.reconciliation.liveness import Liveness
-from topoalign.core.demand.card_annotations import card_rules
-from topoalign.core.demand.slots import (
+from topoalign.core.demand.share_annotations import InvalidShare, card_rules
+from topoalign.core.demand.shares import (
     gpus_of_numa_nodes,
     gpus_with_slots,
     resources_in_slots,
     share_of_amount,
     unknown_share,
 )
-from topoalign.core.demand.units import InvalidShare
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.placement.sparing import held_among, overlapping
 from topoalign.core.ports import Clock
+from topoalign.core.sharing.choosers import choose_gpus_for_slots, several_of_one_gpu, slot_of
 from topoalign.core.sharing.refusals import (
     NotEnoughShareCores,
     NotEnoughShareMemory,
@@ -41,7 +41,7 @@ from topoalign.core.sharing.refusals import (
     ShareFields,
     ShareSplit,
 )
-from topoalign.core.sharing.reserved_slots import (
+from topoalign.core.sharing.reserved import (
     OpenPart,
     PartName,
     amounts_reserved,
@@ -52,11 +52,10 @@ from topoalign.core.sharing.reserved_slots import (
     untold_part,
 )
 from topoalign.core.sharing.reserved_units import ShareQuestion, with_reserved_shares
-from topoalign.core.sharing.slots import choose_gpus, several_of_one_gpu, slot_of
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.instance_amounts import gpus_by_instances
 from topoalign.core.state.reservations import NodeReservations
-from topoalign.core.state.slot_amounts import equal_part, held_by_slot, offered_in_slots, total
+from topoalign.core.state.share_amounts import equal_part, held_by_slot, offered_in_slots, total
 
 FIELD = "devices_ids"
 FIELDS = ShareFields(cores=FIELD, memory=FIELD, cards=FIELD)
@@ -125,7 +124,7 @@ class SlotGrants:
             spare = offered - held_among(state.ownership, resource, devices)
             among = [gpu for gpu, slots in devices.by_base.items() if gpu not in must and (slots & spare).bits]
             try:
-                gpus = choose_gpus(live.hardware, state.ownership.slots_left, share, among, FIELDS)
+                gpus = choose_gpus_for_slots(live.hardware, state.ownership.slots_left, share, among, FIELDS)
             except (InvalidField, ShareDoesNotFit):
                 continue
             chosen = (*must_include, *(slot_of(spare, gpu) for gpu in gpus))

@@ -53,7 +53,7 @@ from topoalign.core.sharing.reserved_units import (
     spread_for,
     with_reserved_shares,
 )
-from topoalign.core.sharing.units import check_gpus, choose_gpus, units_on, with_missing
+from topoalign.core.sharing.units import check_gpus, choose_gpus_for_units, units_on, with_missing
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
 from topoalign.core.state.unit_amounts import Holder, UnitsLeft, excluded, holder_of, unshareable
@@ -140,7 +140,7 @@ def gpus_for(
     if not taken:
         is_known = share != share_asked(kind, size_of(share, kind))
         among = fitting if is_known or share.whole else with_other_half(left, share, kind, was_split=was_split)
-        return choose_gpus(state.hardware, left, share, among, compat)
+        return choose_gpus_for_units(state.hardware, left, share, among, compat)
     gpus = with_missing(state.hardware, left, share, tuple(taken), fitting, compat)
     return gpus if sum(taken[gpu] + fitting.get(gpu, 0) for gpu in gpus) >= size_of(share, kind) else ()
 

@@ -22,7 +22,7 @@ from topoalign.allocator.containers.host import ContainerUnready
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.state.slot_amounts import equal_part, offered_in_slots
+from topoalign.core.state.share_amounts import equal_part, offered_in_slots
 
 # What a container holds by a slot, for the limiters that tell it so (`mps`, `hami_core.answers`).
 

@@ -37,7 +37,7 @@ from topoalign.core.ports import Clock
 from topoalign.core.sharing.reserved_units import with_reserved_shares
 from topoalign.core.state.instance_amounts import amount_of, gpus_by_instances, instances_of
 from topoalign.core.state.reservations import NodeReservations
-from topoalign.core.state.slot_amounts import held_by_slot, taken_by
+from topoalign.core.state.share_amounts import held_by_slot, taken_by
 from topoalign.runtime.tasks import either
 
 SEEN_SECONDS = 20.0

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from topoalign.core.demand.card_annotations import words
+from topoalign.core.demand.share_annotations import words
 from topoalign.core.sharing.hami.selection import BINPACK, MUTEX, NUMA, SPREAD
 from topoalign.core.sharing.hami.usage import CardUsage
 

@@ -20,10 +20,10 @@ from topoalign.core.admission.feasibility import Need, alignment_need, need_of, 
 from topoalign.core.admission.kinds import Kind
 from topoalign.core.admission.resolvability import UNDECIDED, emptied, restored
 from topoalign.core.admission.share_alignment import parts_of
-from topoalign.core.demand.card_annotations import CHOOSING
 from topoalign.core.demand.hami_names import NO_USE_UUID, NODE_POLICY, USE_UUID
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
-from topoalign.core.demand.slots import USUAL_SLOTS, amount_resources
+from topoalign.core.demand.share_annotations import CHOOSING
+from topoalign.core.demand.shares import USUAL_SLOTS, amount_resources
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.names import ANNOTATIONS
 from topoalign.core.hints.preconditions import UnknownResource

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Mapping
 
-from topoalign.core.demand.card_annotations import uuid_selection
+from topoalign.core.demand.share_annotations import uuid_selection
 from topoalign.core.model.errors import InvalidField, NoFit
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import Compat, PodRequest

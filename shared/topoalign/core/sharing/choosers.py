@@ -17,11 +17,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from topoalign.core.demand.card_annotations import Said, lists_said
 from topoalign.core.demand.card_rules import Selection
 from topoalign.core.demand.hami_names import NO_USE_TYPE, NO_USE_UUID, USE_TYPE, USE_UUID, VGPU_MODE
 from topoalign.core.demand.pod_demand import ContainerDemand
-from topoalign.core.demand.slots import (
+from topoalign.core.demand.share_annotations import Said, lists_said
+from topoalign.core.demand.shares import (
     SlotShare,
     SlotsOfGpus,
     are_on_one_node,
@@ -61,10 +61,10 @@ from topoalign.core.sharing.refusals import (
     ShareSplit,
     SlotsBeyondNumaNode,
 )
-from topoalign.core.sharing.slot_cards import cards_of, scorer_of
+from topoalign.core.sharing.slot_cards import scorer_of, slot_candidates
 from topoalign.core.sharing.slots_as_hami import choose_as_hami
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.slot_amounts import held_by_slot, larger
+from topoalign.core.state.share_amounts import held_by_slot, larger
 
 
 def fields_of(topology: Topology, resource: ResourceName, said: Said) -> ShareFields:
@@ -83,12 +83,12 @@ def fields_of(topology: Topology, resource: ResourceName, said: Said) -> ShareFi
     )
 
 
-def choose_gpus(
+def choose_gpus_for_slots(
     topology: Topology, left: SlotsOfGpus, share: SlotShare, among: Iterable[DeviceID], fields: ShareFields
 ) -> tuple[DeviceID, ...]:
     """The GPUs, of these, of each of which a container gets a slot. Raises ShareDoesNotFit where too few would do."""
     gpus = {gpu for gpu in among if gpu in left}
-    every = cards_of(topology, left)
+    every = slot_candidates(topology, left)
     cards = [card for card in every if card.device in gpus]
     whole = [msgspec.structs.replace(card, device=topology.card_of(card.device)) for card in cards]
     accepted = [cards[at].device for at in accepted_cards(whole, share.rules, fields)]
@@ -247,7 +247,7 @@ class SlotChooser:
         topology, rest = self._state.hardware, self._share._replace(gpus=missing)
         others = [gpu for gpu in among if gpu not in own]
         near = on_one_node(topology, self._share, others, own) if own else others
-        return choose_gpus(topology, self._left, rest, near, self._fields)
+        return choose_gpus_for_slots(topology, self._left, rest, near, self._fields)
 
     def amounts(self, slots: Collection[DeviceID]) -> dict[DeviceID, Amount]:
         """What the container asks for by each of these slots, also by those that it takes over (`with_peaks`)."""
@@ -305,7 +305,7 @@ def own_amounts(
     }
 
 
-def chooser_of(state: NodeState, container: ContainerDemand, affinity: Mask | None = None) -> SlotChooser | None:
+def slot_chooser_of(state: NodeState, container: ContainerDemand, affinity: Mask | None = None) -> SlotChooser | None:
     """Chooses the container's slots, near this affinity if it can; None: it asks for none."""
     share = slots_asked(state.hardware, container.devices, container.about_cards, as_hami=container.as_hami)
     return None if share is None else SlotChooser(state, container, share, affinity)
@@ -315,7 +315,7 @@ def slots_given(
     state: NodeState, container: ContainerDemand, devices: Mapping[ResourceName, Collection[DeviceID]]
 ) -> dict[DeviceID, Amount]:
     """What the container holds by each of the slots among these devices, which it would get in this state."""
-    chooser = chooser_of(state, container)
+    chooser = slot_chooser_of(state, container)
     return {} if chooser is None else chooser.amounts(devices.get(chooser.resource, ()))
 
 

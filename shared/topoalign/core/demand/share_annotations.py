@@ -38,9 +38,15 @@ from topoalign.core.demand.hami_names import (
     USE_UUID,
     VGPU_MODE,
 )
-from topoalign.core.demand.units import InvalidShare
 from topoalign.core.deviceshare import annotations as joint
-from topoalign.core.model.errors import InvalidField, quoted
+from topoalign.core.model.errors import InvalidField, NoFit, quoted
+
+
+class InvalidShare(NoFit):
+    """Raised for amounts of a GPU that cannot be meant."""
+
+    code = "InvalidShare"
+
 
 CHOOSING = (GPU_POLICY, SCORING_WEIGHTS, USE_TYPE, NO_USE_TYPE, USE_UUID, NO_USE_UUID, VGPU_MODE, NUMA_BIND)
 """The annotations that `card_rules` reads."""

@@ -23,7 +23,7 @@ from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.sharing.reserved_units import ShareQuestion, reservations_of
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
-from topoalign.core.state.slot_amounts import NONE_HELD, larger
+from topoalign.core.state.share_amounts import NONE_HELD, larger
 
 PartName = tuple[str, ContainerName]
 """UID of a pod and its container."""

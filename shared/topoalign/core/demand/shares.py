@@ -21,19 +21,18 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from topoalign.core.demand.card_annotations import Said, card_rules
 from topoalign.core.demand.card_requests import ALL_MEMORY, card_request
 from topoalign.core.demand.card_rules import ANY_CARD, CardRules
 from topoalign.core.demand.hami_names import MIG, MODES
 from topoalign.core.demand.quantities import Quantities
-from topoalign.core.demand.units import InvalidShare
+from topoalign.core.demand.share_annotations import InvalidShare, Said, card_rules
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.topology.by_amounts import gpu_of, offers_in_slots
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES, Offer, Slots
 from topoalign.core.model.topology.views import made_once
-from topoalign.core.state.slot_amounts import MIB, SlotsLeft, offered_in_slots, part_of
+from topoalign.core.state.share_amounts import MIB, SlotsLeft, offered_in_slots, part_of
 
 LOWEST_PRIORITY = 1
 SlotsOfGpus = Mapping[DeviceID, SlotsLeft]
