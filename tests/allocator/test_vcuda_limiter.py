@@ -21,7 +21,7 @@ from topoalign.allocator.ports import Part
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import DeviceID, PodName
-from topoalign.core.state.unit_amounts import Holder
+from topoalign.core.state.share_amounts import Holder
 from topoalign.kubelet.control_groups import directory_of
 
 pytestmark = pytest.mark.anyio

@@ -2,7 +2,7 @@
 
 import pytest
 
-from topoalign.core.demand.card_requests import NO_DEFAULTS, UNSET, CardRequest, Defaults
+from topoalign.core.demand.shares import NO_DEFAULTS, UNSET, CardRequest, Defaults
 from topoalign.core.model.ids import ResourceName
 from topoalign.tools.conformance.hami_quantities import plain_integer, read_request
 

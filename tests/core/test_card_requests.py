@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.demand.card_requests import UNSET, CardRequest, Defaults, card_request
+from topoalign.core.demand.shares import UNSET, CardRequest, Defaults, card_request
 from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.topology.offers import Slots
 

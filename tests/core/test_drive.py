@@ -6,7 +6,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from topoalign.core.admission.drive import drive, drive_async
+from topoalign.core.admission.admit import drive, drive_async
 from topoalign.core.model.errors import DriverFault, NoFit
 
 Answer = Callable[[str], int]

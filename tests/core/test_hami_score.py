@@ -13,8 +13,8 @@ from slot_support import MIB, asks, holding, in_slots
 from unit_support import BEST, DGX, KUBELET, refused
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.demand.hami_names import NODE_POLICY
 from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.demand.share_annotations import NODE_POLICY
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.scoring.hami import fullness, node_policy, order, policy_of

@@ -23,7 +23,7 @@ from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.model.topology.validate import validate
 from topoalign.core.placement.preference import set_scorer
-from topoalign.core.sharing.slot_cards import places_of, scorer_of
+from topoalign.core.sharing.choosers import places_of, scorer_of
 from topoalign.core.state.divisions import Parts, divisions
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import equal_part, offered_in_slots

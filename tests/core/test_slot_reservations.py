@@ -17,14 +17,15 @@ from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID,
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.reserved import (
+    ShareQuestion,
     amounts_reserved,
     answering_part,
     bounds_for,
     most_of,
     open_parts,
     untold_part,
+    with_reserved_shares,
 )
-from topoalign.core.sharing.reserved_units import ShareQuestion, with_reserved_shares
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations, allocations_of
 

@@ -24,8 +24,7 @@ from unit_support import (
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.reserving import has_its_own, reserved_for
-from topoalign.core.demand.spread import cards_said
-from topoalign.core.demand.units import Share, gpus_with_room
+from topoalign.core.demand.shares import Share, cards_said, gpus_with_room
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import DeviceID
@@ -33,9 +32,9 @@ from topoalign.core.model.requests import CARDS, AdmissionRules, Mode, Policy
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import MEMORY_BLOCK
 from topoalign.core.placement.gpus.scores import gpu_scores
-from topoalign.core.sharing.units import units_on
+from topoalign.core.sharing.choosers import units_on
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.unit_amounts import UnitsLeft
+from topoalign.core.state.share_amounts import UnitsLeft
 from topoalign.machines import load_machine
 
 BLOCKS = 60

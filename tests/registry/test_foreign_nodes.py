@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from view_support import NODE, asked
 
 from topoalign.client.records import read_cluster
-from topoalign.core.demand.hami_names import DEVICES_ALLOCATED, HANDSHAKE, REGISTER
+from topoalign.core.demand.share_annotations import DEVICES_ALLOCATED, HANDSHAKE, REGISTER
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import Nodes
 from topoalign.core.model.decisions import Resolvability

@@ -7,7 +7,7 @@ import pytest
 from api_server_support import shown_pod
 from hami_node_support import encode_register
 
-from topoalign.core.demand.hami_names import DEVICES_ALLOCATED, HANDSHAKE, REGISTER
+from topoalign.core.demand.share_annotations import DEVICES_ALLOCATED, HANDSHAKE, REGISTER
 from topoalign.core.model.ids import NodeName
 from topoalign.core.sharing.hami.registration import RegisteredCard
 from topoalign.registry.foreign import ForeignNodes

@@ -18,7 +18,7 @@ from topoalign.core.deviceshare.names import JOINT_ANNOTATION
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.requests import GANG, GANG_SIZE, Placement, Policy
 from topoalign.core.placement.reserved import prefer_reserved
-from topoalign.core.sharing.reserved_units import ShareQuestion
+from topoalign.core.sharing.reserved import ShareQuestion
 from topoalign.core.state.reservations import NodeReservations
 from topoalign.machines import catalogue
 from topoalign.registry.scheduling.binding import binding

@@ -11,8 +11,7 @@ from slot_support import asks
 from view_support import NODE, RULES, SETTLED, OneNode, Says, asked, tell_all
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.demand.hami_names import NODE_POLICY
-from topoalign.core.demand.share_annotations import InvalidShare
+from topoalign.core.demand.share_annotations import NODE_POLICY, InvalidShare
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Policy

@@ -9,7 +9,7 @@ from registry_support import World
 from structlog.testing import capture_logs
 from view_support import NODE, OneNode, asked
 
-from topoalign.core.demand.hami_names import REGISTER
+from topoalign.core.demand.share_annotations import REGISTER
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.registry.ports import SeenNode

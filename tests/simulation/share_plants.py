@@ -24,9 +24,9 @@ from topoalign.core.model.allocations import amounts_of
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.sharing.choosers import units_on
 from topoalign.core.sharing.refusals import ShareDoesNotFit
-from topoalign.core.sharing.reserved_units import ShareQuestion
-from topoalign.core.sharing.units import units_on
+from topoalign.core.sharing.reserved import ShareQuestion
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.ownership import Ownership
 

@@ -3,7 +3,7 @@
 from hami_reference import Card, Profile, Request
 from hypothesis import strategies as st
 
-from topoalign.core.demand.card_requests import CardRequest
+from topoalign.core.demand.shares import CardRequest
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile
 from topoalign.core.sharing.hami.usage import MIB, CardUsage

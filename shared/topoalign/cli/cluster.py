@@ -23,7 +23,7 @@ from topoalign.client.records import read_cluster
 from topoalign.core.admission.pipeline import HALVES_BY_RESERVATION
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed
 from topoalign.core.demand.pod_demand import read_pod
-from topoalign.core.demand.units import asks_for_both_halves
+from topoalign.core.demand.shares import asks_for_both_halves
 from topoalign.core.demand.unserved import UnservedResource, asked_names, served_by
 from topoalign.core.diagnosis.answers import Answer, Reason
 from topoalign.core.diagnosis.diagnosis import diagnose
@@ -36,9 +36,8 @@ from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scoring, scorer_of
-from topoalign.core.sharing.pod_checks import check_pod, offers_of
+from topoalign.core.sharing.pod_checks import check_gpus_known, check_pod, offers_of
 from topoalign.core.sharing.pod_warnings import paths_of_limits, warnings_of
-from topoalign.core.sharing.slot_checks import check_gpus_known
 from topoalign.runtime.clock import SystemClock
 
 MOST_ROWS = 20

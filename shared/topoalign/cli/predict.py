@@ -18,7 +18,7 @@ from topoalign.core.admission.kubelet_devices import check_resources
 from topoalign.core.admission.resolvability import explained
 from topoalign.core.demand.device_lists import list_notes
 from topoalign.core.demand.pod_demand import pod_demand
-from topoalign.core.demand.units import names_of_units
+from topoalign.core.demand.shares import names_of_units
 from topoalign.core.demand.unserved import unserved_names
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.model.decisions import Decision, noted, with_unserved

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seam_reference import naive_rank
 
-from topoalign.core.demand.card_rules import ANY_CARD, CardOrder, CardRules, Selection, Weights
+from topoalign.core.demand.share_annotations import ANY_CARD, CardOrder, CardRules, Selection, Weights
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.placement.gpus.scores import Scores, gpu_scores

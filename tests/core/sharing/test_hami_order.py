@@ -9,8 +9,7 @@ from hami_support import POLICIES, asked, cards, requests, usage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.demand.card_rules import EQUAL_WEIGHTS, Weights
-from topoalign.core.demand.share_annotations import read_weights
+from topoalign.core.demand.share_annotations import EQUAL_WEIGHTS, Weights, read_weights
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.sharing.hami.order import ScoredCard, walk
 from topoalign.core.sharing.hami.scores import device_score, node_score

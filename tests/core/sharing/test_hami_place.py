@@ -6,7 +6,7 @@ from hami_support import UUIDS, annotations, asked, cards, pair_scores, requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.demand.card_rules import Weights
+from topoalign.core.demand.share_annotations import Weights
 from topoalign.core.model.ids import NodeName
 from topoalign.core.scoring.hami import order
 from topoalign.core.sharing.hami.fit import Unfit

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from topoalign.core.demand import hami_names
+from topoalign.core.demand import share_annotations
 from topoalign.core.deviceshare.names import ANNOTATIONS
 from topoalign.core.model.ids import GPU, NIC, ResourceName
 from topoalign.core.sharing.pod_warnings import CORE_LIMIT, LONGEST, MOST, warnings_of
@@ -77,14 +77,14 @@ def test_keys_that_are_right_or_of_others_are_no_warning() -> None:
         "example.com": ("vgpu-node", "use-gpuuuid", "gang"),
         "topoalign.io": ("gang", "gang-size", "cards", "gangs"),
     }
-    right = {key for key in (*hami_names.OF_PODS, *ANNOTATIONS) if key != hami_names.NODE_POLICY}
+    right = {key for key in (*share_annotations.OF_PODS, *ANNOTATIONS) if key != share_annotations.NODE_POLICY}
 
     assert () == said({f"{domain}/{rest}": "x" for domain, several in written.items() for rest in several})
     assert () == said(dict.fromkeys(right, "x"))
 
 
 def test_a_wish_without_effect_is_named_with_what_gives_it_one() -> None:
-    policy = {hami_names.NODE_POLICY: "spread"}
+    policy = {share_annotations.NODE_POLICY: "spread"}
     limit = {CORE_LIMIT: "50"}
 
     assert said(policy)[0].endswith("has no effect unless nodes are ranked by TOPOALIGN_SCORING=hami")

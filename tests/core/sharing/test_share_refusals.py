@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from topoalign.core.demand.card_rules import ANY_CARD, CardRules, Selection
+from topoalign.core.demand.share_annotations import ANY_CARD, CardRules, Selection
 from topoalign.core.model.errors import InvalidField, NoFit, TopoalignError
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.placement.gpus.set_scorer import SetScorer

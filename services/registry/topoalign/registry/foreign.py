@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 import msgspec
 import structlog
 
-from topoalign.core.demand.hami_names import DEVICES_ALLOCATED
+from topoalign.core.demand.share_annotations import DEVICES_ALLOCATED
 from topoalign.core.diagnosis.foreign import CONTESTED_NODE, FOREIGN_NODE
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import NodeName

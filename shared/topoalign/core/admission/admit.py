@@ -6,24 +6,74 @@ The one decision: does this pod fit on this node, and what does each of its cont
 package. Nothing of it depends on time or chance, so equal questions get equal decisions. How it is decided is in `pipeline`.
 """
 
+from collections.abc import Awaitable, Callable, Generator
+from functools import partial
+from typing import TypeVar
+
 from topoalign.core.admission.by_chance import Run, likely
-from topoalign.core.admission.drive import drive
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply, Steps
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
-from topoalign.core.demand.shares import slot_resources
-from topoalign.core.demand.units import unit_resources
+from topoalign.core.demand.shares import slot_resources, unit_resources
 from topoalign.core.hints.preconditions import check_decidable
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.providers import answer
 from topoalign.core.model.decisions import Decision
-from topoalign.core.model.errors import NoFit
+from topoalign.core.model.errors import NoFit, TopoalignError
 from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.placement.preference import prefer
 from topoalign.core.profile import profile_of
-from topoalign.core.sharing.joint_checks import check_joint_memory
-from topoalign.core.sharing.pod_checks import check_asked, check_shares_known, check_spread
-from topoalign.core.sharing.slot_checks import check_slots_asked
+from topoalign.core.sharing.pod_checks import (
+    check_asked,
+    check_joint_memory,
+    check_shares_known,
+    check_slots_asked,
+    check_spread,
+)
 from topoalign.core.state.fold import NodeState
+
+# Drives a decision: asks elsewhere what it asks, and sends it the answers.
+#
+# A decision is a generator that yields its questions and returns its result, so the same steps run whether an answer
+# comes from this process, from NATS or from gRPC. Who has the answers passes them as a function; the loop around them
+# is here, once for answers that are there at once and once for those that are waited for.
+#
+# What `answer` raises as a TopoalignError is raised at the question that it could not answer: the steps say what that
+# means. Anything else ends the drive.
+
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+def drive(steps: Generator[Q, R, T], answer: Callable[[Q], R]) -> T:
+    """What the steps return in the end. Raises what they raise, and from `answer` what is no TopoalignError."""
+    proceed: Callable[[], Q] = partial(next, steps)
+    while True:
+        try:
+            asked = proceed()
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        try:
+            proceed = partial(steps.send, answer(asked))
+        except TopoalignError as error:
+            proceed = partial(steps.throw, error)
+
+
+async def drive_async(steps: Generator[Q, R, T], answer: Callable[[Q], Awaitable[R]]) -> T:
+    """`drive`, where answers are waited for."""
+    proceed: Callable[[], Q] = partial(next, steps)
+    while True:
+        try:
+            asked = proceed()
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        try:
+            proceed = partial(steps.send, await answer(asked))
+        except TopoalignError as error:
+            proceed = partial(steps.throw, error)
 
 
 def admit(state: NodeState, pod: PodRequest, rules: AdmissionRules, *, explain: bool = False) -> Decision:

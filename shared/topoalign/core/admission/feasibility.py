@@ -15,35 +15,155 @@ under a policy that aligns.
 """
 
 import hashlib
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from functools import partial
 from itertools import combinations
 
 import msgspec
 
+from topoalign.core.admission.admit import drive
 from topoalign.core.admission.alignment import NotAligned
-from topoalign.core.admission.container_amounts import Step, lacking_in, step_of
-from topoalign.core.admission.drive import drive
 from topoalign.core.admission.free_amounts import Amount, Free, without
 from topoalign.core.admission.preferred_sets import near, preferred_sets
-from topoalign.core.admission.several_containers import are_separable, asks_alike, disjoint, totals_decide
 from topoalign.core.cpu_assignment.packed import NotEnoughCpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.hints.preconditions import check_decidable
 from topoalign.core.hints.rules import MOST_LISTED
 from topoalign.core.model.errors import NoFit
-from topoalign.core.model.ids import CPU, NodeName
-from topoalign.core.model.requests import Scope
+from topoalign.core.model.ids import CPU, DeviceID, NodeName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, CpuOption, Scope
 from topoalign.core.model.topology.bitmask import several
 from topoalign.core.model.topology.by_amounts import gpu_of
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.placement.devices import NoHealthyDevice, NotEnoughDevices
+from topoalign.core.placement.cpus import NotEnoughCores, SplitCore
+from topoalign.core.placement.devices import NoHealthyDevice, NotEnoughDevices, TooLarge, check_amount
 from topoalign.core.placement.memory import MemoryGroupsWouldMix, MemoryNotExtendable, NotEnoughMemory
 from topoalign.core.policy import POLICIES, PREFERRED_ALONE
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import announced
 from topoalign.core.state.share_amounts import offered_in_slots
+
+# Whether amounts decide about a pod of which several containers ask for something.
+#
+# They do where the totals of the pod suffice, because it is aligned as one or admitted however it is aligned; and where
+# it is known after each container what is left on each NUMA node, because what it has is all on one.
+
+
+NOT_COUNTED = {CpuOption.FULL_PCPUS_ONLY}
+"""Options of the CPU manager with which a number of CPUs does not tell which cores are left whole."""
+NOT_NEAR = {CpuOption.FULL_PCPUS_ONLY, CpuOption.ALIGN_BY_SOCKET}
+"""Those with which besides the CPUs may be of other NUMA nodes than the container is aligned to."""
+
+
+def asks_alike(container: ContainerDemand, pod: PodDemand) -> bool:
+    """Whether the pod as a whole asks for what one of its containers does."""
+    return (container.devices, container.cpus, container.memory) == (pod.devices, pod.cpus, pod.memory)
+
+
+def totals_decide(topology: Topology, demand: PodDemand, asking: Sequence[ContainerDemand]) -> bool:
+    """Whether the containers are admitted where the totals suffice once they are aligned."""
+    rules, policy = demand.rules, POLICIES[demand.rules.policy]
+    if rules.scope is not Scope.POD and not policy.admits(NO_AFFINITY):
+        return False
+    if any(each.memory for each in asking):
+        placed_as_one = rules.scope is Scope.POD and policy.asks
+        left_over = any(each.memory and each.role == "init" for each in asking)
+        whole = all(each.memory.keys() <= demand.memory.keys() for each in asking)
+        if not placed_as_one or left_over or not whole:
+            return False
+    return are_counted(topology, demand, asking, rules.cpu_options & NOT_COUNTED)
+
+
+def are_separable(topology: Topology, demand: PodDemand, asking: Sequence[ContainerDemand]) -> bool:
+    """
+    Whether each container can be judged by what those before it have left, where these are on one NUMA node each. Not where
+    a resource has devices near one NUMA node and others near none or several: which of these it got is not known.
+    """
+    rules = demand.rules
+    if rules.scope is Scope.POD or not POLICIES[rules.policy].asks or any(each.role == "init" for each in asking):
+        return False
+    for name in demand.device_names & topology.devices.keys():
+        widths = {mask.bit_count() for mask in near(topology.devices[name].everything, topology.node_ids)}
+        if len(widths) > 1 or max(widths) > 1:
+            return False
+    return are_counted(topology, demand, asking, rules.cpu_options & NOT_NEAR)
+
+
+def are_counted(
+    topology: Topology, demand: PodDemand, asking: Sequence[ContainerDemand], hindering: Collection[CpuOption]
+) -> bool:
+    """Whether as much is left after a container as it was not given, of CPUs and of each resource."""
+    if any(each.cpus for each in asking) and (hindering or not topology.cpu_topology.is_even):
+        return False
+    return disjoint(*(topology.devices[name] for name in demand.device_names & topology.devices.keys()))
+
+
+def disjoint(*some: Collection[DeviceID]) -> bool:
+    """Whether no device is in two of these."""
+    return len(frozenset().union(*some)) == sum(map(len, some))
+
+
+# What one container is given once it is aligned, and what of it a node has too little of in all.
+#
+# Where a container is aligned says nothing about this: devices and CPUs of other NUMA nodes make up for what is not
+# there (kubelet v1.36.3, device manager and CPU manager).
+
+
+class Step(msgspec.Struct, frozen=True):
+    """What one container is given, after it was aligned."""
+
+    devices: tuple[tuple[ResourceName, int, bool], ...]
+    """In the order in which they are given; True: more than a container may ask for."""
+    cpus: int
+    counted: bool
+    """Whether there are too few CPUs if fewer are free: on uneven machines the kubelet may give some that are in use."""
+    whole_cores: bool
+    """Whether the CPUs are given in whole cores."""
+    splits_core: bool
+    """Whether they are, and these are none."""
+    stays: bool
+    """Whether later containers do without what it has: False for plain init containers."""
+
+
+def step_of(topology: Topology, rules: AdmissionRules, container: ContainerDemand) -> Step:
+    """What a container is given on this machine. The kubelet passes over resources that nobody lists."""
+    known = ((name, amount) for name, amount in container.devices.items() if name in topology.devices)
+    whole, per_core = CpuOption.FULL_PCPUS_ONLY in rules.cpu_options, topology.cpu_topology.cpus_per_core
+    return Step(
+        devices=tuple((name, amount, is_too_large(topology, name, amount)) for name, amount in known),
+        cpus=container.cpus,
+        counted=topology.cpu_topology.is_even,
+        whole_cores=whole,
+        splits_core=whole and per_core > 0 and container.cpus % per_core > 0,
+        stays=container.role != "init",
+    )
+
+
+def is_too_large(topology: Topology, resource: ResourceName, amount: int) -> bool:
+    """Whether a container asks for more of a resource than it may."""
+    try:
+        check_amount(topology, resource, amount)
+    except TooLarge:
+        return True
+    return False
+
+
+def lacking_in(step: Step, devices: Mapping[ResourceName, int], cpus: int, whole_cores: int) -> str | None:
+    """The code of what a container lacks where so much is free; empty: nothing. None: amounts do not tell."""
+    for name, amount, too_large in step.devices:
+        if too_large:
+            return TooLarge.code
+        free = devices[name]
+        if free < amount:
+            return NoHealthyDevice.code if free < 0 else NotEnoughDevices.code
+    if step.splits_core:
+        return SplitCore.code
+    if step.whole_cores and whole_cores < step.cpus:
+        return NotEnoughCores.code
+    if cpus < step.cpus:
+        return NotEnoughCpus.code if step.counted else None
+    return ""
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):

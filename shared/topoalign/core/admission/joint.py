@@ -24,7 +24,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.preference import prefer, prefer_gpus
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
-from topoalign.core.sharing.units import gpus_of
+from topoalign.core.sharing.choosers import gpus_of
 from topoalign.core.state.fold import NodeState
 
 CHOSEN = {

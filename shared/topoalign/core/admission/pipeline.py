@@ -22,8 +22,7 @@ from topoalign.core.admission.within_alignment import place_within
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
 from topoalign.core.demand.coverage import not_covered
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
-from topoalign.core.demand.shares import slots_asked
-from topoalign.core.demand.units import asks_for_both_halves, share_of
+from topoalign.core.demand.shares import asks_for_both_halves, share_of, slots_asked
 from topoalign.core.deviceshare.node_devices import ContainerDevices
 from topoalign.core.hints.cpu import CpuProvider, shared_cpus
 from topoalign.core.hints.devices import DeviceProvider
@@ -55,9 +54,7 @@ from topoalign.core.placement.memory import holding, memory_for
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.cost import slow_merge
 from topoalign.core.profile import profile_of
-from topoalign.core.sharing.by_amounts import check_shares, chooser_of
-from topoalign.core.sharing.choosers import slots_given, with_peaks
-from topoalign.core.sharing.units import gpus_of
+from topoalign.core.sharing.choosers import check_shares, chooser_of, gpus_of, slots_given, with_peaks
 from topoalign.core.state.fold import NodeState
 
 T = TypeVar("T")

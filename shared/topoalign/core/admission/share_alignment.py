@@ -29,8 +29,16 @@ from topoalign.core.admission.feasibility import are_listed, first_with_room
 from topoalign.core.admission.free_amounts import Amount, Free, free_of
 from topoalign.core.admission.preferred_sets import preferred_sets
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
-from topoalign.core.demand.shares import SlotShare, has_slot_for, may_be_on, slots_asked
-from topoalign.core.demand.units import Share, has_room, share_of, unit_of
+from topoalign.core.demand.shares import (
+    Share,
+    SlotShare,
+    has_room,
+    has_slot_for,
+    may_be_on,
+    share_of,
+    slots_asked,
+    unit_of,
+)
 from topoalign.core.hints.devices import real_nodes
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.ids import CPU, DeviceID, ResourceName
@@ -43,8 +51,7 @@ from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.share_amounts import SlotsLeft, slots_left, total
-from topoalign.core.state.unit_amounts import UnitsLeft, units_left
+from topoalign.core.state.share_amounts import SlotsLeft, UnitsLeft, slots_left, total, units_left
 
 Gpus = Mapping[DeviceID, int]
 """GPU, or MIG instance -> the number of the set of NUMA nodes that it is near."""

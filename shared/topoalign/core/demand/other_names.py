@@ -11,8 +11,7 @@ READMEs, examples and device documents.
 
 from collections.abc import Iterable, Mapping
 
-from topoalign.core.demand.shares import USUAL_SLOTS
-from topoalign.core.demand.units import USUAL_NAMES
+from topoalign.core.demand.shares import USUAL_NAMES, USUAL_SLOTS
 from topoalign.core.deviceshare.names import FPGA, GPU_RESOURCES, RDMA
 from topoalign.core.model.ids import GPU, NIC, ResourceName
 

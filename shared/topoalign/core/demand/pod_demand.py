@@ -21,7 +21,7 @@ from topoalign.core.demand.quantities import (
 )
 from topoalign.core.demand.rules import check_rules
 from topoalign.core.demand.share_annotations import Said, said_of_cards
-from topoalign.core.demand.spread import cards_said
+from topoalign.core.demand.shares import cards_said
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.demand import (
     RESOURCES,

@@ -25,7 +25,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.views import made_once
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.unit_amounts import units_offered
+from topoalign.core.state.share_amounts import units_offered
 
 UNITS: tuple[UnitKind, ...] = ("cores", "memory")
 

@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Set
 from functools import lru_cache
 
 from topoalign.core.demand.pod_demand import ContainerDemand
-from topoalign.core.demand.shares import gpus_with_slots, on_one_node, slots_asked
-from topoalign.core.demand.units import gpus_with_room, share_of, unit_of
+from topoalign.core.demand.shares import gpus_with_room, gpus_with_slots, on_one_node, share_of, slots_asked, unit_of
 from topoalign.core.hints.joint_devices import joint_hints
 from topoalign.core.hints.provider import HintRequest, Largest
 from topoalign.core.hints.reuse import held_by_pod, own_part, reusable_devices

@@ -15,7 +15,7 @@ from math import comb
 import msgspec
 
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand
-from topoalign.core.demand.units import resources_in_units
+from topoalign.core.demand.shares import resources_in_units
 from topoalign.core.deviceshare.candidates import Asked, Chooser
 from topoalign.core.deviceshare.demand import RESOURCES, JointDemand
 from topoalign.core.deviceshare.inventory import ANYWHERE, Device

@@ -26,7 +26,7 @@ MOST_CONTAINERS = 100
 GANG, GANG_SIZE = "topoalign.io/gang", "topoalign.io/gang-size"
 """Annotations of pods that start together or not at all: the name of their gang, and how many pods it has."""
 CARDS = "topoalign.io/cards"
-"""The annotation that says over how many GPUs the units of a container are spread (`core.demand.spread`)."""
+"""The annotation that says over how many GPUs the units of a container are spread (`core.demand.shares`)."""
 
 
 class Mode(StrEnum):

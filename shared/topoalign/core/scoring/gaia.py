@@ -13,12 +13,12 @@ gpu-manager chooses again (`sharing.gaia`). Source: gpu-admission 47d56ae, predi
 import msgspec
 
 from topoalign.core.demand.pod_demand import PodDemand
-from topoalign.core.demand.units import share_of
+from topoalign.core.demand.shares import share_of
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
 from topoalign.core.sharing.cards import ShareRequest
+from topoalign.core.sharing.choosers import unit_candidates
 from topoalign.core.sharing.gaia.admission import AdmissionNode, Load, asks_for_gpu, rank
-from topoalign.core.sharing.units import unit_candidates
 from topoalign.core.state.fold import NodeState
 
 Containers = tuple[ShareRequest, ...]

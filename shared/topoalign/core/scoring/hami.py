@@ -15,12 +15,12 @@ Source: HAMi 4707fb02 (spec hami.md 2.7).
 
 from collections.abc import Mapping
 
-from topoalign.core.demand.hami_names import NODE_POLICY
 from topoalign.core.demand.pod_demand import PodDemand
+from topoalign.core.demand.share_annotations import NODE_POLICY
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.sharing.choosers import slot_candidates
 from topoalign.core.sharing.hami.scores import node_score
 from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
-from topoalign.core.sharing.slot_cards import slot_candidates
 from topoalign.core.sharing.slots_as_hami import usage_of_cards
 from topoalign.core.state.fold import NodeState
 

@@ -29,8 +29,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from topoalign.core.demand.pod_demand import PodDemand
-from topoalign.core.demand.shares import SlotShare, slots_asked
-from topoalign.core.demand.units import Share, share_of
+from topoalign.core.demand.shares import Share, SlotShare, share_of, slots_asked
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.bitmask import mask_of, nodes_of
 from topoalign.core.model.topology.model import Topology
@@ -47,7 +46,7 @@ from topoalign.core.scoring.taken_gpus import (
     left_in_units,
     places_of_cards,
 )
-from topoalign.core.sharing.slot_cards import places_of, scorer_of
+from topoalign.core.sharing.choosers import places_of, scorer_of
 from topoalign.core.state.fold import NodeState
 
 MOST_KEPT = 16_384

@@ -14,8 +14,7 @@ from itertools import accumulate, combinations
 from math import comb
 from typing import NamedTuple
 
-from topoalign.core.demand.shares import SlotShare
-from topoalign.core.demand.units import Share
+from topoalign.core.demand.shares import Share, SlotShare
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import mask_of
@@ -27,8 +26,7 @@ from topoalign.core.placement.gpus.scores import Members
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import SetOrder, by_topology
 from topoalign.core.placement.preference import PLACEMENTS, choose, set_scorer
-from topoalign.core.state.share_amounts import SlotsLeft
-from topoalign.core.state.unit_amounts import UnitsLeft
+from topoalign.core.state.share_amounts import SlotsLeft, UnitsLeft
 
 MOST_SETS = 1_000
 """Sets of NUMA nodes that are searched for the lowest; if there are more, the nodes with the most GPUs are taken."""

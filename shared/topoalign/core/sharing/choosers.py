@@ -14,14 +14,25 @@ HAMi's rules choose, `slots_as_hami` does it. Example with ten slots a GPU:
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
-from topoalign.core.demand.card_rules import Selection
-from topoalign.core.demand.hami_names import NO_USE_TYPE, NO_USE_UUID, USE_TYPE, USE_UUID, VGPU_MODE
-from topoalign.core.demand.pod_demand import ContainerDemand
-from topoalign.core.demand.share_annotations import Said, lists_said
+from topoalign.core.demand.pod_demand import ContainerDemand, PodDemand
+from topoalign.core.demand.share_annotations import (
+    NO_USE_TYPE,
+    NO_USE_UUID,
+    USE_TYPE,
+    USE_UUID,
+    VGPU_MODE,
+    CardRules,
+    Said,
+    Selection,
+    lists_said,
+)
 from topoalign.core.demand.shares import (
+    Left,
+    Share,
     SlotShare,
     SlotsOfGpus,
     are_on_one_node,
@@ -30,14 +41,17 @@ from topoalign.core.demand.shares import (
     has_slot_for,
     instance_memory,
     may_be_on,
+    mode_of,
     numa_node_of,
     on_one_node,
     resources_in_slots,
+    share_of,
     slots_asked,
+    unit_of,
 )
-from topoalign.core.hints.devices import slots_for
+from topoalign.core.hints.devices import gpus_for_units, slots_for, taken_over, units_of
 from topoalign.core.hints.reuse import held_by_pod, reusable_devices
-from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.allocations import Allocation, amounts_of
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -45,12 +59,16 @@ from topoalign.core.model.topology.bitmask import Mask
 from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.device_sets import DeviceSet
-from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES
+from topoalign.core.model.topology.model import Gpu, Topology
+from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
+from topoalign.core.model.topology.views import made_once
 from topoalign.core.placement.devices import Choice
-from topoalign.core.sharing.cards import ShareRequest
-from topoalign.core.sharing.choice import choose
-from topoalign.core.sharing.fitting import accepted_cards
+from topoalign.core.placement.gpus.scores import gpu_scores
+from topoalign.core.placement.gpus.set_scorer import SetScorer
+from topoalign.core.placement.preference import set_scorer
+from topoalign.core.sharing.cards import SharedCard, ShareRequest
+from topoalign.core.sharing.choice import accepted_cards, choose
+from topoalign.core.sharing.gaia.machine import choose_cards
 from topoalign.core.sharing.refusals import (
     UNALIGNED,
     WAIT,
@@ -60,11 +78,281 @@ from topoalign.core.sharing.refusals import (
     ShareFields,
     ShareSplit,
     SlotsBeyondNumaNode,
+    WholeGpuInUse,
 )
-from topoalign.core.sharing.slot_cards import scorer_of, slot_candidates
 from topoalign.core.sharing.slots_as_hami import choose_as_hami
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.share_amounts import held_by_slot, larger
+from topoalign.core.state.share_amounts import NONE_HELD, NOTHING, held_by_slot, held_of_gpus, larger, unshareable
+
+# On which GPUs a container gets its units of computing time and of memory.
+#
+# Which GPU is decided by `choice`, or with `compat: gaia` by gpu-manager's rules (`gaia.machine`). A kubelet counts
+# units per NUMA node, and not per GPU: where its alignment leaves no GPU with enough, the container is refused
+# (`ShareSplit`). Example:
+#
+#     left of GPU-0: 100 and 320 blocks, of GPU-1: 60 and 200, of GPU-2: 40 and 30
+#     asked for 20 and 16 blocks: GPU-2; for 20 and 60 blocks: GPU-1; for 100: GPU-0
+#     asked for 60 and 40 blocks, spread over two: 30 and 20 of each of GPU-1 and GPU-2
+
+
+WHOLE_REMEDY = (
+    "ask for whole GPUs without memory, all of which comes with them, or let topoalign's scheduler reserve both halves"
+)
+
+SHARE = "share"
+"""What refusals call the units that a container has, of both kinds."""
+
+
+def unit_candidates(topology: Topology, left: Left) -> tuple[SharedCard, ...]:
+    """All GPUs of the machine, in its order; of those that are not in units nothing is to be had."""
+    found = []
+    for gpu in topology.gpus:
+        units = left.get(gpu.id)
+        found.append(
+            SharedCard(
+                device=gpu.id,
+                index=gpu.index,
+                minor=gpu.index if gpu.minor is None else gpu.minor,
+                model=gpu.name,
+                memory=units.all_blocks * MEMORY_BLOCK if units else 0,
+                cores_held=CORES - units.cores if units else CORES,
+                memory_held=(units.all_blocks - units.blocks) * MEMORY_BLOCK if units else 0,
+                processes=units.sharers if units else 0,
+                exclusive=units is None,
+            )
+        )
+    return tuple(found)
+
+
+def choose_gpus_for_units(
+    topology: Topology, left: Left, share: Share, among: Iterable[DeviceID], compat: str
+) -> tuple[DeviceID, ...]:
+    """
+    The GPUs, of these, that a container gets its units of; () where none have enough left. `compat`: as in the rules of the
+    node; gpu-manager knows no parts of several GPUs.
+    """
+    part = share.of_each
+    request = ShareRequest(
+        cores=share.cores if share.whole else part.cores,
+        memory=part.blocks * MEMORY_BLOCK,
+        cards=1 if share.whole else share.gpus,
+    )
+    cards, some = unit_candidates(topology, left), tuple(among)
+    try:
+        if compat == "gaia" and request.cards == 1:
+            chosen = choose_cards(topology, cards, request, frozenset(some))
+        else:
+            chosen = choose(cards, request, set_scorer(topology), CardRules(uuids=Selection(wanted=some)))
+    except (InvalidField, ShareDoesNotFit):
+        return ()
+    return tuple(card.device for card in chosen)
+
+
+class UnitChooser:
+    """Chooses the units of one resource of a container."""
+
+    def __init__(
+        self, state: NodeState, container: ContainerDemand, share: Share, resource: ResourceName, compat: str
+    ) -> None:
+        """`compat`: as in the rules of the node."""
+        self._state, self._container, self._share, self._resource = state, container, share, resource
+        self._compat = compat
+
+    def room(self) -> DeviceSet:
+        """
+        The healthy units of the resource that are of GPUs with room for what the container asks for. Raises ShareSplit where
+        there are none.
+        """
+        healthy = self._state.ownership.usable(self._resource)
+        gpus, cards = gpus_for_units(self._state, self._container), self._share.cards
+        found = healthy & units_of(self._state, gpus, self._resource)
+        if healthy and (not found or len(gpus) < cards):
+            lacking = "no GPU has" if cards == 1 else f"{len(gpus)} GPUs, and not {cards}, have"
+            raise ShareSplit(SHARE, f"{lacking} enough left of what the container asks for")
+        return found
+
+    def check_takeover(self, reusable: Collection[DeviceID], amount: int) -> None:
+        """
+        Raises ShareSplit where a kubelet picks `amount` of the units that init containers left, which are more, and may pick
+        them of other GPUs than those of one share: it picks them at random.
+        """
+        by_gpu = Counter(map(self._state.hardware.card_of, reusable))
+        if len(by_gpu) <= 1:
+            return
+        unused = len(reusable) - amount
+        if self._share.whole and len(by_gpu) == self._share.gpus and unused < min(by_gpu.values()):
+            return  # memory of each of its GPUs, whichever blocks these are
+        raise ShareSplit(
+            SHARE,
+            f"it takes over {amount} of the {len(reusable)} units that init containers left, at random, of "
+            f"{len(by_gpu)} GPUs",
+            "let its init containers ask for units of one GPU, or for as much as it asks for itself",
+        )
+
+    def prefer(self, choice: Choice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
+        """
+        The units that the container gets, of those that may be chosen; () where no GPU has enough. `near`: GPUs of which it
+        has units already, of the other kind. Units that it takes over from an init container decide as these do.
+        """
+        topology = self._state.hardware
+        near = near or taken_over(self._state, self._container)
+        gpus = near or tuple(dict.fromkeys(map(topology.card_of, choice.must_include)))
+        by_gpu = choice.available.devices.by_base.items()
+        among = [gpu for gpu, units in by_gpu if (units & choice.available).bits]
+        gpus = with_missing(topology, self._state.ownership.units_left, self._share, gpus, among, self._compat)
+        return units_on(choice.available, choice.must_include, choice.size, gpus)
+
+
+def with_missing(
+    topology: Topology,
+    left: Left,
+    share: Share,
+    gpus: Sequence[DeviceID],
+    among: Iterable[DeviceID],
+    compat: str,
+) -> tuple[DeviceID, ...]:
+    """These GPUs, and as many others as the share has more; () where there are not so many."""
+    missing = share.gpus - len(gpus)
+    if missing <= 0:
+        return tuple(gpus)
+    rest = share._replace(
+        cores=share.cores * missing // share.gpus,
+        blocks=share.blocks * missing // share.gpus,
+        cards=1 if share.whole else missing,
+    )
+    others = choose_gpus_for_units(topology, left, rest, (gpu for gpu in among if gpu not in gpus), compat)
+    return (*gpus, *others) if others else ()
+
+
+def gpus_of(topology: Topology, devices: Mapping[ResourceName, Sequence[DeviceID]]) -> tuple[DeviceID, ...]:
+    """The GPUs of which a container has something, each once. `devices`: resource -> what it has been given of it."""
+    given = (each for name, some in devices.items() if topology.kind_of(name) in ("gpu", "unit") for each in some)
+    return tuple(dict.fromkeys(map(topology.card_of, given)))
+
+
+def units_on(
+    available: DeviceSet, must_include: Sequence[DeviceID], size: int, gpus: Collection[DeviceID]
+) -> tuple[DeviceID, ...]:
+    """
+    So many of the available units of these GPUs, those that must be included first, and with them equally many of each as
+    far as can be. Fewer where they have not enough.
+    """
+    devices = available.devices
+    must = devices.some(must_include)
+    of_gpus = [devices.by_base[gpu] & (available | must) for gpu in gpus if gpu in devices.by_base]
+    found, missing = devices.nothing, size - len(must) + sum(len(units & must) for units in of_gpus)
+    for number, units in enumerate(sorted(of_gpus, key=len)):
+        own = units & must
+        more = (units - must).first(max(0, missing // (len(of_gpus) - number) - len(own)))
+        found, missing = found | more, missing - len(own) - len(more)
+    return (*must_include, *found)
+
+
+def check_units(
+    state: NodeState, demand: PodDemand, devices: Mapping[ResourceName, Sequence[DeviceID]], share: Share
+) -> None:
+    """
+    Raises ShareSplit where the units that a container would get are not of as many GPUs as its share, and WholeGpuInUse
+    where somebody else has one whole, or has units of one that it would have whole, and ShareSplit for memory alone of one
+    of which all computing time is held: an init container may have had it whole. Init containers of its own pod have ended
+    by then. `devices`: resource -> what it would get.
+    """
+    amounts = amounts_of(device for ids in devices.values() for device in ids)
+    check_gpus(amounts, cards=share.cards)
+    own = {each.id for each in held_by_pod(state, demand) if each.role == "init"}
+    live = [each for each in state.allocations.values() if each.id not in own]
+    for each in unshareable(live, amounts):
+        raise WholeGpuInUse(sorted(each.amounts.keys() & amounts.keys()), titled(each), SHARE)
+    if not any(each.cores for each in amounts.values()):
+        held = held_of_gpus(each for each in live if not amounts.keys().isdisjoint(each.amounts))
+        if spent := [gpu for gpu in amounts if held.get(gpu, NOTHING).cores >= CORES]:
+            raise ShareSplit(
+                SHARE, f"all computing time of {quoted(spent)} is held, and memory alone would take some", WAIT
+            )
+
+
+def titled(allocation: Allocation) -> str:
+    """Whose an allocation is, or its id."""
+    owner = allocation.owner
+    return allocation.id if owner is None else f"{owner.namespace}/{owner.pod}"
+
+
+def check_gpus(amounts: Mapping[DeviceID, Amount], field: str = SHARE, cards: int | None = 1) -> None:
+    """
+    Raises ShareSplit where the units that a container has are not equal parts of so many GPUs, or not of whole ones and
+    memory of each or none of them: both halves tell the container which GPUs it has. `amounts`: GPU -> what it has of it;
+    `field`: where it asks for them; `cards`: over how many it is spread, None: it is not known.
+    """
+    whole = all(each.cores == CORES for each in amounts.values())
+    if not amounts or (whole and len({each.memory > 0 for each in amounts.values()}) == 1):
+        return
+    if len({*amounts.values()}) == 1 and cards in (None, len(amounts)):
+        return
+    found = " and ".join(
+        f"{each.cores} units of computing time and {each.memory // MEMORY_BLOCK} blocks of {quoted([gpu])}"
+        for gpu, each in sorted(amounts.items())
+    )
+    asked = "" if cards in (None, 1) else f", and not equal parts of {cards}"
+    is_large = sum(each.cores for each in amounts.values()) >= CORES
+    raise ShareSplit(field, f"the units are of {len(amounts)} GPUs{asked}: {found}", WHOLE_REMEDY if is_large else WAIT)
+
+
+# The GPUs of a machine as cards that are shared, for whoever chooses the slots of a container: what each offers and
+# what of it is held, and what sets of them are worth. In the place of a GPU are its MIG instances, if those are in
+# slots.
+
+
+@made_once
+def places_of(topology: Topology) -> tuple[tuple[DeviceID, Gpu], ...]:
+    """All GPUs in the hardware's order, each with itself, or in its place its MIG instances that are in slots, with it."""
+    in_slots, found = offers_in_slots(topology), list[tuple[DeviceID, Gpu]]()
+    for gpu in topology.gpus:
+        instances = [each.uuid for each in gpu.mig or () if each.uuid in in_slots]
+        found += [(base, gpu) for base in instances or [gpu.id]]
+    return tuple(found)
+
+
+@made_once
+def scorer_of(topology: Topology) -> SetScorer:
+    """The scorer of sets of these; MIG instances have no links."""
+    places = places_of(topology)
+    if all(base == gpu.id for base, gpu in places):
+        return set_scorer(topology)
+    scores = gpu_scores(topology)
+    position = {gpu.id: number for number, gpu in enumerate(topology.gpus)}
+    rows = [position.get(base) for base, _ in places]
+    return SetScorer([[0 if a is None or b is None else scores[a][b] for b in rows] for a in rows])
+
+
+def slot_candidates(topology: Topology, left: SlotsOfGpus) -> tuple[SharedCard, ...]:
+    """All GPUs and instances of `places_of`; of those that are not in slots nothing is to be had."""
+    in_slots = offers_in_slots(topology)
+    found = []
+    for base, gpu in places_of(topology):
+        here = left.get(base)
+        offered, held = (here.offered, here.held) if here else (NONE_HELD, NONE_HELD)
+        if here and here.profiles:  # whether an instance fits is known already: what is left decides the order alone
+            held = Amount(cores=0, memory=offered.memory - here.left.memory)
+        found.append(
+            SharedCard(
+                device=base,
+                index=gpu.index,
+                minor=gpu.index if gpu.minor is None else gpu.minor,
+                numa_node=numa_node_of(topology, gpu.id),
+                model=gpu.name,
+                mode=mode_of(in_slots[base]) if base in in_slots else "",
+                healthy=here is not None and here.usable,
+                cores=offered.cores,
+                memory=offered.memory,
+                slots=here.all_slots if here else 0,
+                cores_held=held.cores,
+                memory_held=held.memory,
+                slots_held=here.sharers if here else 0,
+                processes=here.sharers if here else 0,
+                exclusive=here is None,
+            )
+        )
+    return tuple(found)
 
 
 def fields_of(topology: Topology, resource: ResourceName, said: Said) -> ShareFields:
@@ -332,3 +620,53 @@ def with_peaks(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:
         msgspec.structs.replace(each, slots={slot: most[slot] for slot in each.slots}) if each.slots else each
         for each in allocations
     )
+
+
+# What a decision about a pod asks of GPUs that are offered by amounts: in units, or in slots.
+
+
+class Chooser(Protocol):
+    """Chooses which units or slots of one resource a container gets."""
+
+    def room(self) -> DeviceSet:
+        """Those that may be chosen: of GPUs with enough left. Raises ShareDoesNotFit where there are too few."""
+
+    def check_takeover(self, reusable: Collection[DeviceID], amount: int) -> None:
+        """
+        Raises ShareSplit where a kubelet picks at random `amount` of these, which init containers left, and may pick wrong.
+        """
+
+    def prefer(self, choice: Choice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
+        """
+        What the container gets, of those that may be chosen; () where no GPUs have enough. `near`: the GPUs that it has.
+        """
+
+
+def chooser_of(
+    state: NodeState, container: ContainerDemand, resource: ResourceName, compat: str, affinity: Mask | None
+) -> Chooser | None:
+    """
+    Chooses for this container; None: the resource is not offered by amounts, or no amount of it is asked for. `compat`: as
+    in the rules of the node. `affinity`: the NUMA nodes that the container is aligned to.
+    """
+    hardware = state.hardware
+    share = share_of(hardware, container.devices, container.cards) if unit_of(hardware, resource) is not None else None
+    if share is not None:
+        return UnitChooser(state, container, share, resource, compat)
+    chooser = slot_chooser_of(state, container, affinity) if offers_in_slots(hardware) else None
+    return chooser if chooser is not None and chooser.resource == resource else None
+
+
+def check_shares(
+    state: NodeState,
+    demand: PodDemand,
+    container: ContainerDemand,
+    devices: Mapping[ResourceName, Sequence[DeviceID]],
+) -> None:
+    """Raises ShareSplit and WholeGpuInUse where the container cannot have these devices together; others are all right."""
+    share = share_of(state.hardware, container.devices, container.cards)
+    if share is not None:
+        check_units(state, demand, devices, share)
+    chooser = slot_chooser_of(state, container) if offers_in_slots(state.hardware) else None
+    if chooser is not None:
+        chooser.check_given(devices.get(chooser.resource, ()))

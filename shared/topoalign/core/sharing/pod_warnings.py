@@ -17,7 +17,7 @@ AdmissionResponse.warnings).
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain, islice
 
-from topoalign.core.demand import hami_names
+from topoalign.core.demand import share_annotations
 from topoalign.core.demand.field_paths import containers_of
 from topoalign.core.demand.gangs import path
 from topoalign.core.demand.other_names import SETTINGS, nearest_name
@@ -36,7 +36,7 @@ MOST_LOOKED_AT = 64
 """Annotations, and names in limits: a pod may have a thousand, and comparing one with all that are known takes 0.1 ms."""
 CORE_LIMIT = "tencent.com/vcuda-core-limit"
 """Gaia's: up to how much computing time the containers of a pod may use while nobody else does."""
-READ = (*hami_names.OF_PODS, CORE_LIMIT, *ANNOTATIONS)
+READ = (*share_annotations.OF_PODS, CORE_LIMIT, *ANNOTATIONS)
 """Annotations that users write for HAMi, gpu-manager and Koordinator."""
 AMOUNTS = frozenset(USUAL_SLOTS.slots.resources)
 WRITTEN = frozenset((ALLOCATED_ANNOTATION, PARTITION_TABLE))
@@ -80,7 +80,7 @@ def of_annotations(
         if key in resources:
             if key not in limits:
                 yield f"{path(key)}: has no effect; write it in resources.limits of a container"
-        elif key == hami_names.NODE_POLICY and not ranks_as_hami:
+        elif key == share_annotations.NODE_POLICY and not ranks_as_hami:
             yield f"{path(key)}: has no effect unless nodes are ranked by TOPOALIGN_SCORING=hami"
         elif key == CORE_LIMIT:
             yield f"{path(key)}: has no effect; a container gets its tencent.com/vcuda-core"

@@ -27,10 +27,15 @@ Kubernetes' own quotas.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from topoalign.core.demand.card_requests import ALL_MEMORY, card_request
 from topoalign.core.demand.quantities import Quantities, device_limits, pod_wide
-from topoalign.core.demand.shares import SlotResources, slot_resources
-from topoalign.core.demand.units import UnitResources, unit_resources
+from topoalign.core.demand.shares import (
+    ALL_MEMORY,
+    SlotResources,
+    UnitResources,
+    card_request,
+    slot_resources,
+    unit_resources,
+)
 from topoalign.core.model.errors import NoFit, clean
 from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.requests import ContainerRequest, PodRequest

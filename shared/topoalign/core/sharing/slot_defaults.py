@@ -20,11 +20,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.demand.card_requests import ALL_MEMORY
 from topoalign.core.demand.field_paths import containers_of
 from topoalign.core.demand.quantities import Quantities
-from topoalign.core.demand.shares import SlotResources
-from topoalign.core.demand.units import USUAL_NAMES
+from topoalign.core.demand.shares import ALL_MEMORY, USUAL_NAMES, SlotResources
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.offers import CORES

@@ -24,10 +24,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from topoalign.core.demand.card_requests import UNSET, CardRequest
-from topoalign.core.demand.card_rules import Selection
-from topoalign.core.demand.hami_names import VENDOR
-from topoalign.core.demand.shares import SlotShare, SlotsOfGpus
+from topoalign.core.demand.share_annotations import VENDOR, Selection
+from topoalign.core.demand.shares import UNSET, CardRequest, SlotShare, SlotsOfGpus
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES

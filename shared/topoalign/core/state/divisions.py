@@ -21,8 +21,7 @@ from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import MEMORY_BLOCK, LimitedBy, Offer
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.instance_amounts import lost_instances
-from topoalign.core.state.share_amounts import equal_part, is_spent, larger, offered_in_slots
+from topoalign.core.state.share_amounts import equal_part, is_spent, larger, lost_instances, offered_in_slots
 
 Way = Literal["whole", "MIG", "time slices", "MPS", "units", "slots"]
 

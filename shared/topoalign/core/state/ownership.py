@@ -34,8 +34,7 @@ from topoalign.core.state.device_health import HandedOut
 from topoalign.core.state.former_offers import FormerOffers
 from topoalign.core.state.held_devices import HeldDevices
 from topoalign.core.state.holders import Holders, cards_of
-from topoalign.core.state.share_amounts import SlotsLeft, slots_left, spent_slots
-from topoalign.core.state.unit_amounts import UnitsLeft, spent, units_left
+from topoalign.core.state.share_amounts import SlotsLeft, UnitsLeft, slots_left, spent, spent_slots, units_left
 
 
 class Ownership:

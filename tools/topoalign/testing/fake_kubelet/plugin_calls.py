@@ -8,8 +8,7 @@ from functools import partial
 
 from grpclib.exceptions import ProtocolError
 
-from topoalign.core.admission.admit import decided
-from topoalign.core.admission.drive import drive_async
+from topoalign.core.admission.admit import decided, drive_async
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.providers import answer

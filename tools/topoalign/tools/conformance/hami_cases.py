@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from topoalign.core.demand.card_requests import CardRequest
+from topoalign.core.demand.shares import CardRequest
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile
 from topoalign.core.sharing.cards import SharedCard

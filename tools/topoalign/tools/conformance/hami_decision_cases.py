@@ -3,7 +3,7 @@
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from topoalign.core.demand.card_rules import Weights
+from topoalign.core.demand.share_annotations import Weights
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.topology.mig import MigPlacement
 from topoalign.core.sharing.hami.selection import SPREAD

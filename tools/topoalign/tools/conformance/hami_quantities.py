@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from topoalign.core.demand.card_requests import NO_DEFAULTS, CardRequest, Defaults, card_request
+from topoalign.core.demand.shares import NO_DEFAULTS, CardRequest, Defaults, card_request
 from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.topology.offers import Slots
 

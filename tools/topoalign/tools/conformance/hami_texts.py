@@ -4,8 +4,8 @@ from datetime import datetime
 
 import msgspec
 
-from topoalign.core.demand.card_requests import Defaults
 from topoalign.core.demand.share_annotations import type_selection, uuid_selection
+from topoalign.core.demand.shares import Defaults
 from topoalign.core.sharing.hami.handshake import check_handshake
 from topoalign.core.sharing.hami.pod_devices import PodCard, decode_pod, encode_pod
 from topoalign.core.sharing.hami.registration import InvalidAnnotation, decode_old_register

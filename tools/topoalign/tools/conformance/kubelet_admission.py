@@ -10,8 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.core.admission.admit import admission, answer_to
-from topoalign.core.admission.drive import drive
+from topoalign.core.admission.admit import admission, answer_to, drive
 from topoalign.core.admission.pipeline import Question, Reply
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
 from topoalign.core.hints.cpu import shared_cpus

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from topoalign.core.admission.drive import drive
+from topoalign.core.admission.admit import drive
 from topoalign.core.hints.devices import device_hints, possible
 from topoalign.core.model.errors import DriverFault, NoFit
 from topoalign.core.model.ids import DeviceID, ResourceName

@@ -18,9 +18,8 @@ from typing import Any
 import msgspec
 
 from topoalign.cli.predict import Described
-from topoalign.core.admission.admit import answer_to
+from topoalign.core.admission.admit import answer_to, drive
 from topoalign.core.admission.admit import decided as decision_steps
-from topoalign.core.admission.drive import drive
 from topoalign.core.admission.kubelet_devices import check_resources
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply
 from topoalign.core.demand.pod_demand import read_pod

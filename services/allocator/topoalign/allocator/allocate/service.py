@@ -46,7 +46,7 @@ from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.placement.reserved import prefer_reserved, reserved_devices
 from topoalign.core.placement.sparing import prefer_sparing
 from topoalign.core.ports import Clock
-from topoalign.core.sharing.reserved_units import ShareQuestion
+from topoalign.core.sharing.reserved import ShareQuestion
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
 

@@ -44,18 +44,18 @@ from topoalign.core.sharing.refusals import (
 from topoalign.core.sharing.reserved import (
     OpenPart,
     PartName,
+    ShareQuestion,
     amounts_reserved,
     answering_part,
     open_parts,
     pod_robbed,
     pods_meant,
     untold_part,
+    with_reserved_shares,
 )
-from topoalign.core.sharing.reserved_units import ShareQuestion, with_reserved_shares
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.instance_amounts import gpus_by_instances
 from topoalign.core.state.reservations import NodeReservations
-from topoalign.core.state.share_amounts import equal_part, held_by_slot, offered_in_slots, total
+from topoalign.core.state.share_amounts import equal_part, gpus_by_instances, held_by_slot, offered_in_slots, total
 
 FIELD = "devices_ids"
 FIELDS = ShareFields(cores=FIELD, memory=FIELD, cards=FIELD)

@@ -20,16 +20,16 @@ from topoalign.allocator.allocate.units import units_held
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing, Part, Poll
 from topoalign.allocator.reconciliation.liveness import Liveness
-from topoalign.core.demand.units import Share, UnitFields, check_share
+from topoalign.core.demand.shares import Share, UnitFields, check_share
 from topoalign.core.model.allocations import Owner, amounts_of
 from topoalign.core.model.errors import NoFit, Unavailable
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import ContainerName, DeviceID, ResourceName
 from topoalign.core.model.topology.offers import MEMORY_BLOCK
+from topoalign.core.sharing.choosers import check_gpus
 from topoalign.core.sharing.refusals import WholeGpuInUse
-from topoalign.core.sharing.units import check_gpus
 from topoalign.core.state.reservations import NodeReservations
-from topoalign.core.state.unit_amounts import Holder, excluded
+from topoalign.core.state.share_amounts import Holder, excluded
 
 Amounts = Mapping[DeviceID, Amount]
 """GPU -> how much of it a container has."""

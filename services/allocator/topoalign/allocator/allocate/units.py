@@ -28,7 +28,7 @@ import msgspec
 
 from topoalign.allocator.ports import AskedDevices, Listing, Poll
 from topoalign.allocator.reconciliation.liveness import Liveness, places, still_displaced
-from topoalign.core.demand.units import Left, Share, UnitFields, check_share, gpus_with_room, has_room, unit_of
+from topoalign.core.demand.shares import Left, Share, UnitFields, check_share, gpus_with_room, has_room, unit_of
 from topoalign.core.model.allocations import Allocation, amounts_of
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import UnitKind, unit_kind
@@ -37,8 +37,9 @@ from topoalign.core.model.topology.offers import CORES
 from topoalign.core.placement.reserved import parts_of
 from topoalign.core.placement.sparing import held_among, overlapping
 from topoalign.core.ports import Clock
+from topoalign.core.sharing.choosers import check_gpus, choose_gpus_for_units, units_on, with_missing
 from topoalign.core.sharing.refusals import ShareSplit, WholeGpuInUse
-from topoalign.core.sharing.reserved_units import (
+from topoalign.core.sharing.reserved import (
     OpenHalf,
     ShareQuestion,
     are_together,
@@ -53,10 +54,9 @@ from topoalign.core.sharing.reserved_units import (
     spread_for,
     with_reserved_shares,
 )
-from topoalign.core.sharing.units import check_gpus, choose_gpus_for_units, units_on, with_missing
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
-from topoalign.core.state.unit_amounts import Holder, UnitsLeft, excluded, holder_of, unshareable
+from topoalign.core.state.share_amounts import Holder, UnitsLeft, excluded, holder_of, unshareable
 
 # Which GPUs a kubelet is told to take units of where nothing is reserved for its question.
 #

@@ -34,10 +34,9 @@ from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import AllocationID, DeviceID
 from topoalign.core.model.topology.mig import MigPlacement
 from topoalign.core.ports import Clock
-from topoalign.core.sharing.reserved_units import with_reserved_shares
-from topoalign.core.state.instance_amounts import amount_of, gpus_by_instances, instances_of
+from topoalign.core.sharing.reserved import with_reserved_shares
 from topoalign.core.state.reservations import NodeReservations
-from topoalign.core.state.share_amounts import held_by_slot, taken_by
+from topoalign.core.state.share_amounts import amount_of, gpus_by_instances, held_by_slot, instances_of, taken_by
 from topoalign.runtime.tasks import either
 
 SEEN_SECONDS = 20.0

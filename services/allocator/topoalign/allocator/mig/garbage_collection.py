@@ -22,7 +22,7 @@ from topoalign.core.model.errors import StateFault
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.instance_amounts import instances_of, lost_instances
+from topoalign.core.state.share_amounts import instances_of, lost_instances
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.tasks import either
 

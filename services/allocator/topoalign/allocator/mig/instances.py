@@ -42,7 +42,7 @@ from topoalign.core.model.maintenance import DevicesRequest
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement, MigProfile, find_place
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus
-from topoalign.core.state.instance_amounts import gpus_by_instances
+from topoalign.core.state.share_amounts import gpus_by_instances
 
 # Tells discovery of GPUs whose driver makes no MIG instances, so that their health says it: what the registry sends
 # pods by, and what people look at, is the health that discovery publishes.

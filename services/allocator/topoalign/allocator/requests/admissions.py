@@ -22,13 +22,12 @@ from topoalign.allocator.requests.kubelet_files import absence, lists_nothing
 from topoalign.allocator.requests.kubelet_watch import KubeletWatch
 from topoalign.allocator.requests.predictions import Predictions, check_discovered, check_own
 from topoalign.core import wire
-from topoalign.core.admission.admit import answer_to, decided
-from topoalign.core.admission.drive import drive_async
+from topoalign.core.admission.admit import answer_to, decided, drive_async
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply
 from topoalign.core.admission.prediction import doubted
 from topoalign.core.admission.resolvability import explained, with_resolvability
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
-from topoalign.core.demand.units import share_of
+from topoalign.core.demand.shares import share_of
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.hints.answers import check_answer
 from topoalign.core.hints.joint_devices import decided_together, is_held

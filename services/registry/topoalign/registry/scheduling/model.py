@@ -5,8 +5,8 @@ from typing import Protocol
 
 import msgspec
 
-from topoalign.core.demand.hami_names import OF_PODS
 from topoalign.core.demand.node_filters import Constraints
+from topoalign.core.demand.share_annotations import OF_PODS
 from topoalign.core.deviceshare.demand import OWN_DOMAIN
 from topoalign.core.deviceshare.names import ANNOTATIONS, DEVICE_PREFIX
 from topoalign.core.model.decisions import Resolvability

@@ -1,7 +1,7 @@
 """
 Shares as HAMi decides on them: which cards of which node a pod gets, by count, memory and cores of each card.
 
-A container's resources become a `CardRequest` (`core.demand.card_requests`), a pod's annotations `PodRules`
+A container's resources become a `CardRequest` (`core.demand.shares`), a pod's annotations `PodRules`
 (`selection`), a card a `CardUsage` (`usage`). `choice` finds the cards of one container: `scores` and `order` say in which
 order the cards are tried, `fit` which of them are taken, `topology` which set of them is connected best, `mig` which
 instances they become. `place` goes over the containers of a pod. `registration`, `pod_devices` and `handshake` read the

@@ -9,8 +9,8 @@ Source: HAMi 4707fb02, scoreNode.
 
 from collections.abc import Iterable, Sequence
 
-from topoalign.core.demand.card_requests import CardRequest
-from topoalign.core.demand.card_rules import Weights
+from topoalign.core.demand.share_annotations import Weights
+from topoalign.core.demand.shares import CardRequest
 from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit, fit
 from topoalign.core.sharing.hami.order import ScoredCard, walk
 from topoalign.core.sharing.hami.scores import device_score

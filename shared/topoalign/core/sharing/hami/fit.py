@@ -22,8 +22,8 @@ from enum import StrEnum
 
 import msgspec
 
-from topoalign.core.demand.card_requests import CardRequest
-from topoalign.core.demand.hami_names import VENDOR
+from topoalign.core.demand.share_annotations import VENDOR
+from topoalign.core.demand.shares import CardRequest
 from topoalign.core.sharing.cards import WHOLE_CARD
 from topoalign.core.sharing.hami.mig import MIG_MODE, find_instances
 from topoalign.core.sharing.hami.registration import PairScores

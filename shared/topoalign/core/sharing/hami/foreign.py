@@ -20,7 +20,7 @@ from itertools import islice
 
 import msgspec
 
-from topoalign.core.demand.hami_names import CORDON, DEVICES_ALLOCATED, HANDSHAKE, REGISTER
+from topoalign.core.demand.share_annotations import CORDON, DEVICES_ALLOCATED, HANDSHAKE, REGISTER
 from topoalign.core.sharing.hami.handshake import check_handshake
 from topoalign.core.sharing.hami.pod_devices import decode_pod
 from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredCard, decode_register

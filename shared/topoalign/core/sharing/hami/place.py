@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from topoalign.core.demand.card_requests import CardRequest
-from topoalign.core.demand.hami_names import VENDOR
+from topoalign.core.demand.share_annotations import VENDOR
+from topoalign.core.demand.shares import CardRequest
 from topoalign.core.model.topology.mig import find_place
 from topoalign.core.sharing.hami.choice import choose_cards, score_cards
 from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from topoalign.core.demand.go_text import parse_int
-from topoalign.core.demand.hami_names import DEVICES_ALLOCATED
+from topoalign.core.demand.share_annotations import DEVICES_ALLOCATED
 from topoalign.core.sharing.hami.registration import InvalidAnnotation
 
 _FIELDS = 4

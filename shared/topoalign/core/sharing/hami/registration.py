@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from topoalign.core.demand.go_text import go_quoted, parse_bool, parse_int
-from topoalign.core.demand.hami_names import REGISTER
+from topoalign.core.demand.share_annotations import REGISTER
 from topoalign.core.model.errors import BadRequest, clean
 from topoalign.core.model.topology.mig import MigPlacement
 

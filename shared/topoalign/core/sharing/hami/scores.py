@@ -17,8 +17,8 @@ Source: HAMi 4707fb02, scheduling policies.
 import struct
 from collections.abc import Iterable, Sequence
 
-from topoalign.core.demand.card_requests import UNSET, CardRequest
-from topoalign.core.demand.card_rules import EQUAL_WEIGHTS, Weights
+from topoalign.core.demand.share_annotations import EQUAL_WEIGHTS, Weights
+from topoalign.core.demand.shares import UNSET, CardRequest
 from topoalign.core.sharing.hami.usage import CardUsage
 
 SCALE = 10.0

@@ -11,9 +11,17 @@ from collections.abc import Mapping
 
 import msgspec
 
-from topoalign.core.demand.card_rules import EQUAL_WEIGHTS, CardRules, Selection, Weights
-from topoalign.core.demand.hami_names import CORDON, VGPU_MODE
-from topoalign.core.demand.share_annotations import listed, read_as_hami, words
+from topoalign.core.demand.share_annotations import (
+    CORDON,
+    EQUAL_WEIGHTS,
+    VGPU_MODE,
+    CardRules,
+    Selection,
+    Weights,
+    listed,
+    read_as_hami,
+    words,
+)
 
 BINPACK, SPREAD, NUMA = "binpack", "spread", "numa"
 """Policies that order the cards of a node."""

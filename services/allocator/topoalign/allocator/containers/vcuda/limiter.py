@@ -35,7 +35,7 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.unit_amounts import Holder
+from topoalign.core.state.share_amounts import Holder
 from topoalign.core.usage.cgroups import container_name_of, placement_of
 from topoalign.kubelet.control_groups import container_group, directory_of, processes_in
 from topoalign.kubelet.grpc.transport import Load

@@ -21,7 +21,7 @@ from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES
-from topoalign.core.state.unit_amounts import Holder
+from topoalign.core.state.share_amounts import Holder
 
 TOLD_SECONDS = 5.0
 """Between the calls for two halves of a container, at most: each takes milliseconds, and seconds on a busy node."""

@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from typing import NamedTuple
 
-from topoalign.core.demand.shares import SlotResources
-from topoalign.core.demand.units import UnitResources, names_of_units
+from topoalign.core.demand.shares import SlotResources, UnitResources, names_of_units
 from topoalign.core.model.events import UsageObserved
 from topoalign.core.model.ids import DeviceID, NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest

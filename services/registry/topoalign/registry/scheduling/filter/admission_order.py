@@ -40,8 +40,7 @@ from topoalign.core.admission.reserving import has_its_own, is_given_as_reserved
 from topoalign.core.admission.share_alignment import finds_gpus
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.share_annotations import InvalidShare
-from topoalign.core.demand.shares import SlotShare, gpus_of_numa_nodes, slots_asked
-from topoalign.core.demand.units import Share, share_of
+from topoalign.core.demand.shares import Share, SlotShare, gpus_of_numa_nodes, share_of, slots_asked
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.topology.bitmask import several

@@ -14,15 +14,13 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from topoalign.core.admission.admit import decide
-from topoalign.core.admission.drive import drive_async
+from topoalign.core.admission.admit import decide, drive_async
 from topoalign.core.admission.feasibility import Need, alignment_need, need_of, need_steps, verdict
 from topoalign.core.admission.kinds import Kind
 from topoalign.core.admission.resolvability import UNDECIDED, emptied, restored
 from topoalign.core.admission.share_alignment import parts_of
-from topoalign.core.demand.hami_names import NO_USE_UUID, NODE_POLICY, USE_UUID
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
-from topoalign.core.demand.share_annotations import CHOOSING
+from topoalign.core.demand.share_annotations import CHOOSING, NO_USE_UUID, NODE_POLICY, USE_UUID
 from topoalign.core.demand.shares import USUAL_SLOTS, amount_resources
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.names import ANNOTATIONS

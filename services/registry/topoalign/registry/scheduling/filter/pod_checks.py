@@ -7,9 +7,8 @@ from topoalign.core.demand.share_annotations import uuid_selection
 from topoalign.core.model.errors import InvalidField, NoFit
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import Compat, PodRequest
-from topoalign.core.sharing.pod_checks import check_pod
+from topoalign.core.sharing.pod_checks import check_gpus_known, check_pod
 from topoalign.core.sharing.pod_warnings import warnings_of
-from topoalign.core.sharing.slot_checks import check_gpus_known
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.model import PodToSchedule
 
