@@ -274,7 +274,8 @@ def table(answer: Answer) -> tuple[list[str], list[list[object]]]:
 
 def headline(answer: Answer) -> str:
     """The answer in one line."""
-    nodes, reason = answer.nodes, answer.reason
+    nodes = answer.nodes
+    reason = answer.reason
     why = "" if reason is None else f": {clean(reason.code)} on {counted(reason.nodes, 'node')}"
     if answer.pods > 1:
         taking = counted(len(answer.placed), "node")

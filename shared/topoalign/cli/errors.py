@@ -17,7 +17,15 @@ import click
 from topoalign.cli import output
 from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, Unavailable, clean
 
-OK, FAILURE, USAGE, NOT_FOUND, REFUSED, INVALID, FINDINGS, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 69, 130
+OK = 0
+FAILURE = 1
+USAGE = 2
+NOT_FOUND = 3
+REFUSED = 4
+INVALID = 5
+FINDINGS = 6
+UNAVAILABLE = 69
+INTERRUPTED = 130
 
 REPORTED = (click.ClickException, click.Abort, TopoalignError, OSError, BaseExceptionGroup, KeyboardInterrupt)
 """What `report` can say something about."""

@@ -111,7 +111,8 @@ def rows_of(
     standing: Standing, device: DeviceID, health: DeviceHealth, division: Division | None
 ) -> Iterator[tuple[str, ...]]:
     """The row of a device, and one more for each other holder of a GPU that is divided."""
-    cells, reason = (*named_cells(standing, device), word(health)), why(standing, device)
+    cells = (*named_cells(standing, device), word(health))
+    reason = why(standing, device)
     if division is None:
         yield (*cells, "-", holders_cell(standing, device), "-", reason)
         return

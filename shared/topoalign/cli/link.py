@@ -108,7 +108,8 @@ class Link:
 
         Raises what discovery failed with, NodeSilent if it does not answer, and OutcomeUnknown if it may have heard.
         """
-        request, effect = DevicesRequest(node=self.node, devices=tuple(devices), reason=reason), spoken(word, devices)
+        request = DevicesRequest(node=self.node, devices=tuple(devices), reason=reason)
+        effect = spoken(word, devices)
         question = Question(wire.devices_subject(self.node, word), request, "discovery")
         health: dict[DeviceID, DeviceHealth]
         health, _ = self._put(question, dict[DeviceID, DeviceHealth], effect, worded=False)

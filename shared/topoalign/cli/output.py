@@ -102,7 +102,8 @@ def rich_columns(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     whole = [max(map(cell_len, column)) for column in columns]
     for at in sorted(range(len(widths)), key=lambda at: whole[at] - widths[at]):  # those that need least come first
         more = min(spare, whole[at] - widths[at])
-        widths[at], spare = widths[at] + more, spare - more
+        widths[at] = widths[at] + more
+        spare = spare - more
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title, width in zip(titles, widths, strict=True):
         table.add_column(title, width=width)

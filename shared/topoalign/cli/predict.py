@@ -85,7 +85,8 @@ class Described:
         if self.kubelet_config is not None:
             rules, taken = configuration.load_with_note(self.kubelet_config)
         node = self.node(machine, rules)
-        pod, rules = validate_pod(pod), overridden(rules, changes)
+        pod = validate_pod(pod)
+        rules = overridden(rules, changes)
         if rules.mode is Mode.KUBELET:
             pod, filled = filled_in(pod, machine.topology)
             found = (*found, *filled)

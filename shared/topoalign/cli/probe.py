@@ -14,7 +14,8 @@ from topoalign.runtime.probe import ask
 
 SECONDS = 2.0
 """How long the answer may take. A loaded machine takes tenths of a second; an event loop that is stuck never answers."""
-READY, LIVE = "/readyz", "/livez"
+READY = "/readyz"
+LIVE = "/livez"
 UNAVAILABLE = 69
 """The exit code for a service that is not there, as in `topoalign.cli.errors`, which would import the command line."""
 URL_PREFIX = "http://"
@@ -68,7 +69,8 @@ def check(page: Page) -> tuple[bool, list[str]]:
     try:
         ready, text = ask(host, port, path, SECONDS)
     except (OSError, ValueError) as error:
-        ready, text = False, str(error)
+        ready = False
+        text = str(error)
     if ready and text.isascii() and text.strip().isprintable():  # the usual `ok`
         return True, [text.strip()]
     from topoalign.core.model.errors import clean  # only now: a good answer needs no more than the lines above

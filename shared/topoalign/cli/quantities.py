@@ -19,7 +19,8 @@ class Count(click.ParamType[int]):
     name = "N"
 
     def __init__(self, least: int = 0, most: int = MOST) -> None:
-        self.least, self.most = least, most
+        self.least = least
+        self.most = most
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The number. Fails with a usage error for any other text or a number out of range."""

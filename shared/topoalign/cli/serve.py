@@ -91,7 +91,8 @@ def settings(*names: str, everywhere: Sequence[str] = EVERYWHERE) -> Callable[[C
         def with_environment(**flags: Any) -> Any:
             return command({**os.environ, **variables(**flags)})
 
-        with_environment.__name__, with_environment.__doc__ = command.__name__, command.__doc__
+        with_environment.__name__ = command.__name__
+        with_environment.__doc__ = command.__doc__
         return options(*names, everywhere=everywhere)(with_environment)
 
     return add

@@ -38,7 +38,8 @@ HTTP_PORT = 8470
 """Where `up` serves HTTP, if it is free."""
 NATS_PORT = 4222
 """Where its NATS listens, if it is free: where every NATS client looks first."""
-READY_TRIES, READY_PAUSE = 500, 0.02
+READY_TRIES = 500
+READY_PAUSE = 0.02
 """How often, and with how many seconds between, `up` looks whether it is ready before it says so."""
 
 

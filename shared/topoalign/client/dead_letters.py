@@ -32,7 +32,10 @@ class DeadLetters:
 
     def __init__(self, bus: Bus, clock: Clock, name: str, counts: Counts) -> None:
         """`name`: of the client; the letters carry it."""
-        self._bus, self._clock, self._name, self._counts = bus, clock, name, counts
+        self._bus = bus
+        self._clock = clock
+        self._name = name
+        self._counts = counts
 
     async def put(self, stream: Stream, received: Received, error: TopoalignError) -> None:
         """Counts a message of this stream and publishes its letter once, if the bus is there."""

@@ -132,7 +132,8 @@ class Fold:
         """Whether this is news. Raises Contradiction for a fact that cannot be true, after which a snapshot is due."""
         if not isinstance(event, LedgerFact):
             return False
-        believed, self.anew = self.of(event.node), False
+        believed = self.of(event.node)
+        self.anew = False
         had = believed.state
         if believed.former < (event.epoch, event.seq) and event.epoch < had.epoch:
             self._find_twin(event, had)
@@ -169,7 +170,9 @@ class Fold:
         Whether this is the snapshot that ends the doubt. As long as the allocator has not been reached, any later one does,
         as where nothing was forged.
         """
-        had, confirmed, place = believed.state, believed.confirmed, (event.epoch, event.seq)
+        had = believed.state
+        confirmed = believed.confirmed
+        place = (event.epoch, event.seq)
         if confirmed is not None and event.epoch != confirmed[0]:
             return False
         is_later = place > (had.epoch, had.seq)
@@ -222,7 +225,8 @@ class Fold:
     def agree(self, node: NodeName) -> None:
         """The node's allocator stands by what is believed of it."""
         believed = self.of(node)
-        believed.behind, believed.told = None, False
+        believed.behind = None
+        believed.told = False
         self.behind.discard(node)
         left = self.twins.pop(node, 0) - 1
         if left > 0:
@@ -243,7 +247,9 @@ class Fold:
     def doubt(self, node: NodeName, confirmed: Place | None) -> None:
         """A false fact was believed of this node. `confirmed`: epoch and seq that its allocator stands by, if known."""
         believed = self.of(node)
-        believed.doubted, believed.confirmed, believed.skipped = True, confirmed, None
+        believed.doubted = True
+        believed.confirmed = confirmed
+        believed.skipped = None
         self._break(believed)
 
     def is_in_doubt(self, node: NodeName) -> bool:
@@ -260,7 +266,8 @@ class Fold:
     def view(self, node: NodeName) -> View:
         """What is believed of this node now; all zero where nothing was heard."""
         believed = self._nodes.get(node) or Believed(NodeState(node=node))
-        state, newest = believed.state, believed.newest
+        state = believed.state
+        newest = believed.newest
         claimed = newest.digest if isinstance(newest, AllocationsSnapshot) else None
         return View(state.epoch, state.seq, state.digest, claimed)
 

@@ -36,7 +36,8 @@ MOST_ASKS = 10
 
 LONGEST_SILENT_SECONDS = 60.0
 """One that does not answer is asked ever more rarely, at last so often. When it begins it says its snapshot unasked."""
-ASKED_AT_ONCE, MOST_DUE = 256, 1024
+ASKED_AT_ONCE = 256
+MOST_DUE = 1024
 """Allocators that are asked at the same time, and before the next events are read: forged facts name thousands of nodes."""
 EACH_SECONDS = 1e-5
 """All broken nodes are looked at again after so long for each: with thousands of them not at every event."""
@@ -48,7 +49,8 @@ class Healer:
     """Asks on behalf of one client."""
 
     def __init__(self, bus: Bus, clock: Clock) -> None:
-        self._bus, self._clock = bus, clock
+        self._bus = bus
+        self._clock = clock
         self._looked = WeakKeyDictionary[Fold, float]()
         """When all broken nodes of a fold were looked at, in monotonic seconds."""
         self._asked: dict[NodeName, tuple[float, int]] = {}
@@ -56,7 +58,8 @@ class Healer:
 
     async def heal(self, fold: Fold) -> None:
         """Asks the allocators of nodes with missing events for a snapshot; it comes over the stream."""
-        now, last = self._clock.monotonic(), self._looked.get(fold, -inf)
+        now = self._clock.monotonic()
+        last = self._looked.get(fold, -inf)
         if now >= last + len(fold.broken) * EACH_SECONDS:
             self._looked[fold] = now
             due = [node for node, believed in fold.broken.items() if now >= due_at(believed)]

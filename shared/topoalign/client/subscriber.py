@@ -39,9 +39,11 @@ from topoalign.core.state.fold import newer
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.turns import Turns
 
-AT_ONCE, AT_ONCE_BYTES = 256, 4 * 2**20
+AT_ONCE = 256
+AT_ONCE_BYTES = 4 * 2**20
 """Messages of the past that are taken at once: so many, or the first of them whose bodies have so many bytes."""
-PAUSE, LONG_PAUSE = 0.2, 5.0
+PAUSE = 0.2
+LONG_PAUSE = 5.0
 """Seconds between two tries to learn where a stream ends, from a bus that is away and from one that refuses."""
 
 Facts = AsyncGenerator[tuple[Received, Heard], None]
@@ -65,8 +67,11 @@ class Client:
         """Of each stream that is followed: how far away the end of its past still is; 0 once all of it was handed over."""
         self._bus = bus
         self._clock: Clock = clock or SystemClock()
-        self._bodies, self._usage = bodies, usage
-        self._pace, self._turns, self._shapes = Pace(), Turns(self._clock), Shapes()
+        self._bodies = bodies
+        self._usage = usage
+        self._pace = Pace()
+        self._turns = Turns(self._clock)
+        self._shapes = Shapes()
         self._letters = DeadLetters(bus, self._clock, name, self.counts)
         self._healer = Healer(bus, self._clock)
         self._verifier = Verifier(bus, self._clock, self.counts, self._healer.heal)
@@ -110,7 +115,8 @@ class Client:
         known_until = since if since is not None and resumed else newest
         passed_over = Superseded({} if superseded else await self._newest_snapshots(node, newest))
         fold = Fold(self.counts)
-        position, announced = 0, resumed
+        position = 0
+        announced = resumed
         async with self._bus.follow(Stream.ALLOCATIONS, subject) as messages, self._verifier.of_fold(fold):
             while True:
                 if position >= newest:
@@ -131,7 +137,8 @@ class Client:
                     end = await self._end_after(received, Stream.ALLOCATIONS, subject, position, newest)
                     if end is not None:
                         announced = announced and position >= known_until
-                        newest, known_until = end, 0 if announced else end
+                        newest = end
+                        known_until = 0 if announced else end
                         passed_over.clear()
                     if received is None:
                         continue
@@ -147,7 +154,8 @@ class Client:
         subject = f"{wire.PREFIX}.*.{'*' if node is None else wire.token(node)}"
         newest = await self._newest(Stream.NODES, subject)
         known: dict[tuple[NodeName, str], Heard] = {}
-        position, announced = 0, False
+        position = 0
+        announced = False
         async with self._bus.follow(Stream.NODES, subject) as messages, self._verifier.of_readings(known):
             while True:
                 if position >= newest and not announced:
@@ -289,7 +297,8 @@ class Client:
         left_out = b""
         if isinstance(event, UsageObserved) and not self._usage:
             event, left_out = abridged(event)
-        body, time = received.message.body if self._bodies else b"", time_of(received.message)
+        body = received.message.body if self._bodies else b""
+        time = time_of(received.message)
         return Heard(event=event, position=received.position, time=time, body=body, left_out=left_out)
 
     async def _news(self, fold: Fold, received: Received, heard: Heard) -> bool:

@@ -91,7 +91,9 @@ async def newest_snapshots(
     Node -> the position of its newest snapshot, of those up to the position `end`. Empty if the stream went back, or if a
     message does not come within so many seconds: then everything is to be read.
     """
-    fold, newest, position = Fold(Counts()), dict[NodeName, int](), 0
+    fold = Fold(Counts())
+    newest = dict[NodeName, int]()
+    position = 0
     kept = KeptNodes(fold.forget, lambda node: newest.pop(node, None))
     while position < end:
         received = None

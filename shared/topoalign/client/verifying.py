@@ -39,7 +39,8 @@ from topoalign.runtime.backoff import backoff_seconds
 
 WRITER_SECONDS = 1.0
 """For the writer of a reading to answer."""
-FIRST_PAUSE, LONGEST_PAUSE = 5.0, 320.0
+FIRST_PAUSE = 5.0
+LONGEST_PAUSE = 320.0
 """Seconds before what still differs is asked for again, doubled each time. The first is below the registry's period."""
 MISSING = "facts of the allocator are missing"
 """What is found of a view that stays behind; of a node that is known to be broken it is no news."""
@@ -74,7 +75,10 @@ class Verifier:
     """Asks the services of a node what they stand by, and has said anew what is believed and not theirs."""
 
     def __init__(self, bus: Bus, clock: Clock, counts: Counts, heal: Heal) -> None:
-        self._bus, self._clock, self._counts, self._heal = bus, clock, counts, heal
+        self._bus = bus
+        self._clock = clock
+        self._counts = counts
+        self._heal = heal
         self._folds: list[Fold] = []
         self._known: list[Known] = []
         """What is believed by the iterations under way."""
@@ -101,7 +105,8 @@ class Verifier:
 
     def look_twice(self, had: Heard, got: Heard) -> None:
         """Notes that two readings of a node have the same number and are not the same."""
-        one, other = had.event, got.event
+        one = had.event
+        other = got.event
         if not isinstance(one, Reading) or not isinstance(other, Reading):
             return
         place = one.epoch, one.revision
@@ -137,7 +142,9 @@ class Verifier:
 
     def _difference(self, fold: Fold, node: NodeName, view: View, standing: Standing) -> str | None:
         """Why the allocator does not stand by what was believed; None if it does, or if that cannot be told yet."""
-        place, said, key = (view.epoch, view.seq), (standing.epoch, standing.seq), (node, "allocations")
+        place = (view.epoch, view.seq)
+        said = (standing.epoch, standing.seq)
+        key = (node, "allocations")
         if place == said and view.digest == standing.digest:
             self._questions.pop(key, None)
             fold.agree(node)

@@ -46,7 +46,9 @@ PLAIN = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 """Characters that a header has unescaped, beside letters and digits; `%` is not one, because it begins an escape."""
 
 EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
-BATCH_ID, BATCH_SEQUENCE, BATCH_COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
+BATCH_ID = "Nats-Batch-Id"
+BATCH_SEQUENCE = "Nats-Batch-Sequence"
+BATCH_COMMIT = "Nats-Batch-Commit"
 """Headers by which a store takes a message under a condition, or as one of an atomic batch (NATS ADR-50)."""
 
 VARYING = frozenset(
@@ -130,7 +132,8 @@ def event_id(event: Event) -> str:
 
 def encode(event: Event, time: float) -> Message:
     """Encodes an event that became true at `time` (wall seconds) as a message."""
-    name, writer = type(event).__name__, SUBJECTS[type(event)][1].split("-")[0]
+    name = type(event).__name__
+    writer = SUBJECTS[type(event)][1].split("-")[0]
     headers = {
         "Nats-Msg-Id": event_id(event),
         "ce-specversion": "1.0",

@@ -84,7 +84,8 @@ def directory_of(root: Path, group: PurePosixPath) -> Path | None:
 
 def tree(directory: Path, depth: int | None = None) -> Iterator[Path]:
     """This directory and those below it, so deep (None: all), the nearest first; `MOST_GROUPS` at most, and no links."""
-    level, count = [directory], 0
+    level = [directory]
+    count = 0
     while level and (depth is None or depth >= 0):
         below: list[Path] = []
         for each in level:
@@ -95,7 +96,8 @@ def tree(directory: Path, depth: int | None = None) -> Iterator[Path]:
             with suppress(OSError), os.scandir(each) as entries:
                 found = (Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
                 below += islice(found, MOST_GROUPS - len(below))
-        level, depth = below, None if depth is None else depth - 1
+        level = below
+        depth = None if depth is None else depth - 1
 
 
 def listed(directory: Path, most: int) -> bytes:

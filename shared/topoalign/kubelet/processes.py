@@ -55,7 +55,8 @@ def text_of(file: Path) -> str:
     """
     try:
         with file.open("rb", buffering=0) as opened:
-            parts, size = [], 0
+            parts = []
+            size = 0
             while size < LONGEST_FILE and (part := opened.read(LONGEST_FILE - size)):
                 parts.append(part)
                 size += len(part)

@@ -105,7 +105,8 @@ def _folder(path: Path) -> Topology:
     from topoalign.machines.sysfs_cpus import CPUS
     from topoalign.machines.sysfs_files import missing
 
-    places, files = [path], set[str]()
+    places = [path]
+    files = set[str]()
     for _ in range(DEEPEST_ROOT + 1):
         for place in places:
             if (place / CPUS).is_dir():

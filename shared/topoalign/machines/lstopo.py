@@ -109,7 +109,8 @@ def _indices(elements: Sequence[Element]) -> list[int]:
 
 def _gpu(element: Element, index: int, near: Nearness) -> Gpu:
     facts = {info.get("name"): info.get("value") for info in element.all() if info.tag == "info"}
-    address, chain = _address(element), _chain(element)
+    address = _address(element)
+    chain = _chain(element)
     cpus, nodes = near.of(element)
     uuid = facts.get("NVIDIAUUID", "")
     kibibytes = _KIBIBYTES.fullmatch(facts.get("CUDAGlobalMemorySize", ""))

@@ -43,7 +43,8 @@ class Cores:
         All CPUs, by ascending id. Cores, caches and sockets without an id of their own are numbered by their lowest
         CPU.
         """
-        cores, caches = self._lowest(_core), self._lowest(_cache)
+        cores = self._lowest(_core)
+        caches = self._lowest(_cache)
         cache_ids = {cpu: number(cache.get("os_index")) for cpu in caches if (cache := _cache(self._units[cpu]))}
         uncores = {cpu: cache_id for cpu, cache_id in cache_ids.items() if cache_id is not None}
         if len(uncores) < len(caches):

@@ -95,7 +95,8 @@ def read_elements(source: IO[bytes]) -> Element:
     except DefusedXmlException as error:
         builder.refuse(f"it declares an entity, which no lstopo file does ({type(error).__name__})")
     except SAXParseException as error:
-        line, column = error.getLineNumber() or 1, (error.getColumnNumber() or 0) + 1
+        line = error.getLineNumber() or 1
+        column = (error.getColumnNumber() or 0) + 1
         raise InvalidMachine(f"no XML: {clean(error.getMessage())}", EXPORT_AGAIN, line, column) from error
     except (SAXException, ValueError, LookupError) as error:  # LookupError, ValueError: an encoding that there is not
         raise InvalidMachine(f"no XML: {clean(str(error))}", EXPORT_AGAIN) from error

@@ -14,8 +14,11 @@ from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.model.topology.links import Link, PcieClass
 from topoalign.core.model.topology.validate import MOST_CPUS, MOST_NODES
 
-SELF, UNKNOWN = "X", "N/A"
-CPU_AFFINITY, NUMA_AFFINITY, GPU_NUMA_ID = "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"
+SELF = "X"
+UNKNOWN = "N/A"
+CPU_AFFINITY = "CPU Affinity"
+NUMA_AFFINITY = "NUMA Affinity"
+GPU_NUMA_ID = "GPU NUMA ID"
 
 _PATH = "|".join(["NV[1-9][0-9]{0,2}", *PcieClass, "SOC"])
 CELL = rf"(?:{SELF}|{_PATH}|{UNKNOWN})"

@@ -79,7 +79,8 @@ def find_header(text: str, start: int = 0) -> Header:
     closest: InvalidMachine | None = None
     number, at = place(text, start)
     for match in islice(_CANDIDATE.finditer(text, start), MOST_CANDIDATES):
-        number, at = number + text.count("\n", at, match.start()), match.start()
+        number = number + text.count("\n", at, match.start())
+        at = match.start()
         line = next(lines_from(text, at, number))
         if all(_is_header_word(word.text) for word in line.words):
             return _read(text, line)
@@ -110,7 +111,8 @@ def _near_miss(line: Line) -> InvalidMachine | None:
 
 def _read(text: str, line: Line) -> Header:
     words = list(line.words)
-    after, number = line.after, line.number + 1
+    after = line.after
+    number = line.number + 1
     for more in lines_from(text, line.after, line.number + 1):
         if not more.words:
             continue
@@ -118,7 +120,8 @@ def _read(text: str, line: Line) -> Header:
         if first_is_row or not all(_is_header_word(word.text) for word in more.words):
             break
         words.extend(more.words)
-        after, number = more.after, more.number + 1
+        after = more.after
+        number = more.number + 1
     split = next((i for i, word in enumerate(words) if word.text in TITLE_WORDS), len(words))
     titles = _titles(words[split:])
     columns = _title_columns(titles, words[split:])
@@ -160,7 +163,8 @@ def _titles(words: Sequence[Word]) -> tuple[str, ...]:
 def _title_columns(titles: Sequence[str], words: Sequence[Word]) -> tuple[int, ...]:
     if len({word.line for word in words}) != 1 or [word.text for word in words] != " ".join(titles).split():
         return ()
-    starts, at = [], 0
+    starts = []
+    at = 0
     for title in titles:
         starts.append(words[at].column)
         at += len(title.split())

@@ -82,7 +82,8 @@ def lines_from(text: str, start: int, number: int) -> Iterator[Line]:
             finding = f"the line is longer than {LONGEST_LINE} characters"
             raise InvalidMachine(finding, COPY_AGAIN, number, LONGEST_LINE + 1)
         yield Line(number, _cleaned(text[start:end], number), end + 1)
-        start, number = end + 1, number + 1
+        start = end + 1
+        number = number + 1
 
 
 def _cleaned(line: str, number: int) -> str:

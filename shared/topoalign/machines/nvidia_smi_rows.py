@@ -48,19 +48,24 @@ def read_rows(text: str, header: Header) -> tuple[dict[str, Row], int]:
     """
     rows: dict[str, Row] = {}
     columns = frozenset(header.labels)
-    end, others, adjacent = header.after, 0, True
+    end = header.after
+    others = 0
+    adjacent = True
     for line in lines_from(text, header.after, header.number):
         if LEGEND.match(line.text) or others == MOST_OTHER_LINES or is_header_line(line):
             break
         if line.first not in columns:
             _check_other(line, adjacent)
-            others, adjacent = others + 1, False
+            others = others + 1
+            adjacent = False
             continue
         row = _row(line, header, partial(_missing_below, text, line, header, rows))
         if line.first in rows:
             raise wrong(row.label, f"row {line.first} is there twice, first in line {rows[line.first].label.line}")
         rows[line.first] = row
-        end, others, adjacent = line.after, 0, True
+        end = line.after
+        others = 0
+        adjacent = True
     return rows, end
 
 
@@ -68,7 +73,8 @@ def _check_other(line: Line, adjacent: bool) -> None:
     """Lets pass what has nothing to do with the matrix."""
     if not line.words:
         return
-    first, second = line.words[0], line.words[1].text if len(line.words) > 1 else ""
+    first = line.words[0]
+    second = line.words[1].text if len(line.words) > 1 else ""
     if adjacent and (is_cell(first.text) or is_affinity(first.text) or first.text in TITLE_WORDS - {"GPU"}):
         raise wrong(first, f"the line begins with {quoted([first.text])}: it is the rest of the line above, wrapped")
     if is_glued(first.text):
@@ -87,8 +93,10 @@ def _missing_below(text: str, line: Line, header: Header, rows: Mapping[str, Row
 
 def _row(line: Line, header: Header, also: Callable[[], str]) -> Row:
     """Raises InvalidMachine, with `also` added to its finding where the row may have been cut."""
-    label, columns = line.words[0], len(header.labels)
-    cells, rest = line.words[1 : columns + 1], line.words[columns + 1 :]
+    label = line.words[0]
+    columns = len(header.labels)
+    cells = line.words[1 : columns + 1]
+    rest = line.words[columns + 1 :]
     bad = next((word for word in cells if not is_cell(word.text)), None)
     if bad is not None:
         raise wrong(bad, f"{cell_fault(bad.text)}, in row {label.text}{also()}")
@@ -136,7 +144,9 @@ def _tab_stops(line: Line, rest: Sequence[Word]) -> list[int] | None:
     blank on either side: of `GPU0     X              7`, `X` is cell 1, cell 2 is empty, and 7 is cell 3. None: no tabs
     have left this.
     """
-    origin, at, cell = line.words[0].column, 0, -1
+    origin = line.words[0].column
+    at = 0
+    cell = -1
     cells = []
     for word in line.words:
         start = word.column - origin - (word.text == SELF)

@@ -102,7 +102,8 @@ def _gpu(tree: Tree, index: int, address: str, nodes: Mapping[int, frozenset[int
     chain = _chain(tree, address)
     online = frozenset[int]().union(*nodes.values())
     cpus = local_cpus(tree, address) & online or frozenset[int]().union(*(nodes[node] for node in near))
-    memory_node, size = number(memory.get("Node", "")), number(memory.get("Size", ""), 16)
+    memory_node = number(memory.get("Node", ""))
+    size = number(memory.get("Size", ""), 16)
     uuid = facts.get("GPU UUID", "")
     return Gpu(
         id=DeviceID(uuid if _UUID.fullmatch(uuid) else f"GPU-{address}"),

@@ -98,7 +98,8 @@ def _listed_nodes(tree: Tree) -> dict[int, frozenset[int]]:
 
 def _kept(listed: Mapping[int, frozenset[int]]) -> list[int]:
     """The nodes without those that list CPUs, but only CPUs of lower nodes."""
-    kept, taken = [], frozenset[int]()
+    kept = []
+    taken = frozenset[int]()
     for node, cpus in listed.items():
         if not cpus or cpus - taken:
             kept.append(node)
@@ -158,12 +159,14 @@ def _uncores(tree: Tree, online: frozenset[int]) -> dict[int, int]:
 
 def _last_cache(tree: Tree, cpu: int) -> str | None:
     """The directory of the highest level of unified cache, if that is an uncore cache."""
-    best, highest = None, UNCORE_LEVEL - 1
+    best = None
+    highest = UNCORE_LEVEL - 1
     for name in tree.names(f"{CPUS}/cpu{cpu}/cache"):
         cache = f"{CPUS}/cpu{cpu}/cache/{name}"
         level = tree.number(f"{cache}/level") or 0
         if level > highest and tree.text(f"{cache}/type") == "Unified":
-            best, highest = cache, level
+            best = cache
+            highest = level
     return best
 
 

@@ -44,7 +44,8 @@ def gpu_bases(
     topology: Topology, configuration: Configuration, before: Collection[DeviceID], findings: list[Finding]
 ) -> list[Base]:
     """Whole GPUs and MIG instances in the hardware's order; `before` are those offered under the same configuration."""
-    resources, strategy = configuration.resources, configuration.flags.mig_strategy
+    resources = configuration.resources
+    strategy = configuration.flags.mig_strategy
     gpus = list(chosen_gpus(topology, resources.gpus, findings))
     if strategy == "none":
         divided = [f"GPU {gpu.index}" for gpu, _ in gpus if gpu.mig is not None]

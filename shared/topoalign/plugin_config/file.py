@@ -22,7 +22,8 @@ from topoalign.plugin_config.findings import Finding
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-DEFAULT, FROM_FILE = "default", "file"
+DEFAULT = "default"
+FROM_FILE = "file"
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):

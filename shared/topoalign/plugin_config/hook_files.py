@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 from topoalign.core.model.errors import BadRequest, StateFault, clean
 
-LIBRARY, PRELOAD = "libvgpu.so", "ld.so.preload"
+LIBRARY = "libvgpu.so"
+PRELOAD = "ld.so.preload"
 CONTAINER_ROOT = "/usr/local/vgpu"
 CONTAINER_LIBRARY = f"{CONTAINER_ROOT}/{LIBRARY}"
 CONTAINER_PRELOAD = "/etc/ld.so.preload"
@@ -35,7 +36,10 @@ SEGMENT = struct.Struct("<IIQQQQQQ")
 """Type, flags, offset, two addresses, size in the file, size in memory, alignment."""
 IDENT = b"\x7fELF\x02\x01"
 """64 bits, little endian: as all machines with NVIDIA's driver."""
-SHARED, LOADED, DYNAMIC, INTERPRETER = 3, 1, 2, 3
+SHARED = 3
+LOADED = 1
+DYNAMIC = 2
+INTERPRETER = 3
 MACHINES = {"x86_64": 62, "aarch64": 183}
 
 

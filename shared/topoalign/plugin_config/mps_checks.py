@@ -26,7 +26,8 @@ def check_mps(found: Configuration, mig_prefix: str) -> None:
     in_time = {name for each in found.sharing.time_slicing.resources for name in (each.name, each.rename)}
     replicas: dict[str, int] = {}
     for place, each in enumerate(mps.resources):
-        path, called = f"sharing.mps.resources[{place}]", each.rename or each.name
+        path = f"sharing.mps.resources[{place}]"
+        called = each.rename or each.name
         if not 2 <= each.replicas <= MOST_CLIENTS:
             finding = f"{each.replicas} shares of a GPU by MPS"
             raise InvalidField(f"{path}.replicas", finding, f"use 2 to {MOST_CLIENTS}: a server has no more clients")

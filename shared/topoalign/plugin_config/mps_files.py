@@ -22,8 +22,11 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 
 CONTAINER_ROOT = Path("/mps")
 """Where the root is mounted in containers: in those that use it and, by the deployment, in the agent's and the daemon's."""
-SHM, CONTAINER_SHM = "shm", "/dev/shm"  # noqa: S108  # a mount point in a container, no temporary file
-PIPE, LOG, SERVES = "pipe", "log", "serves"
+SHM = "shm"
+CONTAINER_SHM = "/dev/shm"  # noqa: S108  # a mount point in a container, no temporary file
+PIPE = "pipe"
+LOG = "log"
+SERVES = "serves"
 MOST_BYTES = 65_536
 """Of the file `serves`: 32 GPUs are 2,000 bytes."""
 
@@ -97,7 +100,8 @@ class Announcement:
 
     def withdraw(self) -> None:
         """Says nothing any more."""
-        file, self._file = self._file, None
+        file = self._file
+        self._file = None
         if file is not None:
             with suppress(OSError):
                 os.unlink(self._path)

@@ -11,11 +11,13 @@ import re
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.ids import ResourceName
 
-GPU_DOMAIN, NIC_DOMAIN = "nvidia.com", "topoalign.io"
+GPU_DOMAIN = "nvidia.com"
+NIC_DOMAIN = "topoalign.io"
 SHARED = ".shared"
 """What NVIDIA's device plugin adds to the name of a resource that is shared, where it is told to."""
 
-LONGEST_NAME, LONGEST_DOMAIN = 63, 253 - len("requests.")
+LONGEST_NAME = 63
+LONGEST_DOMAIN = 253 - len("requests.")
 _NAME = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?", re.ASCII)
 

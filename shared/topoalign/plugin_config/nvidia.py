@@ -168,7 +168,8 @@ def settled(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
             if not isinstance(value, kind):
                 shown = quoted([clean(str(value))])
                 raise InvalidField(field, f"{shown} is of another type than NVIDIA's", f"leave it out: {why}")
-            document, ignored[field] = without(document, field), why
+            document = without(document, field)
+            ignored[field] = why
     return document, ignored
 
 

@@ -154,7 +154,8 @@ def chosen_for_units(
     topology: Topology, gpus: Sequence[Base], sharing: Sharing, findings: list[Finding]
 ) -> Mapping[DeviceID, tuple[Division, ...]]:
     """GPU -> how its computing time and its memory are offered, for those that are offered in units."""
-    units, (way, limiter) = sharing.units, enforcement(sharing, "vcuda")
+    units = sharing.units
+    (way, limiter) = enforcement(sharing, "vcuda")
     if units is None:
         return {}
     mine = [base for base in gpus if base.resource == units.name and not base.part]
@@ -192,8 +193,10 @@ def chosen_for_slots(
     Device of the resource that is in slots -> how it is offered: not at all where it has no slots (`why_no_slots`), for its
     resource has slots alone.
     """
-    sharing, strategy = configuration.sharing, configuration.flags.mig_strategy
-    slots, (way, limiter) = sharing.slots, enforcement(sharing, "hami-core")
+    sharing = configuration.sharing
+    strategy = configuration.flags.mig_strategy
+    slots = sharing.slots
+    (way, limiter) = enforcement(sharing, "hami-core")
     if slots is None:
         return {}
     if strategy == "dynamic":
@@ -293,7 +296,8 @@ def division(base: Base, shared: Share | None, configuration: Configuration) -> 
 
 def within_limits(divided: dict[Division, list[DeviceID]], findings: list[Finding]) -> list[Offer]:
     """The offers, as far as they are not more than a node can list."""
-    found, count = [], 0
+    found = []
+    count = 0
     for division, devices in divided.items():
         count += len(devices) * division.replicas
         if count > MOST_HANDED_OUT:

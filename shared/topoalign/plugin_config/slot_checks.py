@@ -18,7 +18,8 @@ AMOUNTS = ("memory", "percentage", "cores", "priority")
 
 def check_instances(found: Configuration, mig_prefix: str) -> None:
     """Raises InvalidField for slots of MIG instances that no GPU is divided into by this configuration."""
-    slots, strategy = found.sharing.slots, found.flags.mig_strategy
+    slots = found.sharing.slots
+    strategy = found.flags.mig_strategy
     if slots is None or not slots.name.startswith(mig_prefix) or strategy == "mixed":
         return
     if slots.name in {*(each.name for each in found.resources.gpus), *(each.name for each in found.resources.mig)}:
@@ -31,7 +32,8 @@ def check_dynamic(found: Configuration) -> None:
     """Raises InvalidField for what cannot be where slots become MIG instances."""
     if found.flags.mig_strategy != "dynamic":
         return
-    slots, path = found.sharing.slots, "flags.migStrategy"
+    slots = found.sharing.slots
+    path = "flags.migStrategy"
     if slots is None:
         raise InvalidField(path, "dynamic makes MIG instances of slots, and none are offered", "add sharing.slots: {}")
     if (limiter := found.sharing.limiter) in ("hami-core", "mps"):

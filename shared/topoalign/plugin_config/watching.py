@@ -91,7 +91,9 @@ class ConfigurationFile:
         """Whether it is another one. Said if it is, if the file was wrong until now, or if somebody `asked`."""
         other = found.configuration != self.current
         mended = self.trouble is not None
-        self.loaded, self.trouble, self._refused = found, None, None
+        self.loaded = found
+        self.trouble = None
+        self._refused = None
         if other or mended or asked:
             self._say("configuration changed" if other else "configuration unchanged")
         if other:
@@ -108,7 +110,8 @@ class ConfigurationFile:
                 finding=error.finding,
                 remedy=error.remedy,
             )
-        self._refused, self.trouble = refused, f"{self.path} is not in use: {error.finding}"
+        self._refused = refused
+        self.trouble = f"{self.path} is not in use: {error.finding}"
 
     def _say(self, event: str) -> None:
         """Nothing where there is nothing to say: no file, and no variable of NVIDIA's."""

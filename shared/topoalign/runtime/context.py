@@ -20,7 +20,8 @@ if TYPE_CHECKING:  # a process without HTTP needs neither
 Check = Callable[[], str | None]
 """Says why the process is not ready, or None when it is."""
 
-JSON, PROMETHEUS = "application/json", "text/plain; version=0.0.4; charset=utf-8"
+JSON = "application/json"
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Answer(NamedTuple):

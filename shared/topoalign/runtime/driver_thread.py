@@ -54,7 +54,9 @@ class DriverThread:
 
     def __init__(self, driver: str, clock: Clock, deadline: float) -> None:
         """`deadline` is in seconds and holds for each call."""
-        self._driver, self._clock, self._deadline = driver, clock, deadline
+        self._driver = driver
+        self._clock = clock
+        self._deadline = deadline
         self._under_way: tuple[Steps, Future[Any]] | None = None
 
     async def run(self, work: Callable[[Steps], T]) -> T:
@@ -64,7 +66,8 @@ class DriverThread:
         """
         while self._under_way is not None:
             await self._outlast(*self._under_way)
-        steps, result = Steps(self._clock), Future[T]()
+        steps = Steps(self._clock)
+        result = Future[T]()
         self._under_way = steps, result
         result.set_running_or_notify_cancel()  # only the thread may end it now
         thread = threading.Thread(target=partial(self._do, work, steps, result), name=self._driver, daemon=True)

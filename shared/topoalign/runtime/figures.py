@@ -54,7 +54,9 @@ class Histogram:
 
     def __init__(self, name: str, help: str, bounds: tuple[float, ...]) -> None:
         """`bounds`: the upper bounds of the ranges, ascending; the last range has none."""
-        self._name, self._help, self._bounds = name, help, bounds
+        self._name = name
+        self._help = help
+        self._bounds = bounds
         self._counts: Counter[float] = Counter()
         self._sum = 0.0
 
@@ -67,7 +69,8 @@ class Histogram:
         """Yields the metric: for each bound how many numbers were not above it, and the sum of all."""
         from prometheus_client.core import HistogramMetricFamily  # see above
 
-        total, buckets = 0, []
+        total = 0
+        buckets = []
         for bound in (*self._bounds, float("inf")):
             total += self._counts[bound]
             buckets.append((str(bound) if bound < float("inf") else "+Inf", float(total)))

@@ -94,7 +94,8 @@ class Server(uvicorn.Server):
         """Accepts nothing more, and ends once what is under way is answered, or after GRACE_SECONDS."""
         for server in self.servers:
             server.close()
-        open_now, answers = self.server_state.connections, self.server_state.tasks
+        open_now = self.server_state.connections
+        answers = self.server_state.tasks
         for connection in list(open_now):
             connection.shutdown()
         with anyio.move_on_after(GRACE_SECONDS) as grace:

@@ -47,7 +47,8 @@ class Seldom(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether to log a record: the same first line passes once in SELDOM_SECONDS."""
-        line, now = record.getMessage().partition("\n")[0], time.monotonic()
+        line = record.getMessage().partition("\n")[0]
+        now = time.monotonic()
         if now - self._said.get(line, -SELDOM_SECONDS) < SELDOM_SECONDS:
             return False
         if len(self._said) >= 100:

@@ -18,7 +18,10 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Stream
 from topoalign.runtime.stores import NEWS
 
-STORES, ADMIN, REGISTRY, READERS = "TOPOALIGN", "TOPOALIGN_ADMIN", "TOPOALIGN_REGISTRY", "TOPOALIGN_READERS"
+STORES = "TOPOALIGN"
+ADMIN = "TOPOALIGN_ADMIN"
+REGISTRY = "TOPOALIGN_REGISTRY"
+READERS = "TOPOALIGN_READERS"
 """
 Accounts: of the stores, of the administrator, of the registries, of those who only read. That of the stores imports nothing
 but purges: nats-server takes long to check imports of an account from which thousands of others import.

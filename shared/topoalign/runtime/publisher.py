@@ -25,7 +25,8 @@ from topoalign.core.model.errors import BusRefused, Unavailable
 from topoalign.core.ports import Clock, Message
 from topoalign.runtime.backoff import backoff_seconds
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
+FIRST_PAUSE = 0.2
+LONGEST_PAUSE = 5.0
 """Seconds between rounds while the bus does not confirm; doubled each time."""
 
 log = structlog.get_logger("topoalign.runtime.publisher")
@@ -66,7 +67,10 @@ class Publisher:
         `publish` tries once: it returns the position in the stream, or raises Unavailable. `publish_all` tries several, as
         `Bus.publish_all`, for a source whose messages stand in one order.
         """
-        self._source, self._publish, self._publish_all, self._clock = source, publish, publish_all, clock
+        self._source = source
+        self._publish = publish
+        self._publish_all = publish_all
+        self._clock = clock
         self.failures = 0
         """Rounds in a row in which something was not confirmed."""
         self.refusal: str | None = None
@@ -119,6 +123,7 @@ class Publisher:
     def _confirm(self, confirmed: Sequence[Confirmed]) -> None:
         if self.failures:
             log.info("bus confirms again", subject=confirmed[0].message.subject, tries=self.failures)
-        self.failures, self.refusal = 0, None
+        self.failures = 0
+        self.refusal = None
         self._findings.clear()
         self._source.confirm(confirmed)

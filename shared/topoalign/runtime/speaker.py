@@ -30,7 +30,8 @@ class Speaker:
     def __init__(self, bus: Bus, clock: Clock) -> None:
         self.taken = 0
         """Publications whose id the store had for another message, or that could not be compared with what it has."""
-        self._bus, self._clock = bus, clock
+        self._bus = bus
+        self._clock = clock
         self._told: float | None = None
         self._finding = ""
         self._last = 0.0
@@ -56,7 +57,8 @@ class Speaker:
     def _tell(self, error: IdTaken) -> None:
         now = self._clock.monotonic()
         self.taken += 1
-        self._last, self._finding = now, error.finding
+        self._last = now
+        self._finding = error.finding
         if self._told is None or now >= self._told + TELL_SECONDS:
             self._told = now
             log.warning(

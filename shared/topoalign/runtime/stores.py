@@ -30,7 +30,8 @@ SCHEMA = {"topoalign.owner": "topoalign", "topoalign.schema": "1"}
 
 ANSWERED = ("admission", "allocator", "discovery", "hints", "devices", "registry", "stored")
 """Subjects below the prefix that no store may take: requests, which NATS would answer, and `NEWS`."""
-NOT_FOUND, NAME_IN_USE = 10059, 10058
+NOT_FOUND = 10059
+NAME_IN_USE = 10058
 """NATS' error codes of a stream that does not exist, and of one that exists with another configuration."""
 SUBJECTS_OVERLAP = 10065
 NO_JETSTREAM = 10039
@@ -193,7 +194,8 @@ def takes(patterns: Collection[str], subject: str) -> bool:
 
 def matches(pattern: str, subject: str) -> bool:
     """Whether a subject fits a pattern: `*` stands for one token, `>` at the end for one or more."""
-    wanted, tokens = pattern.split("."), subject.split(".")
+    wanted = pattern.split(".")
+    tokens = subject.split(".")
     if wanted[-1] == ">":
         wanted = wanted[:-1]
         if len(tokens) <= len(wanted):
@@ -214,7 +216,8 @@ async def apply(request: Request, replicas: int | None) -> list[str]:
         info = await stream_info(request, store.name)
         if info.error is not None and info.error.err_code == NOT_FOUND:
             wanted = msgspec.structs.replace(store, num_replicas=replicas or store.num_replicas)
-            verb, done = "CREATE", f"created {store.name}"
+            verb = "CREATE"
+            done = f"created {store.name}"
         elif info.error is not None:
             raise refused(f"store {store.name}", info.error)
         else:
@@ -223,7 +226,8 @@ async def apply(request: Request, replicas: int | None) -> list[str]:
             found = differences(wanted, info.config, [])
             if not found:
                 continue
-            verb, done = "UPDATE", f"changed {', '.join(field for field, _, _ in found)} of {store.name}"
+            verb = "UPDATE"
+            done = f"changed {', '.join(field for field, _, _ in found)} of {store.name}"
         answer = await request(f"$JS.API.STREAM.{verb}.{store.name}", msgspec.json.encode(wanted))
         error = msgspec.json.decode(answer, type=Info).error
         if error is not None and error.err_code == NAME_IN_USE:  # created by another meanwhile

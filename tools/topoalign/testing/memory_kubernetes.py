@@ -93,7 +93,8 @@ async def followed(
     """All objects, `Synced`, and each change; from the beginning again where changes are no longer kept."""
     known: dict[str, Object] = {}
     while True:
-        version, listed = kind.newest, list(kind)
+        version = kind.newest
+        listed = list(kind)
         here = {each["metadata"]["uid"] for each in listed}
         for uid in [uid for uid in known if uid not in here]:
             yield gone(known.pop(uid))
@@ -105,7 +106,8 @@ async def followed(
             while True:
                 changes = kind.since(version)
                 for change in changes:
-                    version, uid = change.version, change.object["metadata"]["uid"]
+                    version = change.version
+                    uid = change.object["metadata"]["uid"]
                     if change.type == "DELETED":
                         known.pop(uid, None)
                         yield gone(change.object)

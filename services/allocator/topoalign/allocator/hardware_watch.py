@@ -52,7 +52,9 @@ class HardwareWatch:
     """Passes what discovery publishes on to the ledger, and unknown health for all devices while discovery is silent."""
 
     def __init__(self, ledger: Ledger, bus: Bus, clock: Clock) -> None:
-        self._ledger, self._bus, self._clock = ledger, bus, clock
+        self._ledger = ledger
+        self._bus = bus
+        self._clock = clock
         self._topology: TopologyDiscovered | None = None
         self._health: DeviceHealthChanged | None = None
         """As discovery said it, whatever the ledger was told."""
@@ -113,7 +115,8 @@ class HardwareWatch:
         """Believes a reading if it is news."""
         match heard.event:
             case TopologyDiscovered() as event if await self._is_news("topology", self._topology, event, heard.body):
-                self._topology, self._body = event, heard.body
+                self._topology = event
+                self._body = heard.body
                 self._ledger.hear(event)
             case DeviceHealthChanged() as event if await self._is_news("health", self._health, event, heard.body):
                 self._health = event
@@ -185,7 +188,8 @@ class HardwareWatch:
             self._tell()
             await self._release_other_machines()
             if answered and self._waiting is not None:
-                waiting, self._waiting = self._waiting, None
+                waiting = self._waiting
+                self._waiting = None
                 await self._take(waiting)
             unheard = unheard + 1 if answered and not self._is_newest() else 0
             if unheard == UNHEARD_ANSWERS:

@@ -100,7 +100,8 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     It is started when its endpoints answer. Raises StateFault where the record cannot be used or another allocator answers
     for the node, and InvalidField for settings that cannot be used.
     """
-    settings, configuration = from_environment(AllocatorSettings, context.environment), context.configuration
+    settings = from_environment(AllocatorSettings, context.environment)
+    configuration = context.configuration
     ready = partial(hardware_known, context.bus, settings.node, context.clock) if settings.take_over else None
     async with open_in_turn(settings.state_dir, settings.node, context.clock, ready) as journal:
         await refuse_twin(context.hub or context.bus, settings.node)
@@ -179,7 +180,8 @@ def kubelet_side(
     settings: AllocatorSettings, context: Context, ledger: Ledger, hardware_watch: HardwareWatch, containers: Containers
 ) -> KubeletSide:
     """Builds the parts for a node with a kubelet from the settings; nothing runs yet. Raises InvalidField."""
-    rules, pod_resources = settings.rules, PodResourcesClient(settings.pod_resources, Path(settings.kubelet_dir))
+    rules = settings.rules
+    pod_resources = PodResourcesClient(settings.pod_resources, Path(settings.kubelet_dir))
     reservations = Reservations(ledger, context.hub or context.bus, context.clock)
     changes = DirectoryChanges()
 

@@ -61,12 +61,16 @@ class Allocator:
         of this process. `endpoints`: of others that this service answers for.
         """
         self._reconcile_seconds = reconcile_seconds
-        self.ledger, self.hardware_watch = ledger, hardware_watch
-        self.admissions, self.device_allocations = admissions, device_allocations
+        self.ledger = ledger
+        self.hardware_watch = hardware_watch
+        self.admissions = admissions
+        self.device_allocations = device_allocations
         self.reservations = reservations
         self.outbox = Outbox(ledger, bus, clock)
         self.usage = UsageTeller(ledger, bus, clock, hub or bus)
-        self._bus, self._clock, self._endpoints = bus, clock, endpoints
+        self._bus = bus
+        self._clock = clock
+        self._endpoints = endpoints
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """
@@ -131,7 +135,8 @@ class Allocator:
 
     def outbox_full(self) -> str | None:
         """Why too many facts wait for the bus, for /readyz; None: few do. Allocations go on meanwhile."""
-        waiting, limit = len(self.ledger.pending), self.ledger.pending_limit
+        waiting = len(self.ledger.pending)
+        limit = self.ledger.pending_limit
         if self.outbox.publisher.refusal is not None:
             return f"{waiting} facts wait for the bus, which refuses them: {self.outbox.publisher.refusal}"
         return None if waiting < limit else f"{waiting} facts wait for the bus, {limit} are kept"

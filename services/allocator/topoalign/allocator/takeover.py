@@ -103,7 +103,8 @@ class Vacancy:
     """Tells the process that has handed over whether its successor has ended, so that no process has the node."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
-        self._directory, self._clock = directory, clock
+        self._directory = directory
+        self._clock = clock
         self._since: float | None = None
         """Monotonic seconds since which no process was seen to have it."""
 

@@ -39,11 +39,14 @@ class Announcer:
         """`hub` is the bus that everybody hears; `near` that of this process alone, where there is one beside it."""
         self.speaker = Speaker(hub, clock)
         self.publisher = Publisher(self, self._publish, clock)
-        self._hub, self._clock, self._near = hub, clock, near
+        self._hub = hub
+        self._clock = clock
+        self._near = near
         self._waiting: dict[str, Message] = {}
         self._untold: list[Message] = []
         """What the services of this process have not been told yet."""
-        self._news, self._near_news = anyio.Event(), anyio.Event()
+        self._news = anyio.Event()
+        self._near_news = anyio.Event()
         self._positions: dict[str, int] = {}
         self._spoken_over = False
         """Whether somebody else had said something of this node at the last look."""
@@ -95,7 +98,8 @@ class Announcer:
     async def _tell_near(self, near: Bus) -> None:
         """Tells the services of this process whatever is said, in its order."""
         while True:
-            untold, self._untold = self._untold, []
+            untold = self._untold
+            self._untold = []
             for message in untold:
                 await near.publish(message)
             if not self._untold:
@@ -146,8 +150,10 @@ class Announcer:
                     remedy="give each machine a name of its own (TOPOALIGN_NODE), and see who may publish on the node's "
                     "subjects; while a new version takes over, nothing",
                 )
-            self._spoken_over, self._overheard = others, False
-            owed, self._owed = self._owed, False
+            self._spoken_over = others
+            self._overheard = False
+            owed = self._owed
+            self._owed = False
             if others or owed or any(beyond):
                 self._positions.clear()
                 say_anew()

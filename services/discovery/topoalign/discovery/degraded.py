@@ -30,7 +30,8 @@ class DegradedGpus:
 
     def update(self, topology: Topology) -> None:
         """Compare the topology of the newest reading with the one before."""
-        had, findings = self._findings, degraded_gpus(topology)
+        had = self._findings
+        findings = degraded_gpus(topology)
         for gpu, finding in findings.items():
             if had.get(gpu) != finding:
                 log.warning("a GPU is degraded", gpu=gpu, finding=finding, remedy=REMEDY)

@@ -29,7 +29,9 @@ class HealthKeeper:
     """Of one node."""
 
     def __init__(self, record: RecordFile, xids: XidRules, quiet_seconds: float, clock: Clock) -> None:
-        self._record, self._xids, self._clock = record, xids, clock
+        self._record = record
+        self._xids = xids
+        self._clock = clock
         self._judge = HealthJudge(quiet_seconds)
         self._unsaved: str | None = None
         self._unnumbered: str | None = None
@@ -68,7 +70,8 @@ class HealthKeeper:
 
     def follow(self, xids: XidRules, quiet_seconds: float) -> None:
         """From now on by these rules."""
-        self._xids, self._judge.quiet_seconds = xids, quiet_seconds
+        self._xids = xids
+        self._judge.quiet_seconds = quiet_seconds
 
     def verdicts(self) -> dict[DeviceID, DeviceHealth]:
         """The health of each device, with cordons, as it is published."""

@@ -20,7 +20,8 @@ class Epochs:
 
     def __init__(self, begin: Callable[[], int], clock: Clock) -> None:
         """`begin` gives a number above those of earlier runs, as far as they are on record."""
-        self._begin, self._clock = begin, clock
+        self._begin = begin
+        self._clock = clock
         self.current = begin()
         self._since = clock.monotonic()
 

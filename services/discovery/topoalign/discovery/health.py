@@ -72,7 +72,10 @@ class HealthJudge:
         began: float,
     ) -> None:
         """A reading of all GPUs and NICs that was begun then. `instances`: MIG instance -> its GPU."""
-        had, self._failure, self._found, self._card_of = self._card_of, None, dict(found), dict(instances)
+        had = self._card_of
+        self._failure = None
+        self._found = dict(found)
+        self._card_of = dict(instances)
         for device, health in found.items():
             if health.state is HealthState.HEALTHY:
                 self._well.add(device)
@@ -92,7 +95,8 @@ class HealthJudge:
     def _try(self, device: DeviceID, card: DeviceID, mark: Mark, now: float) -> None:
         """A reading finds nothing wrong any more: perhaps nothing is."""
         if mark.went:
-            mark.lasting, mark.went = False, False
+            mark.lasting = False
+            mark.went = False
             mark.seen(now)
         if card in self._deaf:
             mark.seen(now)  # it may not be quiet
@@ -148,7 +152,8 @@ class HealthJudge:
         return {device: cordoned(self._verdict(device), cordons.get(device)) for device in devices}
 
     def _verdict(self, device: DeviceID) -> DeviceHealth:
-        mark, found = self._marks.get(device), self._found.get(device)
+        mark = self._marks.get(device)
+        found = self._found.get(device)
         blind = self._failure or self._deaf.get(device)
         if mark is None and blind is not None and found is not None:
             return DeviceHealth(state=HealthState.UNKNOWN, reason=blind)

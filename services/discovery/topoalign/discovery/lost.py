@@ -24,7 +24,8 @@ D = TypeVar("D", Gpu, Nic)
 def with_lost(had: Topology, found: Topology) -> Topology:
     """`found`, and the GPUs and NICs of `had` that it lacks."""
     nodes = set(found.node_ids)
-    gpus, nics = kept(had.gpus, found.gpus, nodes), kept(had.nics, found.nics, nodes)
+    gpus = kept(had.gpus, found.gpus, nodes)
+    nics = kept(had.nics, found.nics, nodes)
     if len(gpus) == len(found.gpus) and len(nics) == len(found.nics):
         return found
     ids = [*(gpu.id for gpu in gpus), *(nic.id for nic in nics)]
@@ -39,7 +40,8 @@ def with_lost(had: Topology, found: Topology) -> Topology:
 
 def kept(had: Sequence[D], found: Sequence[D], nodes: set[int]) -> tuple[D, ...]:
     """Those found, and those missing; one whose index another has now goes to the end."""
-    ids, addresses = {device.id for device in found}, {device.pci for device in found}
+    ids = {device.id for device in found}
+    addresses = {device.pci for device in found}
     taken = {device.index for device in found}
     listed: list[D] = list(found)
     for device in had:

@@ -36,7 +36,8 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     health = configuration.current.health
     xids = xid_rules(health.ignored_xids, context.environment)
     caretaker = HealthKeeper(RecordFile(settings.state_dir, boot), xids, health.quiet_seconds, context.clock)
-    offering, metrics = Offering(configuration), Metrics()
+    offering = Offering(configuration)
+    metrics = Metrics()
     discovery = Discovery(
         settings.node,
         driver,

@@ -44,7 +44,8 @@ class RecordFile:
     """The record of one node, and the file that it is in."""
 
     def __init__(self, directory: Path, boot_id: str) -> None:
-        self._directory, self._boot_id = directory, boot_id
+        self._directory = directory
+        self._boot_id = boot_id
         self.kept = Record(boot_id=boot_id)
         self._seen: tuple[int, int] | None = None
         """Inode and time of the file as it was read or written last."""

@@ -35,7 +35,8 @@ from topoalign.runtime.backoff import backoff_seconds
 
 SERVICE = "topoalign-discovery"
 
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 30.0
 """Seconds between tries for as long as nothing could be read at all; doubled each time."""
 SOON_SECONDS = 1.0
 """After something happened, before a reading looks at it; what else happens meanwhile it sees, too."""
@@ -68,11 +69,18 @@ class Discovery:
         `hub` is the bus that everybody hears and `near` that of this process alone, if `bus` is both. `offered` gives a
         topology its offers, told the one before. `answers`: to questions that concern no other part of the service.
         """
-        self._node, self._driver, self._bus, self._clock, self._metrics = node, driver, bus, clock, metrics
-        self._caretaker, self._offered = caretaker, offered
-        self._read_seconds, self._hold_down_seconds = read_seconds, hold_down_seconds
+        self._node = node
+        self._driver = driver
+        self._bus = bus
+        self._clock = clock
+        self._metrics = metrics
+        self._caretaker = caretaker
+        self._offered = offered
+        self._read_seconds = read_seconds
+        self._hold_down_seconds = hold_down_seconds
         self._epochs = Epochs(caretaker.new_epoch, clock)
-        self._boot_id, self._answers = boot_id, answers
+        self._boot_id = boot_id
+        self._answers = answers
         self.announcer = Announcer(hub or bus, clock, near)
         self._topology: TopologyDiscovered | None = None
         self._health: DeviceHealthChanged | None = None
@@ -83,7 +91,8 @@ class Discovery:
         self._deafness: str | None = None
         self._held_until = 0.0
         """Monotonic seconds before which health is not announced again."""
-        self._held, self._look = anyio.Event(), anyio.Event()
+        self._held = anyio.Event()
+        self._look = anyio.Event()
         """Set when there is something to announce at the end of the hold-down; when a reading is wanted soon."""
 
     def trouble(self) -> str | None:

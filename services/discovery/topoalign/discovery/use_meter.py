@@ -40,7 +40,10 @@ class UseMeter:
 
     def __init__(self, node: NodeName, driver: Driver, clock: Clock, root: Path, deadline: float) -> None:
         """`root`: where /proc is. `deadline`: seconds for one file of it."""
-        self._node, self._driver, self._clock, self._proc = node, driver, clock, root / "proc"
+        self._node = node
+        self._driver = driver
+        self._clock = clock
+        self._proc = root / "proc"
         self._thread = DriverThread("/proc", clock, deadline)
         self._turn = anyio.Lock(fast_acquire=True)
         self._newest: Measurement | None = None
@@ -64,7 +67,8 @@ class UseMeter:
     async def _measure(self) -> "Measurement":
         from topoalign.core.model.processes import Measurement  # as above
 
-        measured, time = await self._driver.measure(), self._clock.wall()
+        measured = await self._driver.measure()
+        time = self._clock.wall()
         devices, left_out = bounded(measured)
         pids = {process.pid for device in devices for process in device.processes or ()}
         identities, finding = await self._identified(pids)

@@ -39,7 +39,9 @@ class Hinting:
     """The service: `run` it."""
 
     def __init__(self, node: NodeName, bus: Bus, clock: Clock) -> None:
-        self._node, self._bus, self._clock = node, bus, clock
+        self._node = node
+        self._bus = bus
+        self._clock = clock
         self._topology: TopologyDiscovered | None = None
 
     def topology_unknown(self) -> str | None:

@@ -37,8 +37,10 @@ class Control:
         self, program: str, directory: Path, devices: tuple[str, ...], environment: Mapping[str, str], clock: Clock
     ) -> None:
         """`directory`: of the resource, below the MPS root. `environment`: of this process; its settings are left out."""
-        self._program, self._clock = program, clock
-        self.pipe, self.log = directory / PIPE, directory / LOG
+        self._program = program
+        self._clock = clock
+        self.pipe = directory / PIPE
+        self.log = directory / LOG
         self._environment = {
             **{name: value for name, value in environment.items() if not name.startswith((PREFIX, "NATS_"))},
             "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe),

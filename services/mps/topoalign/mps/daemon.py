@@ -28,10 +28,12 @@ from topoalign.plugin_config.mps_files import Announcement, take_lock
 from topoalign.runtime.backoff import backoff_seconds
 from topoalign.runtime.tasks import either
 
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 60.0
 STEADY_SECONDS = 60.0
 """A daemon that has served for so long is not counted as a failure when it ends."""
-START_SECONDS, START_PAUSE = 10.0, 0.1
+START_SECONDS = 10.0
+START_PAUSE = 0.1
 """How long a daemon may take until it takes commands, and how often it is asked."""
 HEALTH_SECONDS = 10.0
 """Between two questions to a daemon that serves."""
@@ -54,8 +56,12 @@ class Daemon:
         clock: Clock,
     ) -> None:
         """`share_now` reads what is to be served, before each start; None: nothing of the resource."""
-        self.resource, self._directory = resource, root / resource
-        self._share_now, self._control_for, self._nvml, self._clock = share_now, control_for, nvml, clock
+        self.resource = resource
+        self._directory = root / resource
+        self._share_now = share_now
+        self._control_for = control_for
+        self._nvml = nvml
+        self._clock = clock
         self._announcement = Announcement(root, resource)
         self._lock: int | None = None
         self._exclusive: set[DeviceID] = set()

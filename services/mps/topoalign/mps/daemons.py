@@ -32,8 +32,10 @@ class Running:
     """A daemon with what stops it."""
 
     def __init__(self, daemon: Daemon, share: Share, root: Path) -> None:
-        self.daemon, self.wanted = daemon, (share, root)
-        self.scope, self.ended = anyio.CancelScope(), anyio.Event()
+        self.daemon = daemon
+        self.wanted = (share, root)
+        self.scope = anyio.CancelScope()
+        self.ended = anyio.Event()
 
     async def run(self) -> None:
         """Runs the daemon until `scope` is cancelled."""
@@ -49,7 +51,10 @@ class Daemons:
 
     def __init__(self, file: ConfigurationFile, program: str, environment: Mapping[str, str], clock: Clock) -> None:
         """`program`: NVIDIA's control program. `environment`: of this process."""
-        self._file, self._program, self._environment, self._clock = file, program, environment, clock
+        self._file = file
+        self._program = program
+        self._environment = environment
+        self._clock = clock
         self._nvml = Nvml(clock)
         self._running: dict[ResourceName, Running] = {}
         self._trouble: str | None = "the GPUs have not been read yet"
@@ -82,7 +87,8 @@ class Daemons:
                     log.warning("no MPS daemon can be started", reason=self._trouble, pause=pause)
                     await either(changed.wait, partial(self._clock.sleep, pause))
                     continue
-                failures, self._trouble = 0, None
+                failures = 0
+                self._trouble = None
                 await self._follow(wanted, root, tasks)
                 await changed.wait()
 
@@ -104,7 +110,8 @@ class Daemons:
         for resource in former:
             await self._running.pop(resource).ended.wait()
         for resource in wanted.keys() - self._running.keys():
-            share_now, control_for = partial(self._share, resource), partial(self._control, root)
+            share_now = partial(self._share, resource)
+            control_for = partial(self._control, root)
             daemon = Daemon(resource, root, share_now, control_for, self._nvml, self._clock)
             running = self._running[resource] = Running(daemon, wanted[resource], root)
             tasks.start_soon(running.run)

@@ -18,7 +18,8 @@ from topoalign.core.ports import Clock
 from topoalign.mps.shares import Card
 from topoalign.runtime.driver_thread import DriverThread, Steps
 
-DEFAULT, EXCLUSIVE_PROCESS = 0, 3
+DEFAULT = 0
+EXCLUSIVE_PROCESS = 3
 """nvmlComputeMode_t."""
 INIT_WITHOUT_GPUS = 1
 """NVML_INIT_FLAG_NO_GPUS: a node with a GPU that is gone can still be asked for the others."""
@@ -91,7 +92,8 @@ def handles(pynvml: ModuleType, ask: Ask) -> Iterator[tuple[int, Any]]:
 
 def card_of(pynvml: ModuleType, ask: Ask, index: int, handle: Any) -> Card:
     """One GPU."""
-    memory, in_mig_mode = None, False
+    memory = None
+    in_mig_mode = False
     with suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
         memory = int(ask("nvmlDeviceGetMemoryInfo", handle).total)
     with suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):

@@ -21,7 +21,8 @@ from topoalign.plugin_config.mps_files import Serves
 from topoalign.plugin_config.offers import offers
 
 MIB = 1 << 20
-MANY_CLIENTS, FEW_CLIENTS = 48, 16
+MANY_CLIENTS = 48
+FEW_CLIENTS = 16
 SINCE_MANY = (7, 5)
 """The first compute capability with `MANY_CLIENTS`."""
 

@@ -54,7 +54,9 @@ class Api:
 
     def __init__(self, cluster: Cluster, clock: Clock, bus: Bus, foreign: ForeignNodes | None = None) -> None:
         """`bus`: over which nodes are asked. `foreign`: the nodes that HAMi runs; None: there are none."""
-        self._cluster, self._clock, self._bus = cluster, clock, bus
+        self._cluster = cluster
+        self._clock = clock
+        self._bus = bus
         self._foreign = foreign or ForeignNodes(clock)
 
     def mount(self) -> Mount:
@@ -73,7 +75,8 @@ class Api:
     async def nodes(self, request: Request) -> Response:
         """A page of the nodes, by name."""
         query = parameters(request, "limit", "continue")
-        after, limit = key_of(query.get("continue")), limit_of(query.get("limit"))
+        after = key_of(query.get("continue"))
+        limit = limit_of(query.get("limit"))
         last = after[0] if after else ""
         members = ((member.state.node, member) for member in self._cluster.members(last))
         names = self._foreign.names
@@ -102,7 +105,8 @@ class Api:
     async def allocations(self, request: Request) -> Response:
         """A page of the live allocations, by node and id; of one node, namespace or pod where asked."""
         query = parameters(request, "node", "namespace", "pod", "limit", "continue")
-        after, limit = key_of(query.get("continue")), limit_of(query.get("limit"))
+        after = key_of(query.get("continue"))
+        limit = limit_of(query.get("limit"))
         node = NodeName(query["node"]) if "node" in query else None
         if node is not None:
             self._cluster.member(node)

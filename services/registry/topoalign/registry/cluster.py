@@ -76,7 +76,8 @@ class Member:
         memory than they do, and is not kept.
         """
         if self._derived_from is not self.state:
-            self._derived, self._derived_from = {}, self.state
+            self._derived = {}
+            self._derived_from = self.state
         if function not in self._derived:
             self._derived[function] = function(bare(self.state))
         result: T = self._derived[function]

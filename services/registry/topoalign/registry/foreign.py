@@ -84,7 +84,8 @@ class ForeignNodes:
         """Told each node of which `refusal` says something else than before."""
         self.behind: Callable[[], str | None] = lambda: "no nodes of Kubernetes are watched"
         """Why not all that the API server has is known here."""
-        self._clock, self._answering = clock, answering
+        self._clock = clock
+        self._answering = answering
         self._nodes: dict[NodeName, HamiNode] = {}
         self._pods: dict[NodeName, dict[str, ForeignPod]] = {}
         """Node -> UID -> pod that is bound to it, has not ended and holds shares that HAMi gave."""
@@ -119,7 +120,8 @@ class ForeignNodes:
 
     def liveness(self, node: NodeName) -> Liveness:
         """Of HAMi's device plugin on a node that is in `names`."""
-        known, now = self._nodes[node], datetime.fromtimestamp(self._clock.wall(), UTC).replace(tzinfo=None)
+        known = self._nodes[node]
+        now = datetime.fromtimestamp(self._clock.wall(), UTC).replace(tzinfo=None)
         return liveness_of(known.handshake, known.allocatable, now)
 
     def cards(self, node: NodeName) -> tuple[RegisteredCard, ...]:
@@ -144,11 +146,13 @@ class ForeignNodes:
         if hami is None or hami.register is None:
             self.lose(node.name)
             return
-        before, finding = self._nodes.get(node.name), ""
+        before = self._nodes.get(node.name)
+        finding = ""
         try:
             cards = read_cards(hami.register)
         except InvalidAnnotation as error:
-            cards, finding = (), error.finding
+            cards = ()
+            finding = error.finding
             if before is None or not before.finding:
                 log.warning("HAMi's cards of a node cannot be read", node=clean(node.name), finding=finding)
         self._nodes[node.name] = HamiNode(
@@ -167,7 +171,8 @@ class ForeignNodes:
 
     def see_pod(self, pod: SeenPod) -> None:
         """The API server shows a pod."""
-        metadata, spec = pod.content.metadata, pod.content.spec
+        metadata = pod.content.metadata
+        spec = pod.content.spec
         text = ((metadata and metadata.annotations) or {}).get(DEVICES_ALLOCATED)
         if text is None or pod.node is None or pod.finished or not asks_for_devices(pod.content):
             self.lose_pod(pod.uid)
@@ -214,7 +219,8 @@ class ForeignNodes:
                 await turns.give()
 
     def _judge(self, node: NodeName) -> None:
-        before, refusal = self.refusal(node), ""
+        before = self.refusal(node)
+        refusal = ""
         if node in self._nodes and (self.pods(node) or self.liveness(node) is Liveness.LIVE):
             refusal = CONTESTED_NODE if self._answering(node) else FOREIGN_NODE
         if refusal == before:

@@ -37,7 +37,8 @@ class AllocationIndex:
         if before is now:
             return
         for name in before.keys() | now.keys() if names is None else names:
-            had, has = before.get(name), now.get(name)
+            had = before.get(name)
+            has = now.get(name)
             if had is has or (had is not None and has is not None and had.owner == has.owner):
                 continue
             for entries, key in self._entries(node, had):
@@ -52,9 +53,11 @@ class AllocationIndex:
         common: Key = ()
         entries = self._all
         if pod is not None:
-            entries, common = self._by_pod, (pod,)
+            entries = self._by_pod
+            common = (pod,)
         elif namespace is not None:
-            entries, common = self._by_namespace, (namespace,)
+            entries = self._by_namespace
+            common = (namespace,)
         start = (*common, *after)
         if node is not None:
             common = (*common, node)

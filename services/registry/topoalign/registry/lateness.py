@@ -16,7 +16,8 @@ class Lateness:
 
     def __init__(self, clock: Clock, bearable: float) -> None:
         """`bearable`: seconds. The loop was late if it stood still for twice as long; less may go unnoticed."""
-        self._clock, self._bearable = clock, bearable
+        self._clock = clock
+        self._bearable = bearable
         self._due = inf
         """Monotonic seconds at which the task is to wake next."""
         self._noticed = -inf

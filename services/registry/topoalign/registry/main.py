@@ -55,13 +55,15 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
 def check_settings(settings: RegistrySettings) -> None:
     """Raises InvalidField for a setting that has no effect without another one, which is missing."""
     if settings.scheduler_port is None:
-        no_port, remedy = "the registry answers no scheduler", "set TOPOALIGN_SCHEDULER_PORT, or unset this one"
+        no_port = "the registry answers no scheduler"
+        remedy = "set TOPOALIGN_SCHEDULER_PORT, or unset this one"
         if settings.kubernetes != "off":
             raise InvalidField("TOPOALIGN_KUBERNETES", no_port, remedy)
         if settings.scheduler_tls_dir:
             raise InvalidField("TOPOALIGN_SCHEDULER_TLS_DIR", no_port, remedy)
     if settings.kubernetes == "off":
-        no_server, remedy = "the registry has no API server", "set TOPOALIGN_KUBERNETES, or unset this one"
+        no_server = "the registry has no API server"
+        remedy = "set TOPOALIGN_KUBERNETES, or unset this one"
         if settings.delete_refused_pods:
             raise InvalidField("TOPOALIGN_DELETE_REFUSED_PODS", no_server, remedy)
         if settings.unknown_nodes != "refuse":

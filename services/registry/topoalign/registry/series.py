@@ -33,7 +33,9 @@ class NodeSeries:
 
     def __init__(self, cluster: Cluster, clock: Clock, *, per_allocation: bool) -> None:
         """`per_allocation`: whether to write `topoalign_gpu_allocation_info`."""
-        self._cluster, self._clock, self._per_allocation = cluster, clock, per_allocation
+        self._cluster = cluster
+        self._clock = clock
+        self._per_allocation = per_allocation
 
     async def write(self) -> AsyncIterator[bytes]:
         """

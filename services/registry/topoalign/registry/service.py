@@ -56,8 +56,13 @@ class Registry:
         freeze: Callable[[], None] = lambda: None,
     ) -> None:
         """`freeze` takes all that is in memory now out of the work of the garbage collector: `gc.freeze` in a process."""
-        self._bus, self._clock, self._settings, self._freeze = bus, clock, settings, freeze
-        self._client, self._cluster, self._metrics = client, cluster, metrics
+        self._bus = bus
+        self._clock = clock
+        self._settings = settings
+        self._freeze = freeze
+        self._client = client
+        self._cluster = cluster
+        self._metrics = metrics
         client.kept.forgotten.append(cluster.forget)
         self._ask_now = anyio.Event()
         self._asked = False
@@ -121,7 +126,8 @@ class Registry:
         self._freeze()
 
     async def _ask_all(self) -> None:
-        nodes, lateness = self._cluster.nodes, Lateness(self._clock, self._settings.registry_answer_seconds / 8)
+        nodes = self._cluster.nodes
+        lateness = Lateness(self._clock, self._settings.registry_answer_seconds / 8)
         left = iter(nodes)
         async with background() as watching:
             watching.start_soon(lateness.run)
@@ -142,7 +148,8 @@ class Registry:
         Whether the allocator is there, and whether what is believed of its node is what it stands by. Returns False where
         a time-out tells nothing, because this process may have been too late to hear the answer.
         """
-        asked, within = self._clock.monotonic(), self._settings.registry_answer_seconds
+        asked = self._clock.monotonic()
+        within = self._settings.registry_answer_seconds
         try:
             await self._client.verify(node, within)
         except Unavailable as error:

@@ -72,7 +72,8 @@ async def counted(bus: Bus, member: Member) -> LibraryReading:
 def shares_view(member: Member, measurement: Measurement, reading: LibraryReading) -> SharesView:
     """The measurement and what libraries count, with the node's allocations of this moment."""
     state = bare(member.state)
-    shares, gpus = with_library(shares_of(state, measurement), reading), state.hardware.gpu_by_id
+    shares = with_library(shares_of(state, measurement), reading)
+    gpus = state.hardware.gpu_by_id
     return SharesView(
         node=shares.node,
         measured=rfc3339(shares.time),

@@ -112,7 +112,8 @@ class NodeDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def summary(member: Member, foreign: str | None = None) -> NodeSummary:
     """The view of a node in the list of nodes. `foreign`: who else gives out its GPUs."""
-    counts, last = member.derived(counted), rfc3339(member.last_event)
+    counts = member.derived(counted)
+    last = rfc3339(member.last_event)
     return msgspec.structs.replace(counts, stale=not member.answering, last_event=last, foreign=foreign)
 
 
@@ -140,7 +141,8 @@ def counted(state: NodeState) -> NodeSummary:
 
 def count(state: NodeState, resource: ResourceName) -> ResourceCount:
     """How many devices of a resource are free, allocated and unhealthy."""
-    devices, free = state.hardware.devices[resource], len(state.ownership.free(resource))
+    devices = state.hardware.devices[resource]
+    free = len(state.ownership.free(resource))
     allocated = len(state.ownership.held(resource))
     return ResourceCount(total=len(devices), free=free, allocated=allocated, unhealthy=len(devices) - free - allocated)
 
@@ -190,7 +192,8 @@ def detail(
 
 def allocation_views(member: Member, live: Iterable[Allocation]) -> Iterator[AllocationView]:
     """The views of allocations of one node."""
-    hardware, unusable = member.state.hardware.without_tables(), member.derived(ailing)
+    hardware = member.state.hardware.without_tables()
+    unusable = member.derived(ailing)
     for allocation in live:
         ids = {device for devices in allocation.devices.values() for device in devices}
         yield AllocationView(

@@ -24,7 +24,8 @@ def kubelet_merge(subject: Subject) -> Finding | None:
     Only where the kubelet's configuration and the NUMA nodes are known, and the kubelet would start with them. The devices
     of a resource are taken to be on as many NUMA nodes as they can.
     """
-    rules, nodes = kubelet_rules(subject), numa_node_count(subject)
+    rules = kubelet_rules(subject)
+    nodes = numa_node_count(subject)
     if rules is None or nodes is None or not POLICIES[rules.policy].asks or nodes > rules.max_allowable_numa_nodes:
         return None
     on_nodes = resources(subject, rules, nodes)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 FORMATS = {".svg": "svg", ".png": "png", ".txt": "ascii", "": "ascii"}
 """By the end of a file's name."""
-WIDTH, WIDEST = 100, 160
+WIDTH = 100
+WIDEST = 160
 """Columns where nobody says how wide the terminal is, and the most that are used of one."""
 
 

@@ -154,7 +154,8 @@ def divided_lines(division: Division | None) -> tuple[str, ...]:
     """Two lines of a GPU that is divided: how, and what is left: `slots, 8 left:` and `60% 28 GiB`."""
     if division is None:
         return ()
-    left, offered = division.left, division.offered
+    left = division.left
+    offered = division.offered
     way = SHORT_WAYS.get(way_text(division), way_text(division))
     if offered.slices and offered.instances:
         way = "parts"

@@ -10,7 +10,8 @@ from topoalign.cli.draw.scene import INK, Box, Item, Line, Text, fitted, text_wi
 WIDTH = 104.0
 NIC_HEIGHT = 34.0
 LINE = 13.0
-INSET, NARROW = 6.0, 5.0
+INSET = 6.0
+NARROW = 5.0
 """From the edge of a box to its text, and to that of a row for a part."""
 SMALL = 10.5
 DASH = 12.0
@@ -86,7 +87,8 @@ def words(device: Device, box: Box) -> Iterator[Item]:
 def parts_of(device: Device, box: Box, base: float) -> Iterator[Item]:
     """A row for each holder of a part, in its colour: its letter, and what it has. `base`: of the text above them."""
     for place, (holder, amount) in enumerate(device.parts, 1):
-        y, fill = base + place * LINE, palette.of_holder(holder)
+        y = base + place * LINE
+        fill = palette.of_holder(holder)
         yield Box(box.x + 3, y - SMALL + 0.5, box.w - 6, LINE - 1, "part", fill, fill, 0, 2)
         letter = Text(box.x + NARROW, y, key(holder), SMALL, bold=True)
         room = box.w - 2 * NARROW - text_width(letter.text, SMALL, bold=True)
@@ -97,7 +99,10 @@ def parts_of(device: Device, box: Box, base: float) -> Iterator[Item]:
 def hatching(box: Box) -> Iterator[Line]:
     """Lines from the lower left to the upper right, as draughtsmen mark what is cut off."""
     inset = 2.0
-    left, top, right, bottom = box.x + inset, box.y + inset, box.right - inset, box.bottom - inset
+    left = box.x + inset
+    top = box.y + inset
+    right = box.right - inset
+    bottom = box.bottom - inset
     reach = (right - left) + (bottom - top)
     offset = HATCH
     while offset < reach:
@@ -114,5 +119,6 @@ def cordon(box: Box) -> Iterator[Line]:
         length = abs(x1 - x0) + abs(y1 - y0)
         steps = max(2, round(length / DASH))
         for i in range(0, 2 * steps - 1, 2):
-            a, b = i / (2 * steps - 1), (i + 1) / (2 * steps - 1)
+            a = i / (2 * steps - 1)
+            b = (i + 1) / (2 * steps - 1)
             yield Line(((x0 + (x1 - x0) * a, y0 + (y1 - y0) * a), (x0 + (x1 - x0) * b, y0 + (y1 - y0) * b)), INK, 3.5)

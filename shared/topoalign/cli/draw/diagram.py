@@ -106,7 +106,8 @@ def grouped(topology: Topology, homes: Mapping[int | None, list[Device]]) -> tup
     sockets: dict[tuple[int, ...], list[Place]] = {}
     bare = []
     for node in sorted({*sizes, *topology.cpus_by_node, *(home for home in homes if home is not None)}):
-        cpus, devices = topology.cpus_by_node.get(node), homes.get(node, [])
+        cpus = topology.cpus_by_node.get(node)
+        devices = homes.get(node, [])
         on = tuple(sorted(topology.cpu_topology.sockets_of_node.get(node, ())))
         if not cpus and not devices and (node in of_gpus or not sizes.get(node)):
             bare += [] if node in of_gpus else [node]

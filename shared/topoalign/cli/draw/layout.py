@@ -29,8 +29,11 @@ from topoalign.cli.draw.sizes import (
 from topoalign.cli.draw.tree import MEANINGS, Bridge, Child
 from topoalign.core.model.ids import DeviceID
 
-LEAST_WIDTH, WIDEST_HEAD = 480.0, 1100.0
-TITLE, PLAIN, SMALL = 18.0, 12.0, 10.5
+LEAST_WIDTH = 480.0
+WIDEST_HEAD = 1100.0
+TITLE = 18.0
+PLAIN = 12.0
+SMALL = 10.5
 """Sizes of text."""
 
 
@@ -82,7 +85,8 @@ class Layout:
 
     def head(self, width: float) -> float:
         """Draws the title and returns where it ends."""
-        title, facts = self.sizes.diagram.title, self.sizes.diagram.facts
+        title = self.sizes.diagram.title
+        facts = self.sizes.diagram.facts
         self.add(Text(MARGIN, MARGIN + 14, fitted(title, width, TITLE, bold=True), TITLE, bold=True))
         for i, fact in enumerate(facts):
             self.add(Text(MARGIN, MARGIN + 34 + 16 * i, fitted(fact, width, PLAIN), PLAIN, fill=FAINT))

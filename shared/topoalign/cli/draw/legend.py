@@ -10,7 +10,9 @@ from topoalign.cli.draw.diagram import Diagram
 from topoalign.cli.draw.scene import FAINT, INK, Box, Item, Text, broken, text_width, wrapped
 
 SWATCH = Box(0, 0, 26, 16, "swatch", stroke=INK)
-ROW, NOTE, SIZE = 24.0, 18.0, 11.5
+ROW = 24.0
+NOTE = 18.0
+SIZE = 11.5
 
 
 def legend_items(diagram: Diagram, notes: Iterable[str], x: float, y: float, width: float) -> tuple[list[Item], float]:
@@ -19,12 +21,14 @@ def legend_items(diagram: Diagram, notes: Iterable[str], x: float, y: float, wid
     because pods of one controller differ at their end: one that is wider than the drawing has several lines.
     """
     items: list[Item] = []
-    at, bottom = x, y
+    at = x
+    bottom = y
     for swatch, letter, label in entries(diagram):
         lines = broken(label, width - SWATCH.w - 8, SIZE)
         wide = SWATCH.w + 8 + text_width(lines[0], SIZE)
         if at > x and at + wide > x + width:
-            at, bottom = x, bottom + ROW
+            at = x
+            bottom = bottom + ROW
         box = replace(swatch, x=at, y=bottom)
         items.append(box)
         items += hatching(box) if label == "unhealthy" else cordon(box) if label == "cordoned" else ()

@@ -8,12 +8,14 @@ from topoalign.cli.draw.nvlinks import Bar, NvLinks, Pair
 from topoalign.cli.draw.scene import Box, Item, Line, Text, fitted, text_width
 from topoalign.core.model.ids import DeviceID
 
-BAR_HEIGHT, BAR_GAP = 26.0, 16.0
+BAR_HEIGHT = 26.0
+BAR_GAP = 16.0
 MOST_ARCS = 48
 """More than that nobody can follow: they are listed."""
 POINTS = 28
 """Of an arc, which is drawn as a line through them."""
-LEVEL, MOST_LEVELS = 24.0, 6
+LEVEL = 24.0
+MOST_LEVELS = 6
 """From one depth of arcs to the next; an arc between GPUs that are farther apart is no deeper."""
 LABEL = 46.0
 """From one number to the next on the same level, `NV999` included."""
@@ -43,7 +45,8 @@ def bar_items(bar: Bar, gpus: Boxes, y: float, left: float, width: float) -> tup
     """A bar below all its GPUs, at `y`, and a line from each of them to it."""
     boxes = {gpu: gpus[gpu] for gpu in bar.links}
     title_width = text_width(bar.title, 12, bold=True) + 24
-    start, end = min(box.x for box in boxes.values()), max(box.right for box in boxes.values())
+    start = min(box.x for box in boxes.values())
+    end = max(box.right for box in boxes.values())
     if end - start < title_width:
         start = max(left, min(start, left + width - title_width))
         end = min(start + title_width, left + width)
@@ -70,7 +73,8 @@ def arc_items(pairs: tuple[Pair, ...], gpus: Boxes, top: float) -> tuple[list[It
     labels: list[Item] = []
     for a, b, count in pairs:
         left, right = sorted((ends[a, b], ends[b, a]))
-        middle, radius = (left + right) / 2, (right - left) / 2
+        middle = (left + right) / 2
+        radius = (right - left) / 2
         level = min(abs(steps.index(gpus[a].x) - steps.index(gpus[b].x)), MOST_LEVELS)
         while any(level == other and abs(middle - at) < LABEL for other, at in taken):
             level += 1

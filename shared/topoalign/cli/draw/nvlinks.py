@@ -73,7 +73,8 @@ def nvlinks_of(topology: Topology) -> NvLinks:
 
 def switch_title(counts: Iterable[int]) -> str:
     """The title of a bar with these numbers of NVLinks per GPU: `NVSwitch: 12 NVLinks per GPU`."""
-    least, most = min(counts), max(counts)
+    least = min(counts)
+    most = max(counts)
     if least == most:
         return f"NVSwitch: {most} NVLink{'s' if most > 1 else ''} per GPU"
     return f"NVSwitch: {least} to {most} NVLinks per GPU"

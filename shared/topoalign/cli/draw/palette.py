@@ -8,8 +8,12 @@ A colour is never the only sign: every holder has a letter, and every problem of
 HOLDERS = ("#77aadd", "#ee8866", "#eedd88", "#ffaabb", "#99ddff", "#44bb99", "#bbcc33", "#aaaa00")
 """Of the first holder, of the second, …; a ninth has the first colour again, and another letter."""
 
-SOCKET, PLACE, HOST, SWITCH = "#f6f8fa", "#ffffff", "#d8dee4", "#eaeef2"
-NVLINK, NVLINK_BAR = "#4d7c0f", "#e4f2cd"
+SOCKET = "#f6f8fa"
+PLACE = "#ffffff"
+HOST = "#d8dee4"
+SWITCH = "#eaeef2"
+NVLINK = "#4d7c0f"
+NVLINK_BAR = "#e4f2cd"
 TROUBLE = "#cf222e"
 
 

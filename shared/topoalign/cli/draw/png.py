@@ -45,7 +45,8 @@ class Painter:
         """Paint a rounded rectangle, its outline at least one pixel wide."""
         s = self.scale
         corners = (box.x * s, box.y * s, box.right * s, box.bottom * s)
-        radius, width = box.radius * s, max(1, round(box.stroke_width * s))
+        radius = box.radius * s
+        width = max(1, round(box.stroke_width * s))
         self.draw.rounded_rectangle(corners, radius, box.fill, box.stroke, width)
 
     def line(self, line: Line) -> None:

@@ -8,7 +8,9 @@ a text that fits by these widths fits in Arial, Helvetica and DejaVu Sans.
 from dataclasses import dataclass, field
 from unicodedata import combining, east_asian_width
 
-INK, FAINT, PAPER = "#1b1f24", "#57606a", "#ffffff"
+INK = "#1b1f24"
+FAINT = "#57606a"
+PAPER = "#ffffff"
 
 
 @dataclass(frozen=True)

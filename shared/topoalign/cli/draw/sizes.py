@@ -15,14 +15,18 @@ from topoalign.cli.draw.diagram import Diagram, Group, Place
 from topoalign.cli.draw.scene import text_width
 from topoalign.cli.draw.tree import Bridge, Child, levels
 
-MARGIN, PAD, GAP = 20.0, 12.0, 14.0
+MARGIN = 20.0
+PAD = 12.0
+GAP = 14.0
 COLUMN = WIDTH + 18
 """From one device to the next: between them runs what connects a NIC and the GPU below it."""
 NIC_ROW = NIC_HEIGHT + 7.0
 """From the upper edge of a NIC to that of the GPU below it."""
-LEVEL, BAR = 34.0, 20.0
+LEVEL = 34.0
+BAR = 20.0
 """From one bridge to the one below it, and the height of a bridge."""
-HEAD, FACT = 28.0, 15.0
+HEAD = 28.0
+FACT = 15.0
 """Of a NUMA node: its name, and each line about its CPUs and memory."""
 SOCKET_HEAD = 26.0
 

@@ -10,7 +10,8 @@ FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 
 def svg(scene: Scene) -> str:
     """The document. What is foreign in the scene has been cleaned, and is escaped here."""
-    width, height = number(scene.width), number(scene.height)
+    width = number(scene.width)
+    height = number(scene.height)
     head = [
         '<?xml version="1.0" encoding="UTF-8"?>',
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'

@@ -35,7 +35,8 @@ MARKS = {"unhealthy": "!", "cordoned": "#", "degraded": "*"}
 MOST_KEYS = 3
 """Holders of one device that are named; a `+` stands for the others."""
 
-SINGLE, DOUBLE = tuple("┌─┐│└┘"), tuple("╔═╗║╚╝")
+SINGLE = tuple("┌─┐│└┘")
+DOUBLE = tuple("╔═╗║╚╝")
 """Frames: upper left corner, horizontal, upper right corner, vertical, lower left corner, lower right corner."""
 ASCII = str.maketrans({**dict.fromkeys("┌┐└┘├╔╗╚╝", "+"), "─": "-", "│": "|", "═": "=", "║": "|", "…": "~"})
 

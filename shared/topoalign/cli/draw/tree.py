@@ -92,7 +92,8 @@ def by_path(devices: Sequence[Device], links: Links, paths: Sequence[PcieClass])
 
 def connected(devices: Sequence[Device], joined: Callable[[Device, Device], bool]) -> list[list[Device]]:
     """The devices in groups, in order: two that are joined, directly or through others, are in one group."""
-    left, groups = list(devices), []
+    left = list(devices)
+    groups = []
     while left:
         group = [left.pop(0)]
         for one in group:  # grows while it is walked

@@ -77,7 +77,8 @@ def align(asked: HintRequest, answer: HintAnswer, work: SearchBudget) -> tuple[A
 
     `work` is what is left of the limit for the whole decision. Raises TooMuchWork.
     """
-    rules, topology = asked.rules, asked.state.hardware
+    rules = asked.rules
+    topology = asked.state.hardware
     policy = POLICIES[rules.policy]
     merged = policy.merge(
         offers_of(answer.providers.values()),

@@ -63,8 +63,10 @@ def considered_gpus(
     aligned: bool,
 ) -> tuple[Considered, ...]:
     """`considered` for whole GPUs."""
-    gpus, scorer = tuple(topology.gpu_by_id), set_scorer(topology)
-    could_have, taken = positions(topology, free), positions(topology, chosen)
+    gpus = tuple(topology.gpu_by_id)
+    scorer = set_scorer(topology)
+    could_have = positions(topology, free)
+    taken = positions(topology, chosen)
     offered = {*positions(topology, asked.available if asked is not None else chosen)}
     difference: Callable[[Members], str] = unweighed
     won = reason_for_gpus(asked, placement)

@@ -63,7 +63,8 @@ def asks_alike(container: ContainerDemand, pod: PodDemand) -> bool:
 
 def totals_decide(topology: Topology, demand: PodDemand, asking: Sequence[ContainerDemand]) -> bool:
     """Whether the containers are admitted where the totals suffice once they are aligned."""
-    rules, policy = demand.rules, POLICIES[demand.rules.policy]
+    rules = demand.rules
+    policy = POLICIES[demand.rules.policy]
     if rules.scope is not Scope.POD and not policy.admits(NO_AFFINITY):
         return False
     if any(each.memory for each in asking):
@@ -129,7 +130,8 @@ class Step(msgspec.Struct, frozen=True):
 def step_of(topology: Topology, rules: AdmissionRules, container: ContainerDemand) -> Step:
     """What a container is given on this machine. The kubelet passes over resources that nobody lists."""
     known = ((name, amount) for name, amount in container.devices.items() if name in topology.devices)
-    whole, per_core = CpuOption.FULL_PCPUS_ONLY in rules.cpu_options, topology.cpu_topology.cpus_per_core
+    whole = CpuOption.FULL_PCPUS_ONLY in rules.cpu_options
+    per_core = topology.cpu_topology.cpus_per_core
     return Step(
         devices=tuple((name, amount, is_too_large(topology, name, amount)) for name, amount in known),
         cpus=container.cpus,
@@ -260,7 +262,8 @@ def need_of_part(
     The same for what is aligned as one: the containers that are `given` something then, and the rest of the pod. `refusal`:
     as of `refused`.
     """
-    rules, policy = demand.rules, POLICIES[demand.rules.policy]
+    rules = demand.rules
+    policy = POLICIES[demand.rules.policy]
     devices = {name: amount for name, amount in aligned.devices.items() if name in topology.devices}
     placed = tuple(name for name in devices if any(topology.devices[name].by_nodes))
     strict = not policy.admits(NO_AFFINITY)
@@ -296,7 +299,8 @@ def machine_key(topology: Topology) -> bytes:
         )
         for name, listed in sorted(devices.items())
     ]
-    sizes, cards = offered_in_slots(topology), ((base, gpu_of(topology, base)) for base in offered_in_slots(topology))
+    sizes = offered_in_slots(topology)
+    cards = ((base, gpu_of(topology, base)) for base in offered_in_slots(topology))
     in_slots = [(sizes[base].memory, gpu.name, gpu.numa_affinity) for base, gpu in cards]
     return digest((topology.cpus, topology.nodes, topology.distances, supplies, clashes, in_slots))
 
@@ -344,7 +348,8 @@ def verdict(need: Need, free: Free) -> str | None:
 
 def lacking_without_memory(need: Need, free: Free) -> str | None:
     """The verdict where no preferred set has all, memory included."""
-    nowhere, chosen = not has_memory_anywhere(need, free), 0
+    nowhere = not has_memory_anywhere(need, free)
+    chosen = 0
     if nowhere:
         chosen = first_with_room(need.without_memory, need.near, (), free)
     if need.strict and not chosen:
@@ -401,7 +406,8 @@ def lacking(need: Need, free: Free) -> str | None:
     """The code of what there is too little of in all, devices or CPUs; empty: of nothing. None: amounts do not tell."""
     if len(need.steps) == 1:
         return lacking_in(need.steps[0], free.devices, free.cpus, free.whole_cores)
-    devices, cpus = dict(free.devices), free.cpus
+    devices = dict(free.devices)
+    cpus = free.cpus
     for step in need.steps:
         if (code := lacking_in(step, devices, cpus, free.whole_cores)) != "":
             return code

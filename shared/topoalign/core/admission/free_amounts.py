@@ -56,7 +56,8 @@ class Free(msgspec.Struct, frozen=True, kw_only=True):
 
 def free_of(state: NodeState, rules: AdmissionRules) -> Free:
     """What is free on a node under the rules of its kubelet."""
-    hardware, machine = state.hardware, state.hardware.node_ids
+    hardware = state.hardware
+    machine = state.hardware.node_ids
     supplies: dict[ResourceName, Mapping[Mask, int]] = {
         name: near(state.ownership.free(name), machine) for name in hardware.devices
     }
@@ -99,7 +100,9 @@ def has_more(now: Free, before: Free) -> bool:
 
 def free_cpus(state: NodeState, rules: AdmissionRules) -> tuple[dict[Mask, int], int]:
     """CPUs that may be given exclusively, by NUMA node; and those of whole cores. Raises NotEnoughCpus, TooMuchWork."""
-    cpus, shared, kept = state.hardware.cpu_topology, shared_cpus(state, rules), reserved_cpus(state.hardware, rules)
+    cpus = state.hardware.cpu_topology
+    shared = shared_cpus(state, rules)
+    kept = reserved_cpus(state.hardware, rules)
     free = shared - kept
     there = {1 << node: len(inside & free) for node, inside in cpus.in_node.items()}
     if CpuOption.FULL_PCPUS_ONLY not in rules.cpu_options:
@@ -141,7 +144,10 @@ def without(
 
     `anywhere`: devices of which no NUMA node is known.
     """
-    devices, within, reusable, used = dict(free.devices), dict(free.within), free.reusable, free.used
+    devices = dict(free.devices)
+    within = dict(free.within)
+    reusable = free.reusable
+    used = free.used
     cpus = free.cpus
     for name, amount in (*near, *memory):
         within[name] = tuple(had - amount if number & place else had for number, had in enumerate(within[name]))

@@ -133,7 +133,9 @@ def fill(
     gang: str, members: Sequence[Member], at: Candidate, seconds: float
 ) -> Generator[None, None, list[Reservation]]:
     """What a node gives those of the members that it would admit one after the other."""
-    state, refused, placed = at.state, set[bytes](), list[Reservation]()
+    state = at.state
+    refused = set[bytes]()
+    placed = list[Reservation]()
     for member in members:
         alike = key_of(member.request)
         if alike in refused:

@@ -106,7 +106,8 @@ def reason_against(
     if nodes is not None and any(nodes.isdisjoint(where[device] or nodes) for device in devices):
         return "not all on the NUMA nodes it is aligned to"
     if near:
-        mine, other = beside(topology, chosen, near), beside(topology, devices, near)
+        mine = beside(topology, chosen, near)
+        other = beside(topology, devices, near)
         return (
             f"beside {other} of the GPUs, not {mine}" if other < mine else "as near; indexes or what was asked decided"
         )

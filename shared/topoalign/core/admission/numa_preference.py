@@ -26,7 +26,8 @@ def order_by_gpus(asked: HintRequest) -> MaskOrder | None:
     The sort key of sets of NUMA nodes, by the GPUs that the demand would get there. None: the lowest nodes are to be taken,
     or the demand asks for no whole GPUs, or for some that are chosen jointly with other devices.
     """
-    state, devices = asked.state, asked.demand.devices
+    state = asked.state
+    devices = asked.demand.devices
     hardware = state.hardware
     gpus = [(name, amount) for name, amount in devices.items() if amount and hardware.kind_of(name) == "gpu"]
     if not gpus or asked.demand.together or not profile_of(asked.rules.mode).compares_gpus_of_nodes:

@@ -113,7 +113,8 @@ class AdmissionRun:
 
     def align(self, demand: Demand) -> Steps[Aligned]:
         """What a container, or the pod, is aligned to. Raises NotAligned, TooMuchWork and what `check_totals` raises."""
-        container, asked = demand.container, HintRequest(self.state, demand, self.rules)
+        container = demand.container
+        asked = HintRequest(self.state, demand, self.rules)
         if not POLICIES[self.rules.policy].asks or self.gave_up:
             alignment, aligned = unaligned(container, self.gave_up)
         else:
@@ -167,7 +168,8 @@ class AdmissionRun:
         What is decided together; in mode `best` then GPUs, so that others can be chosen near them; the rest by name. A
         kubelet asks its plugins about one resource at a time, and tells them of no other that the container has.
         """
-        joint, hardware = ContainerDevices(), self.state.hardware
+        joint = ContainerDevices()
+        hardware = self.state.hardware
         if container.joint is not None:
             affinity = aligned.together if container.together else aligned.hint.affinity
             place = place_jointly if container.together else place_within
@@ -193,7 +195,8 @@ class AdmissionRun:
         near: tuple[DeviceID, ...],
     ) -> Steps[tuple[DeviceID, ...]]:
         """Devices of one resource; `near`: the container's GPUs. Raises NoFit where they cannot be given."""
-        amount, devices = container.devices[resource], self.state.hardware.devices[resource]
+        amount = container.devices[resource]
+        devices = self.state.hardware.devices[resource]
         reusable = reusable_devices(held_by_pod(self.state, self.demand), resource)
         chooser = chooser_of(self.state, container, resource, self.rules.compat, hint.affinity)
         among = chooser.room() if chooser is not None and self.profile.seeks_units_by_gpu else None
@@ -230,8 +233,10 @@ class AdmissionRun:
             could = reusable.union(self.state.ownership.free(resource))
             could_have = [device for device in devices if device in could]
             if not self.profile.tells_plugins_context:
-                asking, near = asking and asking.without_context(), ()
-            aligned, placement = hint.affinity is not None and not reusable, self.rules.placement
+                asking = asking and asking.without_context()
+                near = ()
+            aligned = hint.affinity is not None and not reusable
+            placement = self.rules.placement
             self.considered += considered(
                 self.state.hardware, resource, could_have, asking, chosen, near, placement, aligned=aligned
             )
@@ -314,7 +319,8 @@ class AdmissionRun:
     @property
     def chooses_cards(self) -> bool:
         """Whether annotations choose the GPUs of which it asks for slots, or spread its units."""
-        hardware, containers = self.state.hardware, self.demand.containers
+        hardware = self.state.hardware
+        containers = self.demand.containers
         asking = [each for each in containers if each.about_cards]
         spread = [each for each in containers if each.cards > 1]
         return any(slots_asked(hardware, each.devices) is not None for each in asking) or any(

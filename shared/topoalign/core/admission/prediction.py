@@ -97,7 +97,8 @@ def predict(
     pod = validate_pod(pod)
     basis = prediction_basis(state, now)
     rules = overridden(basis.rules, changes)
-    demand, hardware = pod_demand(pod, rules), basis.state.hardware
+    demand = pod_demand(pod, rules)
+    hardware = basis.state.hardware
     passed_over = check_resources(demand, hardware, basis.registered, basis.devices_unknown)
     held = with_reserved(basis.state, state, reserved)
     held = as_others(held, demand)
@@ -189,7 +190,8 @@ def held_by_kubelet(
     """
     usage = state.usage
     shown = usage.containers if usage is not None and usage.containers_known else None
-    entries, memory = list(kubelet.entries), kubelet.memory
+    entries = list(kubelet.entries)
+    memory = kubelet.memory
     instead = f"; {INSTEAD}" if shown is not None else ""
     missing = [kubelet.stale, kubelet.rules.unknown]
     missing += [f"{each}{instead}" if each else "" for each in (kubelet.cpus_unknown, kubelet.memory_unknown)]
@@ -267,7 +269,8 @@ def spread(
         for name, size in memory_node(node, kept.get(node.id, {}), MemoryUse()).allocatable.items()
     }
     for block in blocks:
-        wanted, taken = block.size, []
+        wanted = block.size
+        taken = []
         for node in block.nodes:
             part = min(wanted, left.get((node, block.resource), wanted))
             left[node, block.resource] = left.get((node, block.resource), part) - part

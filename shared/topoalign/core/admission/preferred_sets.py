@@ -46,9 +46,11 @@ def preferred_sets(
     if not found:
         return (len(space.masks) - 1,)
     masks = found[0].intersection(*found[1:])
-    policy, distances = POLICIES[rules.policy], distances_for(topology, rules)
+    policy = POLICIES[rules.policy]
+    distances = distances_for(topology, rules)
     if policy.single_node:
-        masks, distances = frozenset(mask for mask in masks if mask.bit_count() == 1), None
+        masks = frozenset(mask for mask in masks if mask.bit_count() == 1)
+        distances = None
 
     def place(mask: Mask) -> tuple[int, int, int]:
         return (

@@ -64,7 +64,8 @@ def fit_whatever_ends(free: Free, pods: Sequence[Waiting], steps: Steps, later: 
     """
     tried = set()
     if not pods:
-        pods, later = later[:1], later[1:]
+        pods = later[:1]
+        later = later[1:]
     for place, pod in enumerate(pods):
         if pod.key in tried:
             continue
@@ -105,7 +106,8 @@ def containers_fit(need: Need, free: Free, most: Free, steps: Steps | None = Non
     """
     if need.rest is None:
         return True
-    steps, first = steps or Steps(MOST_CONTAINER_STEPS), msgspec.structs.replace(need, rest=None)
+    steps = steps or Steps(MOST_CONTAINER_STEPS)
+    first = msgspec.structs.replace(need, rest=None)
     room = first_with_room(need.preferred, need.near, need.memory, free)
     for number in need.preferred:
         left = left_where_taken(first, free, number)
@@ -152,7 +154,8 @@ def have_ample_memory(free: Free, pods: Sequence[Waiting]) -> bool:
     one NUMA node has, and every NUMA node has the memory for all of them together and is in no group. Example: 40 GiB are
     free on each of two NUMA nodes, and two pods ask for 1 GPU, 4 CPUs and 20 GiB each.
     """
-    asked, total = list[Need](), Counter[ResourceName]()
+    asked = list[Need]()
+    total = Counter[ResourceName]()
     for pod in pods:
         need = pod.takes
         if need is None or not need.complete:
@@ -206,11 +209,15 @@ def left_after(need: Need, free: Free, *, besides: bool = False) -> Iterator[Fre
 
 def left_where_taken(need: Need, free: Free, number: int) -> Free:
     """What is left at least of what is free once a container is aligned to this set; the same object if that is all."""
-    devices, within, cpus, whole_cores = dict(free.devices), dict(free.within), free.cpus, free.whole_cores
+    devices = dict(free.devices)
+    within = dict(free.within)
+    cpus = free.cpus
+    whole_cores = free.whole_cores
     for name, amount in (*need.near, *need.memory):
         within[name], lost = taken_from(free.within[name], number, amount)
         if name == CPU:
-            cpus, whole_cores = cpus - lost, max(0, whole_cores - lost)
+            cpus = cpus - lost
+            whole_cores = max(0, whole_cores - lost)
         elif name in devices:
             devices[name] = max(min(0, devices[name]), devices[name] - lost)
     for name, amount in need.unplaced:
@@ -220,7 +227,8 @@ def left_where_taken(need: Need, free: Free, number: int) -> Free:
             return free
         return msgspec.structs.replace(free, devices=devices, within=within, cpus=cpus, whole_cores=whole_cores)
     kept = number if not several(number) else 0
-    reusable, used = frozenset(each for each in free.reusable if not each & number or each == kept), free.used | number
+    reusable = frozenset(each for each in free.reusable if not each & number or each == kept)
+    used = free.used | number
     return Free(
         devices=devices,
         cpus=cpus,

@@ -43,7 +43,8 @@ class SmallerRequest(NamedTuple):
     @property
     def text(self) -> str:
         """For people: `ask for 2 instead of 4 nvidia.com/gpu in container 'train'`."""
-        amount, (asked, unit) = format_amount(self.resource, self.amount)[0], format_amount(self.resource, self.asked)
+        amount = format_amount(self.resource, self.amount)[0]
+        (asked, unit) = format_amount(self.resource, self.asked)
         where = f" in container {quoted([self.container])}" if self.container is not None else ""
         return f"ask for {amount} instead of {asked} {unit}{where}"
 

@@ -88,7 +88,8 @@ def parts_of(topology: Topology, demand: PodDemand) -> tuple[Part, ...]:
     known to be near NUMA nodes. Raises InvalidShare for annotations that cannot be meant.
     """
     rules = demand.rules
-    policy, by_machine = POLICIES[rules.policy], profile_of(rules.mode).prefers_by_empty_machine
+    policy = POLICIES[rules.policy]
+    by_machine = profile_of(rules.mode).prefers_by_empty_machine
     if not policy.asks or not by_machine or not are_listed(topology, demand):
         return ()
     found = []
@@ -128,7 +129,9 @@ def sets_for(topology: Topology, pod: PodDemand, aligned: Demand) -> Sets:
 
 def near_gpus(topology: Topology, resource: ResourceName) -> Gpus:
     """The GPUs of a resource that are near NUMA nodes."""
-    devices, numbers, machine = topology.devices[resource], subsets(topology.node_ids).numbers, topology.node_ids
+    devices = topology.devices[resource]
+    numbers = subsets(topology.node_ids).numbers
+    machine = topology.node_ids
     here = mask_of(machine)
     return {
         base: numbers[mask]
@@ -147,7 +150,8 @@ def finds_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand] = (
     parts = parts_of(state.hardware, pod)
     if not parts:
         return True
-    free, strangers = free_of(state, pod.rules), [each for other in others for each in other.containers]
+    free = free_of(state, pod.rules)
+    strangers = [each for other in others for each in other.containers]
     for part in parts:
         besides = [each for each in pod.containers if each is not part.container]
         rivals = (share_in(state.hardware, each) for each in (*besides, *strangers))
@@ -189,7 +193,10 @@ class Search:
     def __init__(
         self, state: NodeState, rules: AdmissionRules, part: Part, rivals: Sequence[SlotShare | Share]
     ) -> None:
-        self._state, self._rules, self._part, self.rivals = state, rules, part, rivals
+        self._state = state
+        self._rules = rules
+        self._part = part
+        self.rivals = rivals
         self._in_slots = isinstance(part.share, SlotShare)
 
     def suffices(self, number: int, *, is_here: bool = False) -> bool:
@@ -212,7 +219,8 @@ class Search:
         return any(self._are_enough(left, 1 << node) for node in nodes if number >> node & 1)
 
     def _are_enough(self, left: Left, number: int) -> bool:
-        hardware, share = self._state.hardware, self._part.share
+        hardware = self._state.hardware
+        share = self._part.share
         fit = [gpu for gpu in self._gpus(number) if gpu in left and has_enough(hardware, gpu, left[gpu], share)]
         kept = [gpu for gpu in fit if has_enough(hardware, gpu, left[gpu], share, self.rivals)]
         lost = min(len(fit) - len(kept), sum(each.gpus for each in self.rivals))
@@ -228,7 +236,8 @@ class Search:
         """Whether the kubelet may align to this set after the end of pods none of which makes room on its GPUs."""
         card_of = self._state.hardware.card_of
         cards = {card_of(gpu) for gpu in self._gpus(number)}
-        near, far = list[list[Allocation]](), list[Allocation]()
+        near = list[list[Allocation]]()
+        far = list[Allocation]()
         for held in by_pod(self._state.allocations.values()):
             if cards.isdisjoint(card_of(device) for each in held for device in each.device_ids):
                 far += held
@@ -241,7 +250,8 @@ class Search:
 
     def _left_after(self, ended: list[Allocation], near: list[list[Allocation]], number: int) -> Left:
         """What is left of the GPUs of a set once a pod has ended. `near`: the pods that hold something of its cards."""
-        hardware, handed_out = self._state.hardware, self._state.ownership.handed_out
+        hardware = self._state.hardware
+        handed_out = self._state.ownership.handed_out
         usable = all(handed_out.health_of(gpu).usable for gpu in self._gpus(number))
         if not usable:  # somebody may hold it in another way
             return self._left(without_all(self._state, ended))

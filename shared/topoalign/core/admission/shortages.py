@@ -231,7 +231,8 @@ def format_units(resource: ResourceName, amount: int) -> tuple[str, str]:
 
 def format_sets(masks: Sequence[Mask], machine: Sequence[int]) -> str:
     """`NUMA node 0`, `each of NUMA nodes 0-3`, `NUMA nodes 0-1`, `any 2 of NUMA nodes 0-7`."""
-    nodes, size = nodes_of(union(masks)), masks[0].bit_count()
+    nodes = nodes_of(union(masks))
+    size = masks[0].bit_count()
     if len(nodes) == 1:
         return f"NUMA node {nodes[0]}"
     text = f"NUMA nodes {format_cpuset(nodes)}"

@@ -138,7 +138,8 @@ def bounds_of(state: NodeState, container: ContainerDemand, resource: ResourceNa
 
 def limits_of(state: NodeState, bounds: Mapping[ResourceName, Bounds], rules: AdmissionRules) -> Iterator[Limits]:
     """What to limit the choice to, one after the other: as little as the kubelet does, then set by set."""
-    gpus, nics = bounds.get(GPU), bounds.get(NIC)
+    gpus = bounds.get(GPU)
+    nics = bounds.get(NIC)
     for gpu in sets_of(state, GPU, gpus, rules) if gpus is not None else (None,):
         limits: dict[DeviceType, Collection[DeviceID]] = {} if gpu is None else {DeviceType.GPU: gpu}
         yield limits
@@ -180,7 +181,8 @@ def divided(
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
     companions: list[DeviceID] = []
     for resource in RESOURCE.values():
-        chosen, limit = found.devices.get(resource, ()), bounds.get(resource)
+        chosen = found.devices.get(resource, ())
+        limit = bounds.get(resource)
         listed = state.hardware.devices.get(resource, NO_DEVICES)
         taken = tuple(listed.some(limit.taken(chosen))) if limit is not None else ()
         if limit is not None and not taken:

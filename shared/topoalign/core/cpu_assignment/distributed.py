@@ -59,7 +59,8 @@ def distributed(
     each = count // len(split.nodes) // group * group
     for node in split.nodes:
         taken |= packed(cpus, parts[node], each, by_averages=by_averages)
-    left, giving = count - each * len(split.nodes), deque(split.extra)
+    left = count - each * len(split.nodes)
+    giving = deque(split.extra)
     while left > 0 and giving:
         node = giving.popleft()
         here = parts[node] - taken
@@ -79,7 +80,8 @@ def best_split(cpus: CpuTopology, free: Sequence[int], count: int, group: int) -
     """
     groups = count // group
     groups_per_node = rounded_up(rounded_up(len(cpus.node_of), group), len(cpus.in_node))
-    steps, look = 0, len(free) + STEPS_OF_A_LOOK
+    steps = 0
+    look = len(free) + STEPS_OF_A_LOOK
     for width in range(rounded_up(groups, groups_per_node), min(groups, len(free)) + 1):
         best: Split | None = None
         lowest: int | None = None
@@ -93,7 +95,8 @@ def best_split(cpus: CpuTopology, free: Sequence[int], count: int, group: int) -
                 )
             score = unevenness(left) if left is not None else None
             if score is not None and (lowest is None or score < lowest):
-                best, lowest = split, score
+                best = split
+                lowest = score
             if lowest == 0:
                 break
         if best is not None:
@@ -145,7 +148,8 @@ def choices(free: Sequence[int], nodes: Sequence[int], size: int) -> Iterator[tu
         for last in reversed(range(len(runs))):
             if taken[last] and behind < room:
                 break
-            behind, room = behind + taken[last], room + len(runs[last])
+            behind = behind + taken[last]
+            room = room + len(runs[last])
         else:
             return
         taken[last:] = [taken[last] - 1, *first_filled(runs[last + 1 :], behind + 1)]

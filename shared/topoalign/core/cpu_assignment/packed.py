@@ -103,7 +103,8 @@ class Taking:
 
     def whole_caches_and_part_of_one(self) -> None:
         """Takes free last-level caches that fit, then the rest from a single cache that has enough."""
-        caches, inside = self.caches(), self.cpus.in_uncore
+        caches = self.caches()
+        inside = self.cpus.in_uncore
         if self.needed >= self.cpus.cpus_per_uncore:
             self.take_units(inside[cache] for cache in caches if inside[cache] <= self.free)
         for cache in caches:

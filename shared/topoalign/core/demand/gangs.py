@@ -27,7 +27,8 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
 
 def gang_of(pod: PodRequest) -> Gang | None:
     """The pod's gang; None: it starts alone. Raises InvalidField for annotations that cannot be meant."""
-    name, size = pod.annotations.get(GANG), pod.annotations.get(GANG_SIZE)
+    name = pod.annotations.get(GANG)
+    size = pod.annotations.get(GANG_SIZE)
     if name is None and size is None:
         return None
     if name is None or not NAME.fullmatch(name):

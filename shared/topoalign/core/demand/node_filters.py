@@ -145,7 +145,8 @@ def selects(selector: NodeSelector, node: NodeTraits) -> bool:
 
 def matches(term: Term, node: NodeTraits) -> bool:
     """Whether all of the term matches the node; False where there is nothing in it."""
-    expressions, fields = term.match_expressions or (), term.match_fields or ()
+    expressions = term.match_expressions or ()
+    fields = term.match_fields or ()
     return (
         bool(expressions or fields)
         and all(meets(each, node.labels) for each in expressions)
@@ -155,7 +156,8 @@ def matches(term: Term, node: NodeTraits) -> bool:
 
 def meets(requirement: Requirement, labels: Mapping[str, str]) -> bool:
     """Whether labels meet an expression. A label that is not there is in no list, and neither above nor below a number."""
-    found, values = labels.get(requirement.key), requirement.values or []
+    found = labels.get(requirement.key)
+    values = requirement.values or []
     match requirement.operator:
         case "In":
             return found in values

@@ -102,7 +102,8 @@ class Selection(msgspec.Struct, frozen=True):
     def takes_type(self, model: str) -> bool:
         """Whether a card of this model is accepted."""
         name = model.upper()
-        wanted, unwanted = self.wanted, self.unwanted
+        wanted = self.wanted
+        unwanted = self.unwanted
         return (wanted is None or any(_within(each, name) for each in wanted)) and (
             unwanted is None or not any(_within(each, name) for each in unwanted)
         )
@@ -182,7 +183,8 @@ MOST_LISTED = 256
 LONGEST_ENTRY = 100
 UUID = re.compile(r"GPU-[0-9A-Za-z-]+")
 """The form of a GPU's id: as NVIDIA writes them, and `GPU-<index>` of a described machine."""
-MUTEX, NUMA = "mutex", "numa"
+MUTEX = "mutex"
+NUMA = "numa"
 ORDERS = (CardOrder.BINPACK, CardOrder.SPREAD)
 """Those for which it matters how full a card is."""
 POLICIES = (*ORDERS, MUTEX, CardOrder.TOPOLOGY_AWARE)
@@ -227,7 +229,8 @@ def read_as_hami(annotations: Mapping[str, str], policy: str = CardOrder.SPREAD.
     The rules in annotations as HAMi reads them, which refuses nothing but weights that are none, by InvalidField. `policy`:
     what counts where they name none.
     """
-    policy, weights = annotations.get(GPU_POLICY, policy), annotations.get(SCORING_WEIGHTS)
+    policy = annotations.get(GPU_POLICY, policy)
+    weights = annotations.get(SCORING_WEIGHTS)
     return CardRules(
         types=type_selection(annotations),
         uuids=uuid_selection(annotations),
@@ -337,7 +340,8 @@ def check_entries(found: Mapping[str, str], key: str, remedy: str) -> None:
 
 def check_something_is_left(key: str, selection: Selection, excludes: Callable[[str, str], bool]) -> None:
     """Raises InvalidShare where all that is wanted is unwanted, too. `excludes`: whether the first keeps off the second."""
-    wanted, unwanted = selection.wanted or (), selection.unwanted or ()
+    wanted = selection.wanted or ()
+    unwanted = selection.unwanted or ()
     if wanted and all(any(excludes(no, yes) for no in unwanted) for yes in wanted):
         opposite = NO_USE_TYPE if key == USE_TYPE else NO_USE_UUID
         raise invalid(key, f"{opposite} leaves nothing of it", "take what is wanted out of one of the two")

@@ -315,13 +315,15 @@ def card_request(
     asked = {**requests, **limits} if requests else limits
     if resource not in asked:
         return CardRequest()
-    memory, percent = asked.get(slots.memory, 0), asked.get(slots.percentage, 0)
+    memory = asked.get(slots.memory, 0)
+    percent = asked.get(slots.percentage, 0)
     if memory and defaults.memory_factor > 1:
         memory *= defaults.memory_factor
     if percent > 0:
         percent = min(percent, ALL_MEMORY)
     elif memory or defaults.memory:
-        memory, percent = memory or defaults.memory, UNSET
+        memory = memory or defaults.memory
+        percent = UNSET
     else:
         percent = ALL_MEMORY
     cores = asked.get(slots.cores, defaults.cores)
@@ -479,7 +481,8 @@ def has_slot_for(left: SlotsLeft, share: SlotShare, own: Amount | None = None) -
     """
     if not left.usable or (own is None and left.slots < 1):
         return False
-    asked, free = share.amount_of(left.offered), left.left
+    asked = share.amount_of(left.offered)
+    free = left.left
     others = left.sharers - (own is not None)
     if others and (share.whole or share.rules.mutex):
         return False
@@ -536,7 +539,8 @@ def on_one_node(
     if not share.rules.numa_bind or share.gpus < 2:  # one GPU is on one node
         return tuple(gpus)
     nodes = {gpu: numa_node_of(topology, gpu) for gpu in (*gpus, *own)}
-    there, own_nodes = Counter(nodes.values()), {nodes[gpu] for gpu in own}
+    there = Counter(nodes.values())
+    own_nodes = {nodes[gpu] for gpu in own}
     return tuple(
         gpu for gpu in gpus if nodes[gpu] is not None and there[nodes[gpu]] >= share.gpus and own_nodes <= {nodes[gpu]}
     )

@@ -110,7 +110,8 @@ def within(device: Device, nodes: Collection[int] | None, *, compat: bool) -> bo
 
 def candidates(asked: Asked, kind: DeviceType, each: Quantities) -> tuple[Candidate, ...]:
     """The candidates of a type by minor, with what is free of them and their score for a request of `each`."""
-    caps, devices = asked.caps.get(kind), considered(asked, kind)
+    caps = asked.caps.get(kind)
+    devices = considered(asked, kind)
     if not asked.compat:
         devices = not_disturbed(devices, asked.inventory.by_type[kind], asked.demand.hint(kind))
     return tuple(
@@ -154,7 +155,8 @@ def fits(candidate: Candidate, each: Quantities, *, compat: bool) -> bool:
 
 def free_function(candidate: Candidate, hint: Hint) -> Function | None:
     """The unused virtual function with the lowest address, one that an init container left first; None: no such."""
-    selector, device = hint.vf_selector, candidate.device
+    selector = hint.vf_selector
+    device = candidate.device
     unused = (
         function
         for group in device.groups
@@ -190,7 +192,8 @@ def wanted_units(asked: Asked, kind: DeviceType) -> Wanted:
     without.
     """
     (name,) = RESOURCES[kind]
-    hint, amount = asked.demand.hint(kind), asked.demand.requests[kind][name]
+    hint = asked.demand.hint(kind)
+    amount = asked.demand.requests[kind][name]
     alone = hint.exclusive_policy == Exclusive.DEVICE
     counted = hint.allocate_strategy == Strategy.REQUESTS_AS_COUNT
     if (amount > WHOLE and amount % WHOLE == 0) or (amount == WHOLE and counted and not asked.compat):

@@ -146,7 +146,8 @@ def container_demand(
     demand = read_demand(annotations, in_units(requests), compat=compat)
     if requests.get(GPU):
         demand = msgspec.structs.replace(demand, by_whole_name=True)
-    nics, hint = requests.get(NIC, 0), demand.hint(DeviceType.RDMA)
+    nics = requests.get(NIC, 0)
+    hint = demand.hint(DeviceType.RDMA)
     if not 0 < nics < WHOLE or hint.vf_selector is None:
         return demand
     if nics > 1 or hint.allocate_strategy != Strategy.APPLY_FOR_ALL:

@@ -74,7 +74,9 @@ def partitions(asked: Asked, wanted: Wanted, candidates: Sequence[Candidate]) ->
     """
     if is_shared(asked):
         return []
-    demand, table, honored = asked.demand, asked.inventory.table, is_honored(asked)
+    demand = asked.demand
+    table = asked.inventory.table
+    honored = is_honored(asked)
     if table is None or wanted.count not in table:
         if honored:
             raise DevicesDoNotFit(NO_TABLE if table is None else NO_SUCH_SIZE, Status.UNRESOLVABLE)
@@ -90,11 +92,13 @@ def partitions(asked: Asked, wanted: Wanted, candidates: Sequence[Candidate]) ->
 
 def in_smallest_scope(asked: Asked, wanted: Wanted, candidates: Sequence[Candidate]) -> Sequence[Candidate] | None:
     """Chooses GPUs by the topology tree; None without a tree, or for several shared GPUs. Raises DevicesDoNotFit."""
-    scope, level = asked.demand.hint(DeviceType.GPU).required_topology_scope, asked.demand.required_level
+    scope = asked.demand.hint(DeviceType.GPU).required_topology_scope
+    level = asked.demand.required_level
     if level is Level.DEVICE and not asked.compat:
         if wanted.count > 1:
             raise DevicesDoNotFit(NOT_IN_SCOPE)
-        scope, level = "", Level.NONE  # a single GPU is on a single device wherever it is
+        scope = ""
+        level = Level.NONE  # a single GPU is on a single device wherever it is
     tree = tree_of(asked.inventory.by_type[DeviceType.GPU], compat=asked.compat)
     several_shared = is_shared(asked) and wanted.count > 1
     if several_shared or tree is None:
@@ -117,7 +121,8 @@ def in_smallest_scope(asked: Asked, wanted: Wanted, candidates: Sequence[Candida
 
 def completed(given: Given) -> Given:
     """Adds the bytes that a ratio of this GPU's memory comes to, or the ratio that bytes come to, rounded down."""
-    resources, memory = given.resources, given.device.total.get(GPU_BYTES, 0)
+    resources = given.resources
+    memory = given.device.total.get(GPU_BYTES, 0)
     if not memory:
         return given
     if RATIO in resources and GPU_BYTES not in resources:

@@ -62,7 +62,8 @@ def fault(selector: LabelSelector, *, compat: bool) -> str | None:
 
 
 def _expression_fault(expression: Expression) -> str | None:
-    operator, values = expression.operator, expression.values
+    operator = expression.operator
+    values = expression.values
     if operator not in OPERATORS:
         return f"{quoted([operator])} is not a valid label selector operator; use one of {', '.join(OPERATORS)}"
     if operator in NEED_VALUES and not values:

@@ -77,7 +77,8 @@ def nearest(asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candid
     able = pick(order, want, len(order), asked.demand.hint(kind), compat=asked.compat)
     if len(able) < want.count:
         raise insufficient(kind)
-    picked, spare = able[: want.count], able[want.count :]
+    picked = able[: want.count]
+    spare = able[want.count :]
     for scopes, scope_of in ((primary.switches, switch), (primary.pcies, root_complex)):
         for scope in sorted(scopes - {scope_of(place_of(each.device)) for each in picked}):
             picked += [each for each in spare if scope_of(place_of(each.device)) == scope][:1]

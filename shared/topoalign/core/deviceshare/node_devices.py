@@ -70,7 +70,8 @@ def resources_given(topology: Topology, demand: JointDemand) -> frozenset[Resour
 
 def asked_of(state: NodeState, demand: JointDemand, left: LeftOver = NOTHING, chooser: Chooser | None = None) -> Asked:
     """A demand put to a node, on all of its NUMA nodes. The `chooser` is for whole GPUs."""
-    by_function, shared = demand.hint(DeviceType.RDMA).vf_selector is not None, demand.is_shared
+    by_function = demand.hint(DeviceType.RDMA).vf_selector is not None
+    shared = demand.is_shared
     units = units_to_give(state, left.devices) if takes_units(state.hardware, demand) else None
     gpus = None if units is None else gpus_in_units(state, units, shared=shared)
     asked = Asked(demand=demand, inventory=inventory_of(state, left, by_function=by_function, gpus=gpus), units=units)
@@ -150,7 +151,8 @@ def holds_of(asked: Asked, kind: DeviceType, held: ContainerDevices) -> bool:
     devices = held.devices.get(RESOURCE[kind], ())
     if kind not in asked.demand.requests:
         return not devices
-    want, hint = wanted(asked, kind), asked.demand.hint(kind)
+    want = wanted(asked, kind)
+    hint = asked.demand.hint(kind)
     if kind is DeviceType.GPU:
         return len(devices) == want.count if asked.units is None else holds_units(asked, asked.units, held)
     least = 1 if hint.allocate_strategy == Strategy.APPLY_FOR_ALL else want.count
@@ -160,7 +162,8 @@ def holds_of(asked: Asked, kind: DeviceType, held: ContainerDevices) -> bool:
 
 def holds_units(asked: Asked, units: Mapping[DeviceID, GpuUnits], held: ContainerDevices) -> bool:
     """`holds` for GPUs that are given in units."""
-    gpu, amounts = asked.demand.gpu, amounts_of(unit for some in held.devices.values() for unit in some)
+    gpu = asked.demand.gpu
+    amounts = amounts_of(unit for some in held.devices.values() for unit in some)
     return (
         gpu is not None
         and GPU not in held.devices

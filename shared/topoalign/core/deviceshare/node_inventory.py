@@ -67,7 +67,8 @@ def inventory_of(
         functions = found.virtual_functions if isinstance(found, Nic) else ()
         group = FunctionGroup(labels, tuple(Function(each.pci, i) for i, each in enumerate(functions)))
         addresses = frozenset(each.pci for each in functions)
-        in_use, left_here = addresses & functions_held, addresses.intersection(left.functions)
+        in_use = addresses & functions_held
+        left_here = addresses.intersection(left.functions)
         used = resources if found.id in held or in_use else {}
         if by_function and in_use and found.id not in held:
             used = {RDMA: WHOLE - FUNCTION}

@@ -53,7 +53,8 @@ class GpuUnits(NamedTuple):
         all of it. For shares the hundredths of memory that are left are the most that come to no more blocks than are free,
         and whoever has memory alone uses one hundredth of computing time.
         """
-        cores, blocks = len(self.cores), len(self.blocks)
+        cores = len(self.cores)
+        blocks = len(self.blocks)
         if (cores, blocks) == (CORES, self.all_blocks):
             return {}
         if not (shared and cores and blocks):
@@ -103,8 +104,10 @@ def names_of_units(topology: Topology) -> Mapping[DeviceID, Mapping[UnitKind, Re
 
 def units_to_give(state: NodeState, left: Collection[DeviceID]) -> Mapping[DeviceID, GpuUnits]:
     """GPU in units -> the units of it that may be given. `left`: what init containers of the pod left."""
-    topology, ownership = state.hardware, state.ownership
-    by_gpu, found = names_of_units(topology), dict[DeviceID, GpuUnits]()
+    topology = state.hardware
+    ownership = state.ownership
+    by_gpu = names_of_units(topology)
+    found = dict[DeviceID, GpuUnits]()
     devices = {name: topology.devices[name] for names in by_gpu.values() for name in names.values()}
     again = {name: each.some(left) & ownership.usable(name) for name, each in devices.items()}
     to_give = {name: ownership.free(name) | some for name, some in again.items()}

@@ -26,7 +26,8 @@ def feasible_partitions(
     A restricted demand looks at the first score group only. Upstream stops at the first group that has a feasible one:
     take no more than the first to be equal to it.
     """
-    spec, compat = demand.partition, demand.compat
+    spec = demand.partition
+    compat = demand.compat
     least = quantity(spec.ring_bus_bandwidth) if spec is not None and spec.ring_bus_bandwidth is not None else None
     groups = score_groups(table, size, compat=compat)
     for group in groups[:1] if demand.restricted else groups:

@@ -34,7 +34,8 @@ class DevicesDoNotFit(NoFit):
     code = "DevicesDoNotFit"
 
     def __init__(self, reason: str, status: Status = Status.UNSCHEDULABLE, more: str = "") -> None:
-        self.status, self.reasons = status, (reason,)
+        self.status = status
+        self.reasons = (reason,)
         super().__init__(
             f"{reason}{more}",
             "ask for less or ease the pod's device annotations; where others hold the devices, wait until some are released"

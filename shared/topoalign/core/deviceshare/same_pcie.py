@@ -162,7 +162,8 @@ def restricted(scope: Scope, gpus: Sequence[Candidate]) -> Scope:
 
 def by_search(asked: Asked, joint: Sequence[DeviceType], wants: Wants, scopes: Scopes) -> Sequence[Scope] | None:
     """The first set of scopes that will do; None if there is none. Raises DevicesDoNotFit and TooMuchWork."""
-    required, work = asked.demand.required_level if DeviceType.GPU in joint else Level.NONE, SearchBudget(asked.step)
+    required = asked.demand.required_level if DeviceType.GPU in joint else Level.NONE
+    work = SearchBudget(asked.step)
     if required is Level.DEVICE:
         if wants[DeviceType.GPU].count > 1:
             raise DevicesDoNotFit(NOT_IN_SCOPE)
@@ -188,7 +189,8 @@ class Covering:
     """Searches the first set of scopes, in their order, that has enough of each type; the fewest scopes first."""
 
     def __init__(self, scopes: Sequence[Scope], joint: Sequence[DeviceType], wants: Wants, work: SearchBudget) -> None:
-        self.scopes, self.work = scopes, work
+        self.scopes = scopes
+        self.work = work
         self.needs = tuple(wants[kind].count for kind in joint)
         self.most = most_scopes(joint, wants, len(scopes))
         self.counts = [tuple(len(scope.devices[kind]) for kind in joint) for scope in scopes]

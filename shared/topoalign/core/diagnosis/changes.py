@@ -81,7 +81,8 @@ def moves(question: Question, refusing: Iterable[Node]) -> Iterator[Change]:
 
 def shortage(question: Question, node: Node) -> float:
     """How much is missing on a node, as shares of what is asked for."""
-    demand, free = question.of(node.kind).demand, node.free.devices
+    demand = question.of(node.kind).demand
+    free = node.free.devices
     wanted = [(amount, free.get(name, 0)) for name, amount in demand.devices.items() if amount]
     return sum(max(0, amount - has) / amount for amount, has in wanted)
 

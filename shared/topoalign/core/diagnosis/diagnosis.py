@@ -94,7 +94,8 @@ def ranked(question: Question, admitting: list[Node], scorer: Scorer[Any, Any]) 
     needs: dict[object, Any] = {}
     known = []
     for node in admitting:
-        demand, shape = question.of(node.kind).demand, node.announced.shape
+        demand = question.of(node.kind).demand
+        shape = node.announced.shape
         at = node.kind, id(shape)
         if at not in needs:
             needs[at] = scorer.need(shape, demand)

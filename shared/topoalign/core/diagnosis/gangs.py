@@ -42,7 +42,8 @@ def capacity(question: Question, node: Node, most: int) -> int:
 
 def leaves_room(question: Question, node: Node) -> bool:
     """Whether the totals are enough for two pods: what the first one keeps, and what the second one needs."""
-    demand, free = question.of(node.kind).demand, node.free
+    demand = question.of(node.kind).demand
+    free = node.free
     lasting = [each for each in demand.containers if each.role != "init"]
     if free.cpus < sum(each.cpus for each in lasting) + demand.cpus:
         return False

@@ -258,7 +258,8 @@ class Question:
 
     def __init__(self, nodes: Nodes, pod: PodRequest, changes: Changes = NO_CHANGES) -> None:
         """`changes` may name the policy, the scope, the device policy, the mode and `compat`. Raises InvalidField."""
-        self.pod, self.changes = validate_pod(pod), changes
+        self.pod = validate_pod(pod)
+        self.changes = changes
         self._nodes = nodes
         self._asked: dict[Kind, Asked] = {}
 

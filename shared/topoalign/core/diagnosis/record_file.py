@@ -54,7 +54,8 @@ def decode_lines(lines: Iterable[bytes]) -> ClusterRecord:
     heading = decoded(1, first, Heading)
     if (heading.kind, heading.version) != (KIND, VERSION):
         raise wrong(1, f"{clean(heading.kind)!r} of version {heading.version}, not {KIND!r} of version {VERSION}")
-    shapes, nodes = Shapes(), dict[str, NodeRecord]()
+    shapes = Shapes()
+    nodes = dict[str, NodeRecord]()
     for number, line in numbered:
         record = decoded(number, line, NodeRecord)
         if record.node in nodes:

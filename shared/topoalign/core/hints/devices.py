@@ -64,11 +64,15 @@ def possible(
     """The subsets that have enough devices, and all reusable ones that have a topology."""
     by_nodes = by_counted_nodes(devices, mode)
     nodes = mask_of(bearing_nodes(by_nodes, machine))
-    free, left = devices.some(available), devices.some(reusable)
-    everything, counted, obligatory = Counter[Mask](), Counter[Mask](), set[Mask]()
+    free = devices.some(available)
+    left = devices.some(reusable)
+    everything = Counter[Mask]()
+    counted = Counter[Mask]()
+    obligatory = set[Mask]()
     for known, there in by_nodes.items():
         if known is not None:
-            near, reused = real_nodes(known) & nodes, len(there & left)
+            near = real_nodes(known) & nodes
+            reused = len(there & left)
             everything[near] += len(there)
             counted[near] += len(there & free) + reused
             obligatory |= {near} if reused else set()
@@ -168,7 +172,8 @@ def spread_part(state: NodeState, container: ContainerDemand, resource: Resource
 
 def taken_over(state: NodeState, container: ContainerDemand) -> tuple[DeviceID, ...]:
     """The GPUs of the units that earlier containers of the pod leave to this one: it takes these over before any others."""
-    held, hardware = held_by_pod(state, container), state.hardware
+    held = held_by_pod(state, container)
+    hardware = state.hardware
     left = (unit for name in container.devices if unit_of(hardware, name) for unit in reusable_devices(held, name))
     return tuple(dict.fromkeys(map(hardware.card_of, left)))
 
@@ -187,8 +192,10 @@ def slots_for(state: NodeState, container: ContainerDemand, resource: ResourceNa
     The first free slot of each GPU with room for what the container asks for of it; of none of which an earlier container
     left it one.
     """
-    hardware, free = state.hardware, state.ownership.free(resource)
-    found, left = free.devices.nothing, reusable_devices(held_by_pod(state, container), resource)
+    hardware = state.hardware
+    free = state.ownership.free(resource)
+    found = free.devices.nothing
+    left = reusable_devices(held_by_pod(state, container), resource)
     share = slots_asked(hardware, container.devices, container.about_cards, as_hami=container.as_hami)
     if share is None:
         return found

@@ -112,7 +112,8 @@ def check_decidable(state: NodeState, demand: PodDemand) -> None:
         raise TopologyUnknown(state.node)
     if held_by_pod(state, demand):
         raise PodHasAllocations(demand)
-    topology, rules = state.hardware, demand.rules
+    topology = state.hardware
+    rules = demand.rules
     if not profile_of(rules.mode).asks_by_koordinators_names:
         check_not_passed_over(demand.request)
     check_cpu_manager_starts(topology, rules)

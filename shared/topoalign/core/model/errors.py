@@ -61,7 +61,10 @@ class SequenceGap(TopoalignError):
     code = "SequenceGap"
 
     def __init__(self, node: str, epoch: int, have: int, got: int) -> None:
-        self.node, self.epoch, self.have, self.got = node, epoch, have, got
+        self.node = node
+        self.epoch = epoch
+        self.have = have
+        self.got = got
         super().__init__(
             f"node {node}, epoch {epoch}: fact {got} arrived after fact {have}",
             "a snapshot of the node's allocations heals it",
@@ -97,7 +100,8 @@ class DeviceUnusable(BadRequest):
     code = "DeviceUnusable"
 
     def __init__(self, device: str, state: str, reason: str) -> None:
-        self.device, self.state = device, state
+        self.device = device
+        self.state = state
         super().__init__(
             f"device {quoted([device])} is {state}: {clean(reason, 200)}",
             "choose healthy devices; `topoalign doctor` and the node's log say what is wrong with this one",
@@ -122,7 +126,8 @@ class NotFound(BadRequest):
     code = "NotFound"
 
     def __init__(self, kind: str, name: str, remedy: str) -> None:
-        self.kind, self.name = kind, name
+        self.kind = kind
+        self.name = name
         super().__init__(f"no {kind} named {quoted([name])}", remedy)
 
 
@@ -132,7 +137,8 @@ class InvalidMachine(BadRequest):
     code = "InvalidMachine"
 
     def __init__(self, finding: str, remedy: str, line: int | None = None, column: int | None = None) -> None:
-        self.line, self.column = line, column
+        self.line = line
+        self.column = column
         place = "" if line is None else f"line {line}: " if column is None else f"line {line}, column {column}: "
         super().__init__(place + finding, remedy)
 
@@ -164,7 +170,8 @@ class DeviceInUse(NoFit):
     code = "DeviceInUse"
 
     def __init__(self, devices: Sequence[str], allocation: str) -> None:
-        self.devices, self.allocation = tuple(devices), allocation
+        self.devices = tuple(devices)
+        self.allocation = allocation
         super().__init__(
             f"{quoted(devices)} belong to allocation {allocation}, which is live",
             "release that allocation, or wait until its container has gone; `topoalign explain` names its owner",

@@ -23,7 +23,8 @@ MOST_CONTAINERS = 100
 """Init containers included: far above the pods that are run, and a decision looks at each beside all before it."""
 
 
-GANG, GANG_SIZE = "topoalign.io/gang", "topoalign.io/gang-size"
+GANG = "topoalign.io/gang"
+GANG_SIZE = "topoalign.io/gang-size"
 """Annotations of pods that start together or not at all: the name of their gang, and how many pods it has."""
 CARDS = "topoalign.io/cards"
 """The annotation that says over how many GPUs the units of a container are spread (`core.demand.shares`)."""

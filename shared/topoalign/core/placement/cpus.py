@@ -94,7 +94,8 @@ def choose_cpus(
     """
     near = allocatable & aligned(cpus, affinity, rules) if affinity is not None else frozenset()
     inside = take(cpus, near, min(count, len(near)), rules.cpu_options, rules.mode)
-    rest, needed = allocatable - inside, count - len(inside)
+    rest = allocatable - inside
+    needed = count - len(inside)
     if needed > len(rest):
         raise NotEnoughCpus(count, len(allocatable))
     return inside | take(cpus, rest, needed, rules.cpu_options, rules.mode)

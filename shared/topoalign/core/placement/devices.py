@@ -83,7 +83,9 @@ class Sides(NamedTuple):
 
 def sides(devices: Devices, available: Collection[DeviceID], affinity: Mask | None) -> Sides:
     """Splits the available devices."""
-    free, aligned, elsewhere = devices.some(available), devices.nothing, devices.nothing
+    free = devices.some(available)
+    aligned = devices.nothing
+    elsewhere = devices.nothing
     if affinity is not None:
         for nodes, there in devices.by_nodes.items():
             near = real_nodes(nodes or ())
@@ -114,7 +116,8 @@ def choosing(
     devices that may be chosen; None: all. `picked`: of what earlier containers left, what it takes over; None: the first
     devices. Raises TooLarge; the generator raises NoHealthyDevice and NotEnoughDevices.
     """
-    amount, owned = container.devices[resource], state.ownership
+    amount = container.devices[resource]
+    owned = state.ownership
     check_amount(state.hardware, resource, amount)
     return choose_devices(
         resource,
@@ -153,12 +156,14 @@ def choose_devices(
         raise NotEnoughDevices(resource, needed, len(available))
     aligned, unaligned, no_affinity = sides(devices, available, affinity)
     if needed < len(aligned):
-        choice, fallback = aligned, [aligned]
+        choice = aligned
+        fallback = [aligned]
     elif needed == len(aligned):
         return tuple(taken | aligned)
     else:
         taken |= aligned
-        choice, fallback = available - aligned, [unaligned, no_affinity]
+        choice = available - aligned
+        fallback = [unaligned, no_affinity]
     reply = yield Choice(choice | taken, tuple(taken), required)
     chosen = taken
     for some in (choice & devices.some(reply or ()), *fallback):

@@ -51,7 +51,8 @@ def fragmentation(topology: Topology, free: Collection[DeviceID]) -> Fragmentati
 
 def sets_left(scorer: SetScorer, free: Collection[int]) -> Fragmentation:
     """The fragmentation of a machine with this scorer, on which the GPUs at these positions are free."""
-    every, left = range(len(scorer.scores)), sorted(free)
+    every = range(len(scorer.scores))
+    left = sorted(free)
     sizes = [size for size in SIZES if size <= len(left)]
     sets = tuple(
         SetsLeft(size, best_seam(scorer, left, size), best_seam(scorer, every, size), scorer.links.model)

@@ -91,7 +91,8 @@ def memory_for(
 
     Nothing if the memory manager does not look at the container. Raises one of this module's errors.
     """
-    held, request = held_by_pod(state, demand), demand.memory
+    held = held_by_pod(state, demand)
+    request = demand.memory
     blocks = next((each.memory for each in own_part(held, demand) if each.memory), ())
     if blocks or not request:
         return blocks
@@ -152,11 +153,13 @@ def memory_group(
         own = narrowest(own_hints())
         if own is None:
             raise NotEnoughMemory(request)
-        hint, group = own, nodes_named(own)
+        hint = own
+        group = nodes_named(own)
         if affinity.preferred and not own.preferred:
             raise MemoryNotPreferred(request, group)
     else:
-        hint, group = affinity, affinity.affinity
+        hint = affinity
+        group = affinity.affinity
     if not enough_for(nodes, request, counted, group):
         wider = narrowest(own_hints(), around=group)
         if wider is None:
@@ -199,7 +202,8 @@ def holding(state: NodeState, allocation: Allocation, earlier: Iterable[Allocati
 
 def handed_over(giver: Allocation, taker: Allocation) -> tuple[Allocation, Allocation]:
     """Both, after the taker's blocks got what they lack from the giver's blocks on the same nodes."""
-    given, taken = list(giver.memory), list(taker.memory)
+    given = list(giver.memory)
+    taken = list(taker.memory)
     for i, had in enumerate(given):
         for j, needs in enumerate(taken):
             lacks = needs.size - sum(needs.taken)

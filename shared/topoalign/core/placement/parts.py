@@ -36,7 +36,8 @@ def prefer_parts(
     """
     if not max(1, len(must_include)) <= size <= len(available) or not all(map(available.__contains__, must_include)):
         return ()
-    chosen, cards = available.devices.some(must_include), parts_of(topology)[resource]
+    chosen = available.devices.some(must_include)
+    cards = parts_of(topology)[resource]
     left = {card: available & parts - chosen for card, parts in cards.items()}
     free = {card: len(parts) for card, parts in left.items()}
     held = {card: len(parts) - free[card] for card, parts in cards.items()}

@@ -48,7 +48,9 @@ def can_be_met(asked: GpuChoice) -> bool:
     Whether there is a set to choose: the size is at least 1 and at most what is available, positions are of the machine and
     not repeated, required ones are available and no more than the size.
     """
-    available, required, size = asked.available, asked.required, asked.size
+    available = asked.available
+    required = asked.required
+    size = asked.size
     known = range(len(asked.scores))
     sound = len({*available}) == len(available) and len({*required}) == len(required)
     return sound and {*required} <= {*available} <= {*known} and max(1, len(required)) <= size <= len(available)
@@ -77,7 +79,8 @@ def prefer(
         parts = topology.devices[resource].some(available)
         same = len(parts) == len(available)
         return prefer_parts(topology, resource, parts, must_include, size, near) if same else ()
-    listed, free = topology.devices.get(resource, NO_DEVICES), frozenset(available)
+    listed = topology.devices.get(resource, NO_DEVICES)
+    free = frozenset(available)
     if not free <= listed.keys() or len(free) < len(available) or not free.issuperset(must_include):
         return ()
     if kind == "gpu":

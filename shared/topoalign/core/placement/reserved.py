@@ -37,7 +37,8 @@ def prefer_reserved(
     """
     if not reserved.reservations:  # most often, and thousands of shares may be available
         return ()
-    offered, required = frozenset(available), frozenset(must_include)
+    offered = frozenset(available)
+    required = frozenset(must_include)
     begun = {(part.pod_uid, part.container) for part in reserved.shown}
     fitting = [
         ((uid, container.container) not in begun, devices)

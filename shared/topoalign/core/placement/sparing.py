@@ -26,14 +26,16 @@ def prefer_sparing(
     kept: Collection[DeviceID] = (),
 ) -> tuple[DeviceID, ...]:
     """As `prefer`, of devices that nobody holds if there are enough. `kept`: what counts as held besides."""
-    among, required = available, must_include
+    among = available
+    required = must_include
     listed = topology.devices.get(resource, NO_DEVICES).some(available)
     offered = listed if len(listed) == len(available) else frozenset(available)
     if all(map(offered.__contains__, must_include)) and len(must_include) <= size <= len(available):
         spare: Collection[DeviceID]
         if isinstance(offered, DeviceSet):
             others = held_among(ownership, resource, offered.devices) | overlapping(ownership, offered.devices, kept)
-            among, spare = offered, offered - others | offered.devices.some(must_include)
+            among = offered
+            spare = offered - others | offered.devices.some(must_include)
         else:  # some are named twice, or not listed, as those of a former offer
             spared = ownership.set_of(kept)
             held = {each for each in offered if ownership.is_held(each) or spared.overlaps(ownership.holding(each))}

@@ -158,7 +158,8 @@ def fewest_nodes(parts: Iterable[Quantities], zones: Sequence[Zone], most_nodes:
     left = [dict(zone.available) for zone in zones]
     bound = {name for zone in zones for name in zone.available}
     apart = tuple(tuple(one.costs.get(other.id, FARTHEST) for other in zones) for one in zones)
-    most, near = 0, True
+    most = 0
+    near = True
     for part in parts:
         if bound.isdisjoint(part):
             continue
@@ -166,7 +167,8 @@ def fewest_nodes(parts: Iterable[Quantities], zones: Sequence[Zone], most_nodes:
         if found is None:
             return 0
         members, nearest = found
-        most, near = max(most, len(members)), near and nearest
+        most = max(most, len(members))
+        near = near and nearest
         take(part, [left[member] for member in members])
     unit = BEST // most_nodes
     return max(0, BEST - most * unit + (unit // 2 if near else 0)) if most else BEST

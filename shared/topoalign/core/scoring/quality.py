@@ -119,7 +119,8 @@ def device_need(topology: Topology, demand: PodDemand) -> DeviceNeed:
     shares: list[SlotShare | Share] = []
     if not {"unit", "slot"}.isdisjoint(kinds.values()):
         for each in lasting:
-            in_slots, in_units = slots_asked(topology, each.devices), share_of(topology, each.devices, each.cards)
+            in_slots = slots_asked(topology, each.devices)
+            in_units = share_of(topology, each.devices, each.cards)
             shares += [share for share in (in_slots, in_units) if share is not None]
     return DeviceNeed(
         gpus=tuple(gpus),
@@ -134,7 +135,8 @@ def device_need(topology: Topology, demand: PodDemand) -> DeviceNeed:
 
 def free_devices(state: NodeState) -> FreeDevices:
     """What is free on a node of each resource that is offered there. To be renewed when the node changes."""
-    topology, owned = state.hardware, state.ownership
+    topology = state.hardware
+    owned = state.ownership
     positions = places_of_cards(topology)
     kinds = {name: topology.kind_of(name) for name in topology.offers_of}
     masks = {
@@ -181,7 +183,8 @@ def compute_key(shape: Topology, need: DeviceNeed, free: FreeDevices, packing: P
         return None
     gpus = {name: nodes_of(free.masks.get(name, 0)) for name, _ in need.gpus}
     whole = WholeGpus(shape, gpus, need.placement, aligned=need.aligned, by_gpus=need.by_gpus)
-    in_slots, in_units = SharedGpus(scorer_of(shape), free.slots), SharedGpus(set_scorer(shape), free.units)
+    in_slots = SharedGpus(scorer_of(shape), free.slots)
+    in_units = SharedGpus(set_scorer(shape), free.units)
     shares = [(in_slots if isinstance(share, SlotShare) else in_units, share) for share in need.shares]
     if not all(whole.take(name, size) for name, size in need.gpus) or not all(
         gpus.take(share) for gpus, share in shares
@@ -213,5 +216,6 @@ def count_local_nics(shape: Topology, need: DeviceNeed, free: FreeDevices, gpus:
     local = near = 0
     for nics, amount in amounts(free, need.nics) if gpus else ():
         counts = count_nics(Nics(amount, [localities[nic] for nic in nodes_of(nics)]), gpus)
-        local, near = local - counts[0], near - counts[1]
+        local = local - counts[0]
+        near = near - counts[1]
     return local, near

@@ -57,7 +57,8 @@ class WholeGpus:
 
     def take(self, name: ResourceName, size: int) -> bool:
         """Takes GPUs for a container. False: too few are free."""
-        free, node_of = self.free[name], numa_nodes(self.shape).get(name, {})
+        free = self.free[name]
+        node_of = numa_nodes(self.shape).get(name, {})
         offered = within(node_of, free, size, several=self.by_gpus) if self.aligned else [free]
         questions = (GpuChoice(self.scorer, available, (), size, frozenset(free)) for available in offered)
         sets = [members for question in questions if (members := choose(self.policy, question))]
@@ -120,7 +121,8 @@ def left_in_slots(gpu: SlotsLeft | None) -> GpuLeft:
     """What is left of a GPU in slots."""
     if gpu is None or not gpu.usable:
         return NOTHING_LEFT
-    left, offered = gpu.left, gpu.offered
+    left = gpu.left
+    offered = gpu.offered
     return GpuLeft(left.cores, left.memory, offered.cores, offered.memory, gpu.slots, not gpu.sharers)
 
 

@@ -49,8 +49,10 @@ def zones_of(state: NodeState, rules: AdmissionRules) -> tuple[Zone, ...]:
 
     Raises NotEnoughCpus and TooMuchWork where the CPUs that the system keeps cannot be chosen.
     """
-    hardware, memory = state.hardware, memory_nodes(state, rules)
-    online, kept = hardware.cpu_topology.online, reserved_cpus(hardware, rules)
+    hardware = state.hardware
+    memory = memory_nodes(state, rules)
+    online = hardware.cpu_topology.online
+    kept = reserved_cpus(hardware, rules)
     everything = device_counts(hardware)
     usable = {name: near(state.healthy(name)) for name in everything}
     free = {name: near(state.ownership.free(name)) for name in everything}

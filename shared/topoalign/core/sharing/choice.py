@@ -69,7 +69,9 @@ Cards = Sequence[SharedCard]
 
 def cards_asked(request: ShareRequest, fields: ShareFields) -> int:
     """The number of cards that are asked for. Raises InvalidField for what cannot be meant."""
-    cores, memory, cards = request.cores, request.memory, request.cards
+    cores = request.cores
+    memory = request.memory
+    cards = request.cards
     for field, amount, least in ((fields.cores, cores, 0), (fields.memory, memory, 0), (fields.cards, cards, 1)):
         if amount < least:
             raise InvalidField(field, f"{amount} is below {least}", f"ask for {least} or more")
@@ -148,8 +150,10 @@ def cores_needed(request: ShareRequest) -> int:
 
 def refusal(cards: Cards, request: ShareRequest, size: int, fields: ShareFields) -> ShareDoesNotFit:
     """Why a share does not fit on so many of these cards, although they may be chosen."""
-    cores, memory = cores_needed(request), request.memory
-    cores_left, memory_left = [card.cores_left for card in cards], [card.memory_left for card in cards]
+    cores = cores_needed(request)
+    memory = request.memory
+    cores_left = [card.cores_left for card in cards]
+    memory_left = [card.memory_left for card in cards]
     slots_left = [card.slots_left if card.slots else 1 for card in cards]
     if too_few(cores_left, cores, size):
         if sum(cores_left) < cores * size:
@@ -233,7 +237,8 @@ class Choice:
     def __init__(
         self, cards: Sequence[SharedCard], enough: list[int], asked: ShareRequest, scorer: SetScorer, rules: CardRules
     ) -> None:
-        self.scorer, self.whole = scorer, asked.cores >= WHOLE_CARD
+        self.scorer = scorer
+        self.whole = asked.cores >= WHOLE_CARD
         self.unused = frozenset(
             at for at, card in enumerate(cards) if card.unused and card.healthy and card.device not in rules.cordoned
         )

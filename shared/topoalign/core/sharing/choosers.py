@@ -137,7 +137,8 @@ def choose_gpus_for_units(
         memory=part.blocks * MEMORY_BLOCK,
         cards=1 if share.whole else share.gpus,
     )
-    cards, some = unit_candidates(topology, left), tuple(among)
+    cards = unit_candidates(topology, left)
+    some = tuple(among)
     try:
         if compat == "gaia" and request.cards == 1:
             chosen = choose_cards(topology, cards, request, frozenset(some))
@@ -155,7 +156,10 @@ class UnitChooser:
         self, state: NodeState, container: ContainerDemand, share: Share, resource: ResourceName, compat: str
     ) -> None:
         """`compat`: as in the rules of the node."""
-        self._state, self._container, self._share, self._resource = state, container, share, resource
+        self._state = state
+        self._container = container
+        self._share = share
+        self._resource = resource
         self._compat = compat
 
     def room(self) -> DeviceSet:
@@ -164,7 +168,8 @@ class UnitChooser:
         there are none.
         """
         healthy = self._state.ownership.usable(self._resource)
-        gpus, cards = gpus_for_units(self._state, self._container), self._share.cards
+        gpus = gpus_for_units(self._state, self._container)
+        cards = self._share.cards
         found = healthy & units_of(self._state, gpus, self._resource)
         if healthy and (not found or len(gpus) < cards):
             lacking = "no GPU has" if cards == 1 else f"{len(gpus)} GPUs, and not {cards}, have"
@@ -240,11 +245,13 @@ def units_on(
     devices = available.devices
     must = devices.some(must_include)
     of_gpus = [devices.by_base[gpu] & (available | must) for gpu in gpus if gpu in devices.by_base]
-    found, missing = devices.nothing, size - len(must) + sum(len(units & must) for units in of_gpus)
+    found = devices.nothing
+    missing = size - len(must) + sum(len(units & must) for units in of_gpus)
     for number, units in enumerate(sorted(of_gpus, key=len)):
         own = units & must
         more = (units - must).first(max(0, missing // (len(of_gpus) - number) - len(own)))
-        found, missing = found | more, missing - len(own) - len(more)
+        found = found | more
+        missing = missing - len(own) - len(more)
     return (*must_include, *found)
 
 
@@ -305,7 +312,8 @@ def check_gpus(amounts: Mapping[DeviceID, Amount], field: str = SHARE, cards: in
 @made_once
 def places_of(topology: Topology) -> tuple[tuple[DeviceID, Gpu], ...]:
     """All GPUs in the hardware's order, each with itself, or in its place its MIG instances that are in slots, with it."""
-    in_slots, found = offers_in_slots(topology), list[tuple[DeviceID, Gpu]]()
+    in_slots = offers_in_slots(topology)
+    found = list[tuple[DeviceID, Gpu]]()
     for gpu in topology.gpus:
         instances = [each.uuid for each in gpu.mig or () if each.uuid in in_slots]
         found += [(base, gpu) for base in instances or [gpu.id]]
@@ -516,7 +524,9 @@ class SlotChooser:
 
     def _objection(self, gpus: Sequence[DeviceID]) -> str:
         """Why these GPUs together would not do; empty: they would."""
-        hardware, share, left = self._state.hardware, self._share, self._left
+        hardware = self._state.hardware
+        share = self._share
+        left = self._left
         if len({*gpus}) < len(gpus):
             able = {*gpus_with_slots(left, share, hardware), *self._own}
             return f"some are of one GPU: {several_of_one_gpu(hardware, self.resource, gpus, able)[0]}"
@@ -532,7 +542,8 @@ class SlotChooser:
 
     def _choose(self, missing: int, among: Iterable[DeviceID], own: Collection[DeviceID]) -> tuple[DeviceID, ...]:
         """So many GPUs of these beside its `own`. Raises ShareDoesNotFit where too few would do."""
-        topology, rest = self._state.hardware, self._share._replace(gpus=missing)
+        topology = self._state.hardware
+        rest = self._share._replace(gpus=missing)
         others = [gpu for gpu in among if gpu not in own]
         near = on_one_node(topology, self._share, others, own) if own else others
         return choose_gpus_for_slots(topology, self._left, rest, near, self._fields)

@@ -182,7 +182,8 @@ def offers_of(machines: Iterable[Topology]) -> Offers:
     slots: dict[SlotResources, None] = {}
     otherwise: set[ResourceName] = set()
     for machine in machines:
-        found, in_slots = unit_resources(machine), slot_resources(machine)
+        found = unit_resources(machine)
+        in_slots = slot_resources(machine)
         units.update({} if found is None else {found: None})
         slots.update(dict.fromkeys(in_slots))
         otherwise.update(machine.offers_of.keys() - {each.resource for each in in_slots})
@@ -276,7 +277,8 @@ def check_container(
     beside = {name: amount for name, amount in limits.items() if name not in units}
     whole = [name for name in (*offered.others, *map(ResourceName, GPU_RESOURCES)) if beside.get(name)]
     check_one_way(where, units, [*whole, *names_in_slots(beside, USUAL_SLOTS)])
-    share, fields = Share(amounts["cores"], amounts["memory"]), offered.fields(where)
+    share = Share(amounts["cores"], amounts["memory"])
+    fields = offered.fields(where)
     check_share(share, fields)
     if cards is not None:
         share = share._replace(cards=cards)
@@ -410,5 +412,6 @@ def check_gpus_known(
     """Raises InvalidShare for a pod with slots that accepts only GPUs that no node has. `otherwise`: as of `check_pod`."""
     wanted = uuid_selection(pod.annotations).wanted
     if wanted and known.isdisjoint(wanted) and any(is_for_slots(pod, each, otherwise) for each in slots):
-        finding, remedy = "no node has such a GPU", "write uuids of GPUs as `topoalign gpu list` shows them"
+        finding = "no node has such a GPU"
+        remedy = "write uuids of GPUs as `topoalign gpu list` shows them"
         raise invalid(names.USE_UUID, f"{quoted(wanted[:3])}: {finding}", f"{remedy}, or wait until the node is there")

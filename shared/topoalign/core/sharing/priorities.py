@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 from topoalign.core.model.ids import DeviceID
 
-LAUNCHED, WAITING = 2, -1
+LAUNCHED = 2
+WAITING = -1
 """What the library notes, and what lets it wait."""
 
 

@@ -61,7 +61,8 @@ class OverQuota(NoFit):
         self, namespace: str, resource: ResourceName, asked: int, used: int, limit: int, who: str = "this pod"
     ) -> None:
         """`who`: asks for it."""
-        self.namespace, self.resource = namespace, resource
+        self.namespace = namespace
+        self.resource = resource
         super().__init__(
             f"namespace {clean(namespace)}: limits.{clean(resource)} of its ResourceQuota is {limit}, "
             f"its pods hold {used}, and {who} asks for {asked}",

@@ -30,7 +30,9 @@ class ShareFields(NamedTuple):
     """Of the one that names modes."""
 
 
-OTHER_TYPE, OTHER_UUID, OTHER_MODE = "of another type", "not among the uuids", "in another mode"
+OTHER_TYPE = "of another type"
+OTHER_UUID = "not among the uuids"
+OTHER_MODE = "in another mode"
 """Why the lists do not accept a card."""
 
 
@@ -84,7 +86,8 @@ class MemoryAboveCard(ShareDoesNotFit):
     code = "MemoryAboveCard"
 
     def __init__(self, fields: ShareFields, asked: int, largest: int, text: Callable[[int], str] = format_mib) -> None:
-        self.asked, self.largest = asked, largest
+        self.asked = asked
+        self.largest = largest
         super().__init__(
             fields.memory,
             f"{text(asked)} are asked for of one card, and a card has {text(largest)}",
@@ -206,7 +209,8 @@ class WholeGpuInUse(ShareDoesNotFit):
     code = "WholeGpuInUse"
 
     def __init__(self, gpus: Sequence[str], holder: str, field: str = "devices_ids") -> None:
-        self.gpus, self.holder = tuple(gpus), holder
+        self.gpus = tuple(gpus)
+        self.holder = holder
         super().__init__(
             field,
             f"a whole GPU is nobody else's, and of {quoted(gpus)} {holder} has units",

@@ -80,7 +80,8 @@ def reserved_units(
     if not reserved.reservations:
         return None
     resource, available, must_include, size = question
-    offered, required = frozenset(available), frozenset(must_include)
+    offered = frozenset(available)
+    required = frozenset(must_include)
     found: list[tuple[tuple[bool, ...], bool, frozenset[DeviceID]]] = []
     for uid, container, units in parts_of(reserved, now, resource):
         if len(units) != size or not required <= units <= offered or not is_share(container, units):
@@ -245,7 +246,8 @@ def open_parts(
     """
     if not reserved.reservations:
         return
-    offered, is_held = frozenset(question.available), state.ownership.is_held
+    offered = frozenset(question.available)
+    is_held = state.ownership.is_held
     for each in sorted(reserved.reservations, key=attrgetter("planned")):
         for container in each.containers if reserved.until[each.pod_uid] > now else ():
             own = frozenset(container.devices.get(question.resource, ()))
@@ -295,7 +297,8 @@ def answering_part(question: ShareQuestion, parts: Sequence[OpenPart]) -> OpenPa
     The part of which the slots are the answer: the first one, which the question is about, or a later one with as much that
     fits where it does not; of another pod only if both may move. `parts`: those that are open.
     """
-    offered, required = frozenset(question.available), frozenset(question.must_include)
+    offered = frozenset(question.available)
+    required = frozenset(question.must_include)
     for each in parts:
         first = parts[0]
         alike = each.amount == first.amount and (each.name[0] == first.name[0] or (each.may_move and first.may_move))

@@ -78,7 +78,8 @@ def may_be_otherwise(limits: Quantities, offer: SlotResources, otherwise: Collec
 
 def defaults_of(where: str, limits: Quantities, offer: SlotResources) -> FilledIn:
     """What is added to a container that is about this offer."""
-    slots, added = offer.slots, dict[ResourceName, int]()
+    slots = offer.slots
+    added = dict[ResourceName, int]()
     percentage = limits.get(slots.percentage)
     if limits.get(offer.resource) == 0 or (percentage is not None and percentage > ALL_MEMORY):
         return FilledIn(where, {}, {})

@@ -54,7 +54,8 @@ def choose_as_hami(
     The GPUs, of these `cards`, that HAMi chooses, in the order in which it takes them. `able`: those that have enough left
     by topoalign's own rules. Raises NoneByHami, and TooMuchWork where the best connected ones are not found in time.
     """
-    asked, rules = request_of(share, [left[gpu] for gpu in able]), share.rules
+    asked = request_of(share, [left[gpu] for gpu in able])
+    rules = share.rules
     binds = rules.numa_bind and share.gpus > 1
     uuids = Selection(unwanted=unaccepted(topology, cards, rules.uuids))
     around = Surroundings(

@@ -49,7 +49,10 @@ class HandedOut:
         `blocked`: bases that wait for an allocation of a former offer, as `Ownership.blocked`. `spent`: the units
         and slots that nobody has of GPUs of which nothing is left (`Ownership.spent_gpus`).
         """
-        self._topology, self._told, self._blocked, self._spent = topology, told, blocked, spent
+        self._topology = topology
+        self._told = told
+        self._blocked = blocked
+        self._spent = spent
         self._instances: dict[DeviceID, list[DeviceHealth]] = {}
         for device, health in told.items():
             card = topology.cards.get(device)

@@ -142,7 +142,8 @@ class Record(NamedTuple):
 
 def record_of(allocation: Allocation, hardware: Topology) -> Record:
     """The allocation with its parts."""
-    owner, parts = allocation.owner, tuple(parts_of(allocation, hardware))
+    owner = allocation.owner
+    parts = tuple(parts_of(allocation, hardware))
     pod = allocation.id if owner is None else (owner.namespace, owner.pod)
     return Record(allocation, owner or allocation.id, pod, parts)
 
@@ -178,14 +179,17 @@ def counted_once(records: Sequence[Record]) -> CountedOnce:
     times = Counter(device for record in records for device, _, _ in record.parts)
     several = {device for device, found in times.items() if found > 1}
     newest: dict[DeviceID, tuple[Record, Part]] = {}
-    largest, pods = dict[DeviceID, Part](), dict[DeviceID, set[object]]()
+    largest = dict[DeviceID, Part]()
+    pods = dict[DeviceID, set[object]]()
     surplus: dict[tuple[DeviceID, object], Parts] = {}
-    shared, not_of_pod = set[tuple[DeviceID, object]](), set[tuple[DeviceID, object]]()
+    shared = set[tuple[DeviceID, object]]()
+    not_of_pod = set[tuple[DeviceID, object]]()
     for record in reversed(records) if several else ():
         for device, card, part in record.parts:
             if device not in several or newest.setdefault(device, (record, part))[0] is record:
                 continue
-            at, size = (card, record.holder), largest.get(device, newest[device][1])
+            at = (card, record.holder)
+            size = largest.get(device, newest[device][1])
             shared.add(at)
             if isinstance(part, Amount) and isinstance(size, Amount):
                 more = Parts(cores=max(0, part.cores - size.cores), memory=max(0, part.memory - size.memory))
@@ -204,7 +208,8 @@ def larger_part(part: Part, other: Part) -> Part:
 
 def parts_of(allocation: Allocation, hardware: Topology) -> Iterable[tuple[DeviceID, DeviceID, Part]]:
     """Device, its GPU or NIC and which part of that it is, for all that an allocation holds; by a slot an amount of it."""
-    cards, in_slots = {**hardware.cards, **allocation.cards}, offers_in_slots(hardware)
+    cards = {**hardware.cards, **allocation.cards}
+    in_slots = offers_in_slots(hardware)
     for devices in allocation.devices.values():
         for device in devices:
             holding = holding_of(device, cards)
@@ -233,7 +238,8 @@ def ways_of(gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]]) -> tuple[Wa
 
 def offered_of(hardware: Topology, offers: Iterable[tuple[Offer, DeviceID]], profiles: Mapping[DeviceID, str]) -> Parts:
     """All that a GPU is offered in."""
-    found, in_slots = list[Parts](), offered_in_slots(hardware)
+    found = list[Parts]()
+    in_slots = offered_in_slots(hardware)
     for offer, base in offers:
         if (offered := in_slots.get(base)) is not None:
             found.append(Parts(slots=offer.replicas, cores=offered.cores, memory=offered.memory))
@@ -247,7 +253,8 @@ def left_of(
     state: NodeState, gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]], profiles: Mapping[DeviceID, str]
 ) -> Parts:
     """What of a GPU may be handed out now: nothing of one of which all computing time or all memory is held."""
-    ownership, hardware = state.ownership, state.hardware
+    ownership = state.ownership
+    hardware = state.hardware
     if (units := ownership.units_left.get(gpu)) is not None:
         some = units.cores > 0 and units.blocks > 0
         return Parts(cores=units.cores, memory=units.blocks * MEMORY_BLOCK) if some else Parts()
@@ -281,7 +288,11 @@ def together(parts: Iterable[Parts]) -> Parts:
 
 def counted(parts: Iterable[Part], profiles: Mapping[DeviceID, str]) -> Parts:
     """So many parts of one GPU, together."""
-    whole, slices, slots, cores, memory = False, 0, 0, 0, 0
+    whole = False
+    slices = 0
+    slots = 0
+    cores = 0
+    memory = 0
     instances: list[str] = []
     for part in parts:
         match part:
@@ -295,5 +306,7 @@ def counted(parts: Iterable[Part], profiles: Mapping[DeviceID, str]) -> Parts:
                 cores += part.kind == "cores"
                 memory += MEMORY_BLOCK if part.kind == "memory" else 0
             case Amount():
-                slots, cores, memory = slots + 1, cores + part.cores, memory + part.memory
+                slots = slots + 1
+                cores = cores + part.cores
+                memory = memory + part.memory
     return Parts(whole, tuple(instances), slices, slots, cores, memory)

@@ -121,7 +121,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Returns the state if the allocation were gone; seq stays. The same state where it is not live."""
         if gone not in self.allocations:
             return self
-        had, live = self.allocations[gone], persistent(self.allocations).drop(gone)
+        had = self.allocations[gone]
+        live = persistent(self.allocations).drop(gone)
         after = msgspec.structs.replace(self, allocations=live, memory=given_back(self.memory, had))
         if (owned := self.owned) is not None:
             after.__dict__[TO_FOLLOW] = partial(owned.released, live, had)

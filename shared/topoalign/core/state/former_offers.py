@@ -31,7 +31,8 @@ class FormerOffers:
         allocations: Mapping[AllocationID, Allocation],
     ) -> None:
         """`cards`: as of `holders.cards_of`."""
-        self._hardware, self._cards = hardware, cards
+        self._hardware = hardware
+        self._cards = cards
         holdings: dict[AllocationID, Sequence[Holding]] = {}
         unlisted: dict[AllocationID, Sequence[Place]] = {}
         for name, held in allocations.items():
@@ -66,14 +67,18 @@ class FormerOffers:
         self, holdings: Mapping[AllocationID, Sequence[Holding]], unlisted: Mapping[AllocationID, Sequence[Place]]
     ) -> "FormerOffers":
         found = object.__new__(FormerOffers)
-        found._hardware, found._cards, found.holdings, found.unlisted = self._hardware, self._cards, holdings, unlisted
+        found._hardware = self._hardware
+        found._cards = self._cards
+        found.holdings = holdings
+        found.unlisted = unlisted
         return found
 
     def _read(self, allocation: Allocation) -> tuple[Sequence[Holding], Sequence[Place]]:
         """What an allocation adds to `holdings` and to `unlisted`."""
         former: list[Holding] = []
         unlisted: list[Place] = []
-        by_base, devices = self._hardware.offers_by_base, self._hardware.devices
+        by_base = self._hardware.offers_by_base
+        devices = self._hardware.devices
         companions = allocation.companions
         for resource, given in allocation.given.items():
             for holding in given.unshared:
@@ -82,7 +87,8 @@ class FormerOffers:
                     former.append(holding)
             for base, numbers in given.shares.items():
                 now = [offer for offer in by_base.get(base, ()) if offer.resource == resource and offer.shared]
-                kinds, in_slots = {offer.unit for offer in now}, any(offer.slots is not None for offer in now)
+                kinds = {offer.unit for offer in now}
+                in_slots = any(offer.slots is not None for offer in now)
                 slots: Collection[str] = () if in_slots else allocation.slots
                 for number in numbers:
                     if kind_of_share(number) not in kinds or (slots and f"{base}{SHARE}{number}" in slots):

@@ -38,10 +38,12 @@ class HeldDevices:
 
     def released(self, allocation: Allocation) -> "HeldDevices":
         """Without this allocation, which is in it."""
-        ids, times = allocation.device_ids, self._times
+        ids = allocation.device_ids
+        times = self._times
         if times and (kept := ids & times.keys()):
             fewer = {device: n - (device in kept) for device, n in times.items()}
-            ids, times = ids - kept, {device: n for device, n in fewer.items() if n > 1}
+            ids = ids - kept
+            times = {device: n for device, n in fewer.items() if n > 1}
         gone = self._listed(ids)
         return self._replaced({**self.sets, **{name: self.sets[name] - some for name, some in gone.items()}}, times)
 
@@ -52,5 +54,6 @@ class HeldDevices:
 
     def _replaced(self, sets: Sets, times: Mapping[DeviceID, int]) -> "HeldDevices":
         found = object.__new__(HeldDevices)
-        found.sets, found._times = sets, times
+        found.sets = sets
+        found._times = times
         return found

@@ -80,7 +80,10 @@ class Holders:
 
     def granted(self, allocation: Allocation) -> "Holders":
         """The index with this allocation, of a new id, as the newest one."""
-        unshared, shares, parts, name = self.unshared, dict(self._shares), self._parts, allocation.id
+        unshared = self.unshared
+        shares = dict(self._shares)
+        parts = self._parts
+        name = allocation.id
         holdings, numbered = self._read(allocation)
         for holding in holdings:
             unshared = unshared.put(holding, (*unshared.get(holding, ()), name))
@@ -96,7 +99,9 @@ class Holders:
 
     def released(self, allocation: Allocation) -> "Holders":
         """The index without this allocation, which is in it."""
-        unshared, shares, parts = self.unshared, dict(self._shares), self._parts
+        unshared = self.unshared
+        shares = dict(self._shares)
+        parts = self._parts
         holdings, numbered = self._read(allocation)
         for holding in holdings:
             others = without(unshared[holding], allocation.id)
@@ -120,7 +125,10 @@ class Holders:
         parts: PersistentMap[Holding, PersistentMap[Holding, None]],
     ) -> "Holders":
         found = object.__new__(Holders)
-        found._cards, found.unshared, found._shares, found._parts = self._cards, unshared, shares, parts
+        found._cards = self._cards
+        found.unshared = unshared
+        found._shares = shares
+        found._parts = parts
         return found
 
     def _read(self, allocation: Allocation) -> Held:

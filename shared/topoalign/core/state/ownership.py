@@ -51,7 +51,10 @@ class Ownership:
         `allocations`: the live ones, oldest first. `told`: health as discovery announced it. `ended`: those of the live ones
         whose containers have ended, as `NodeState.ended`.
         """
-        self._hardware, self._allocations, self._told, self._ended = hardware, allocations, told, ended
+        self._hardware = hardware
+        self._allocations = allocations
+        self._told = told
+        self._ended = ended
         self._free: dict[ResourceName, DeviceSet] = {}
 
     def granted(self, allocations: Mapping[AllocationID, Allocation], new: Allocation) -> "Ownership":

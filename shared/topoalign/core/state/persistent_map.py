@@ -59,7 +59,8 @@ class PersistentMap(Mapping[K, V]):
     @classmethod
     def _of(cls, base: Mapping[K, V], changes: Mapping[K, V | Gone], size: int) -> "PersistentMap[K, V]":
         found = cls(base)
-        found._layers, found._size = (base, changes), size
+        found._layers = (base, changes)
+        found._size = size
         if len(changes) > FEWEST + isqrt(len(base)):
             found._layers = (found._merged, {})
         return found

@@ -105,7 +105,8 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
         if not self.reservations:
             return self
         found = frozenset(shown_by(state, self.reservations, self.former, origins, own=own)) - self.shown
-        shown, unsaid = self.shown | found, self.unsaid
+        shown = self.shown | found
+        unsaid = self.unsaid
         if own and (found or unsaid):
             unsaid = (unsaid | found).difference(shown_by(state, self.reservations, self.former, origins))
         swaps = tuple(swaps_of(state, self.reservations, shown, self.swaps, unsaid)) if shown else ()

@@ -65,7 +65,8 @@ def rest_of(reserved: ReservedContainer, uid: str, shown: frozenset[Part]) -> Re
         }
         return {name: ids for name, ids in rest.items() if ids}
 
-    devices, companions = unseen(reserved.devices), unseen(reserved.companions)
+    devices = unseen(reserved.devices)
+    companions = unseen(reserved.companions)
     kept = {device for ids in (*devices.values(), *companions.values()) for device in ids}
     return msgspec.structs.replace(
         reserved,
@@ -220,7 +221,8 @@ def swaps_of(
     another amount of a GPU that offers more or less: of such a GPU it holds what was reserved there for a pod with as many
     slots, because of pods that ask for as many a registry binds only those beside one another that ask for the same.
     """
-    given, pods = Given(state), {each.pod_uid: each for each in reservations}
+    given = Given(state)
+    pods = {each.pod_uid: each for each in reservations}
     heirs = {(each.resource, each.instead): each.pod_uid for each in known}
     offered = offered_in_slots(state.hardware)
     lost = set[tuple[ResourceName, DeviceID]]()

@@ -75,7 +75,8 @@ NOTHING = HeldOfGpu()
 
 def held_of_gpus(allocations: Iterable[Allocation]) -> Mapping[DeviceID, HeldOfGpu]:
     """GPU -> what these allocations hold of it in units, for the GPUs of which any is held so. Oldest first."""
-    live, found = [*allocations], dict[DeviceID, HeldOfGpu]()
+    live = [*allocations]
+    found = dict[DeviceID, HeldOfGpu]()
     left = left_by_init_containers(live)
     for allocation in live:
         for gpu, amount in left.get(allocation.id, allocation.amounts).items():
@@ -258,7 +259,8 @@ def taken_of(gpu: Gpu, slots: Iterable[tuple[DeviceID, Amount, DeviceID | None]]
     The places of a GPU that are taken. `slots`: those that are held, each with what is held by it and the uuid of its
     instance, None: it has none yet. None: it is not known where all instances are, and nothing is to be had.
     """
-    found, there = set[MigPlacement](), set[DeviceID]()
+    found = set[MigPlacement]()
+    there = set[DeviceID]()
     for instance in gpu.mig or ():
         if instance.placement is None:
             return None
@@ -344,7 +346,8 @@ def offered_in_slots(topology: Topology) -> Mapping[DeviceID, Amount]:
     GPU in slots -> what there is to hold of it: its cores and its memory in whole MiB, each times its scaling and rounded
     down. 81559 MiB scaled by 1.5 are 122338.
     """
-    found, instances = {}, {each.uuid: each.memory for gpu in topology.gpus for each in gpu.mig or ()}
+    found = {}
+    instances = {each.uuid: each.memory for gpu in topology.gpus for each in gpu.mig or ()}
     for gpu, offer in offers_in_slots(topology).items():
         assert offer.slots is not None, "an offer in slots"
         if gpu in gpus_by_instances(topology):
@@ -402,7 +405,8 @@ def total(amounts: Iterable[Amount]) -> Amount:
     """All of them together."""
     cores = memory = 0
     for each in amounts:
-        cores, memory = cores + each.cores, memory + each.memory
+        cores = cores + each.cores
+        memory = memory + each.memory
     return Amount(cores=cores, memory=memory)
 
 
@@ -421,14 +425,16 @@ def spent_slots(
     if not offers_in_slots(topology):
         return frozenset()
     live = tuple(allocations)
-    offered, by_instances = offered_in_slots(topology), gpus_by_instances(topology)
+    offered = offered_in_slots(topology)
+    by_instances = gpus_by_instances(topology)
     spent = {
         gpu
         for gpu, slots in held_by_slot(topology, tuple(running)).items()
         if gpu not in by_instances and is_spent(offered[gpu], total(slots.values()))
     }
     if by_instances:
-        held, made = held_by_slot(topology, live), instances_of(live)
+        held = held_by_slot(topology, live)
+        made = instances_of(live)
         for gpu, each in by_instances.items():
             taken = taken_by(each, held.get(gpu, {}), made)
             if taken is None or find_place(each.mig_profiles, taken, 0) is None:
@@ -449,8 +455,10 @@ def slots_left(
     """GPU -> what is left of it, in the hardware's order, for those that are offered in slots."""
     if not offers_in_slots(topology):
         return {}
-    live, by_instances = tuple(allocations), gpus_by_instances(topology)
-    held, made = held_by_slot(topology, live), instances_of(live) if by_instances else {}
+    live = tuple(allocations)
+    by_instances = gpus_by_instances(topology)
+    held = held_by_slot(topology, live)
+    made = instances_of(live) if by_instances else {}
     return {
         gpu: SlotsLeft(
             slots=offer.replicas - len(held.get(gpu, ())),

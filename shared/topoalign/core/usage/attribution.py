@@ -129,7 +129,8 @@ Place = tuple[str, str, str, str]
 
 def shares_of(state: NodeState, measured: Measurement) -> NodeShares:
     """What the containers of a node use of its GPUs. GPUs that are known and were not measured are listed, too."""
-    hardware, uses = state.hardware, {use.device: use for use in measured.devices}
+    hardware = state.hardware
+    uses = {use.device: use for use in measured.devices}
     held = held_by_device(state)
     owners = owners_by_pod(state.allocations.values())
     rows = []
@@ -274,7 +275,8 @@ def holder_use(group: Sequence[Held], memory: int | None, use: Use) -> HolderUse
 
 def other_use(processes: Sequence[GpuProcess], owners: Mapping[str, Owner]) -> OtherUse:
     """What the processes of one place use that holds nothing of the device."""
-    identity, use = processes[0].identity, use_of(processes, is_told=True)
+    identity = processes[0].identity
+    use = use_of(processes, is_told=True)
     if identity is None:
         return OtherUse(where="unknown", owner=None, pod_uid="", container_id="", cgroup="", use=use)
     owner = owners.get(identity.pod_uid)

@@ -51,7 +51,8 @@ class ExcessWatch(msgspec.Struct, frozen=True, kw_only=True):
         if not self.counts(shares.time):
             return msgspec.structs.replace(self, begun=())
         rows: dict[object, int] = {}
-        lasting, begun = [], []
+        lasting = []
+        begun = []
         for row in shares.devices:
             for holder in row.holders:
                 key = (row.device, holder.allocations)

@@ -87,7 +87,8 @@ class Usages(msgspec.Struct, frozen=True):
 
 def graph_of(state: NodeState, shares: NodeShares) -> str:
     """The tree of a node's GPUs as text, each line with its end."""
-    gpus, rows = state.hardware.gpus, rows_by_card(shares)
+    gpus = state.hardware.gpus
+    rows = rows_by_card(shares)
     cards = [shared_card(state, gpu, rows.get(gpu.id, [])) for gpu in gpus]
     tree = tree_of(tree_root(state.hardware), cards)
     divided = divisions(state)

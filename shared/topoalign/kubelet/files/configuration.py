@@ -33,7 +33,8 @@ ALPHA_OPTIONS = frozenset({CpuOption.ALIGN_BY_SOCKET, CpuOption.DISTRIBUTE_ACROS
 BETA_OPTIONS = frozenset({CpuOption.DISTRIBUTE_ACROSS_NUMA})
 """All others are stable, as are all options of the Topology Manager."""
 
-CLOSEST, MOST_NODES = "prefer-closest-numa-nodes", "max-allowable-numa-nodes"
+CLOSEST = "prefer-closest-numa-nodes"
+MOST_NODES = "max-allowable-numa-nodes"
 MOST_NODE_ID = 65_535
 
 V = TypeVar("V")
@@ -137,7 +138,8 @@ def boolean(field: str, text: str) -> bool:
 
 def topology_options(found: KubeletConfiguration) -> tuple[bool, int]:
     """prefer-closest-numa-nodes and max-allowable-numa-nodes. Not looked at under policy none, as in the kubelet."""
-    closest, most_nodes = False, 8
+    closest = False
+    most_nodes = 8
     for name, text in sorted(found.topology_manager_policy_options.items()):
         field = f"topologyManagerPolicyOptions[{clean(name)}]"
         if name == CLOSEST:

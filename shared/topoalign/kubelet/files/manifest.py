@@ -29,7 +29,8 @@ from topoalign.core.model.ids import (
 from topoalign.core.model.requests import ContainerRequest, PodLevelResources, PodRequest
 from topoalign.kubelet.files import documents, quantities
 
-KIND, API_VERSION = "Pod", "v1"
+KIND = "Pod"
+API_VERSION = "v1"
 REMEDY = "write it as a v1 Pod has it"
 RESOURCE_FIELDS = ("limits", "requests", "claims")
 EPHEMERAL_STORAGE = "ephemeral-storage"
@@ -155,7 +156,8 @@ def check_resource_names(path: str, resources: documents.Document) -> None:
 
 def request_of(pod: Pod) -> PodRequest:
     """What a pod asks for. Raises InvalidField with the path of a value that is wrong."""
-    metadata, spec = pod.metadata or Metadata(), pod.spec
+    metadata = pod.metadata or Metadata()
+    spec = pod.spec
     if spec is None:
         raise InvalidField("spec", "there is none", REMEDY)
     if not spec.containers:
@@ -195,7 +197,8 @@ def pod_level_resources_of(resources: Resources) -> PodLevelResources:
 
 def expect_pod(document: documents.Document) -> None:
     """What is not said is taken to be right. Raises InvalidField for another kind of object."""
-    kind, version = document.get("kind") or KIND, document.get("apiVersion") or API_VERSION
+    kind = document.get("kind") or KIND
+    version = document.get("apiVersion") or API_VERSION
     if (kind, version) != (KIND, API_VERSION):
         said = quoted([str(document["kind"])]) if document.get("kind") else "an object of no kind"
         of = quoted([str(document["apiVersion"])]) if document.get("apiVersion") else "no apiVersion"
@@ -222,7 +225,8 @@ def amounts(path: str, given: Amounts) -> dict[ResourceName, int]:
     found: dict[ResourceName, int] = {}
     for name, said in given.items():
         value = 0 if said is None else said  # a Quantity that is null (apimachinery v0.36, resource.Quantity)
-        resource, field = ResourceName(name), f"{path}[{clean(name)}]"
+        resource = ResourceName(name)
+        field = f"{path}[{clean(name)}]"
         if resource == CPU:
             found[resource] = amount(field, value, "cpu")
         elif resource == MEMORY or is_hugepages(resource):

@@ -248,7 +248,8 @@ def check(state: MemoryManagerState, topology: Topology, rules: AdmissionRules) 
     if rules.memory_manager == "None":
         return
     if state.nodes.keys() != set(topology.node_ids):
-        have, says = format_cpuset(topology.node_ids), format_cpuset(state.nodes)
+        have = format_cpuset(topology.node_ids)
+        says = format_cpuset(state.nodes)
         raise damaged(NAME, f"it has NUMA nodes {says}, and the machine has {have}")
     for node in topology.nodes:
         if node.memory is None:

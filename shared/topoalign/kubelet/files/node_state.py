@@ -105,7 +105,8 @@ def node_state(
         )
     hardware = topology.topology
     pods = ListedPods(root)
-    cpus, memory = held_cpus(root, hardware, rules, pods), held_memory(root, hardware, rules, pods)
+    cpus = held_cpus(root, hardware, rules, pods)
+    memory = held_memory(root, hardware, rules, pods)
     devices = held_devices(root, hardware, pods)
     held = Held(cpus=cpus.cpus, blocks=memory.blocks, devices=devices.devices)
     state = NodeState(
@@ -193,7 +194,8 @@ RELEASED_BY_CHANCE = (
 
 def spread(block: Block, left: Mapping[int, dict[ResourceName, int]]) -> MemoryBlock:
     """A block on the nodes of its group, from the lowest on, as far as they have given such memory away."""
-    taken, wanted = [], block.size
+    taken = []
+    wanted = block.size
     for node in block.numa_affinity:
         amounts = left.get(node, {})
         part = min(wanted, amounts.get(block.type, 0))

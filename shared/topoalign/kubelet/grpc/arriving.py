@@ -116,7 +116,10 @@ class Arriving:
         arrival = self._arrivals.get(stream)
         if arrival is not None:
             self.size -= arrival.held
-            arrival.size, arrival.frames, arrival.most, arrival.taken = 0, 0, SMALL_REQUEST, True
+            arrival.size = 0
+            arrival.frames = 0
+            arrival.most = SMALL_REQUEST
+            arrival.taken = True
 
     def look(self, stream: Stream) -> None:
         """Ends a request that is not whole after `LOOKS` looks."""

@@ -16,7 +16,8 @@ MOST_BYTES = 64 * 2**10
 """That wait for the end of the round. So many are sent at once: then asyncio tells when the peer reads too slowly."""
 FRAME_HEADER = 9
 """Bytes: length of what follows (3), type, flags, stream (4)."""
-DATA, HEADERS = 0, 1
+DATA = 0
+HEADERS = 1
 """Types of frames that can end a stream."""
 END_STREAM = 1
 """The flag of those that do."""
@@ -42,7 +43,8 @@ class CoalescingTransport(Transport):
 
     def flush(self) -> None:
         """Sends what has been written."""
-        written, self._written = self._written, bytearray()
+        written = self._written
+        self._written = bytearray()
         if written and not self._transport.is_closing():
             self._transport.write(written)
 

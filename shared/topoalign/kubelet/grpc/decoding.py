@@ -73,7 +73,8 @@ class Decoding:
 
     def __init__(self, data: bytes, kind: type[Message]) -> None:
         self._data = data
-        self._fields, self._until = 0, FIRST_PIECE
+        self._fields = 0
+        self._until = FIRST_PIECE
         """Fields that are decoded, and those at which the piece ends."""
         self._steps = self._containers(kind, PARTS[kind]) if kind in PARTS else self._names(kind, 0, len(data))
 
@@ -102,7 +103,8 @@ class Decoding:
 
     def _names(self, kind: type[Message], at: int, end: int) -> Steps:
         """The message that stands there."""
-        data, message = self._data, kind()
+        data = self._data
+        message = kind()
         known = {number << 3 | 2: getattr(message, name).append for number, name in enumerate(NAMES[kind], 1)}
         while at < end:
             if (add := known.get(data[at])) is not None and (after := self._short(kind, add, at, end)) > at:
@@ -119,7 +121,8 @@ class Decoding:
 
     def _short(self, kind: type[Message], add: Callable[[str], None], at: int, end: int) -> int:
         """Adds the names of one list that follow one another, as far as this piece goes. Returns where the next field is."""
-        data, key = self._data, self._data[at]
+        data = self._data
+        key = self._data[at]
         most = left = self._until - self._fields
         try:
             while left and at + 1 < end and data[at] == key and 0 < (length := data[at + 1]) < 0x80:

@@ -37,7 +37,8 @@ class KeptChannel:
     """Asks the server at one path, over one connection for as long as it lasts. `close` ends it."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
-        self.path, self._clock = path, clock
+        self.path = path
+        self._clock = clock
         self._kept: Connection | None = None
         """What the next call uses; None: it makes a new one."""
 
@@ -66,7 +67,8 @@ class KeptChannel:
 
     def close(self) -> None:
         """Ends the connection, at once if no call uses it."""
-        kept, self._kept = self._kept, None
+        kept = self._kept
+        self._kept = None
         if kept is not None:
             kept.close_unused()
 
@@ -101,7 +103,8 @@ class Connection:
 
     def __init__(self, channel: Channel, identity: sockets.Identity | None) -> None:
         """`identity`: of the socket when the channel was made."""
-        self.channel, self.identity = channel, identity
+        self.channel = channel
+        self.identity = identity
         self.calls = self.begun = 0
         """Those under way, and all that have begun."""
         self.has_answered = False
@@ -120,7 +123,8 @@ class CodedChannel:
     """A channel as a generated stub uses it, with another codec."""
 
     def __init__(self, channel: Channel, codec: CodecBase) -> None:
-        self._channel, self._codec = channel, codec
+        self._channel = channel
+        self._codec = codec
 
     def request(self, *arguments: Any, **options: Any) -> Stream[Any, Any]:
         """As `Channel.request`."""

@@ -19,9 +19,13 @@ from topoalign.kubelet.grpc.protobuf import field
 Devices = dict[ResourceName, set[DeviceID]]
 """Resource -> the devices of a container."""
 
-PODS, CONTAINERS, DEVICES = 1, 3, 2
+PODS = 1
+CONTAINERS = 3
+DEVICES = 2
 """Fields of the answer, of a pod and of a container."""
-RESOURCE, DEVICE, TOPOLOGY = 1, 2, 3
+RESOURCE = 1
+DEVICE = 2
+TOPOLOGY = 3
 """Fields of ContainerDevices."""
 MESSAGE = 2
 """The wire type of messages and texts."""
@@ -62,7 +66,10 @@ class ListedPodsCodec(QuickCodec):
 
     def _container(self, data: bytes, at: int, end: int) -> bytes:
         """The container that stands there, without its devices."""
-        found, rest, begins, ids = Devices(), list[bytes](), b"", set[DeviceID]()
+        found = Devices()
+        rest = list[bytes]()
+        begins = b""
+        ids = set[DeviceID]()
         while (at := add_alike(data, at, end, begins, ids)) < end:
             each = field_at(data, at, end, v1.ContainerResources)
             at = each.end
@@ -86,7 +93,8 @@ def add_alike(data: bytes, at: int, end: int, begins: bytes, ids: set[DeviceID])
     size = 3 + len(begins)
     try:
         while begins and at < end and data[at] == DEVICES_KEY and data.startswith(begins, at + 2):
-            start, after = at + size, at + 2 + data[at + 1]
+            start = at + size
+            after = at + 2 + data[at + 1]
             if data[at + 1] >= 0x80 or not start <= after <= end:
                 break
             stop = start + data[start - 1]

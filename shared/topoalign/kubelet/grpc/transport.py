@@ -182,7 +182,8 @@ class Server(grpclib.server.Server):
         self.connections: set[Connection] = set()
         self.draining = False
         load = load or Load()
-        self.turns, self.arriving = load.turns, load.arriving
+        self.turns = load.turns
+        self.arriving = load.arriving
         self.chunk = memoryview(bytearray(CHUNK))
         """What any of the connections reads into: it is copied at once."""
         self._complaints = Complaints(path.name)
@@ -251,7 +252,8 @@ class Server(grpclib.server.Server):
 
     async def received(self, event: events.RecvMessage) -> None:
         """Called by grpclib before a request is handed to its method."""
-        stream, connection = CALL.get(), caller()
+        stream = CALL.get()
+        connection = caller()
         assert connection is not None
         if isinstance(decoding := event.message, Decoding):
             message = None

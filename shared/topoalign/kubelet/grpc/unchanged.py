@@ -30,7 +30,8 @@ class ComparingCodec(QuickCodec):
 
     def __init__(self, known: Fields | None, left_out: tuple[bytes, ...] = ()) -> None:
         """`left_out`: how messages in field 1 begin that are not wanted."""
-        self._known, self._left_out = known, left_out
+        self._known = known
+        self._left_out = left_out
         self.fields: Fields = frozenset()
         """Of the answer."""
 
@@ -43,7 +44,8 @@ class ComparingCodec(QuickCodec):
 
 def fields_without(data: bytes, kind: Any, left_out: tuple[bytes, ...]) -> Iterator[bytes]:
     """The encoded fields of a message, without messages in field 1 that begin like one of `left_out`. Raises GRPCError."""
-    at, end = 0, len(data)
+    at = 0
+    end = len(data)
     while at < end:
         start = at
         if (
@@ -53,7 +55,8 @@ def fields_without(data: bytes, kind: Any, left_out: tuple[bytes, ...]) -> Itera
             at = content + data[at + 1]
         else:
             field = field_at(data, at, end, kind)
-            content, at = field.content, field.end
+            content = field.content
+            at = field.end
         if at > end:
             raise broken(kind, "it ends early")
         if data[start] != MESSAGES or not data.startswith(left_out, content):

@@ -18,7 +18,8 @@ from topoalign.core.model.topology.links import Link
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NicPort, NumaNode, Topology
 from topoalign.machines import pcie
 
-GIB, MIB = 1 << 30, 1 << 20
+GIB = 1 << 30
+MIB = 1 << 20
 GBIT = 10**9
 
 
@@ -29,7 +30,8 @@ class Card(Enum):
     NIC = "nic"
 
 
-GPU, NIC = Card.GPU, Card.NIC
+GPU = Card.GPU
+NIC = Card.NIC
 
 
 @dataclass(frozen=True)

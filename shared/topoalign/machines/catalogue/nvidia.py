@@ -112,7 +112,9 @@ GB200_NEAR = ((0, *range(3, 10), *range(11, 18)), (1, *range(19, 26), *range(27,
 
 def gb200_tray() -> Topology:
     """4 GB200 of an NVL72: two Grace CPUs, 34 NUMA nodes, and NVLinks that go on to the other trays."""
-    nic, nics, gpu = (NIC,), (switch(NIC, NIC),), (GPU,)
+    nic = (NIC,)
+    nics = (switch(NIC, NIC),)
+    gpu = (GPU,)
     domains: dict[int, tuple[Switch | Card, ...]] = {0x0: nic, 0x2: nic, 0x6: nics, 0x8: gpu, 0x9: gpu}
     roots = tuple(Root(socket, below, 0x10 * socket + domain) for socket in (0, 1) for domain, below in domains.items())
     topology = build(

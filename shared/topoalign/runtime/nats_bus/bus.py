@@ -42,7 +42,8 @@ from topoalign.runtime.tasks import background, lasting
 
 PUBLISH_SECONDS = 2.0
 """Longer than a sync to disk takes, shorter than anybody wants to wait for a server that may be gone."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 5.0
 """Seconds between tries to connect; doubled each time, and spread so that a cluster does not come back all at once."""
 QUEUE = "q"
 """Of the subscribers to one subject of requests one answers."""
@@ -195,7 +196,8 @@ class NatsBus:
                 pause = backoff_seconds(failures, FIRST_PAUSE, LONGEST_PAUSE)
                 await anyio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  # spreads load, hides nothing
                 continue
-            failures, strict = 0, False
+            failures = 0
+            strict = False
             told.clear()
             await self.stay(connection)
 

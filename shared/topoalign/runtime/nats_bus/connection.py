@@ -32,7 +32,8 @@ from topoalign.runtime.nats_bus.library import CLOCK, TolerantClient, abandon, c
 
 OLDEST_SERVER = (2, 12)
 """Older ones silently ignore settings of our stores: atomic batches, per-message expiry (measured with 2.9.10)."""
-PING_SECONDS, PINGS_MISSED = 2, 1
+PING_SECONDS = 2
+PINGS_MISSED = 1
 """A peer that has fallen silent is noticed after four seconds instead of the library's four minutes."""
 CONNECT_SECONDS = 2
 CLOSE_SECONDS = 2
@@ -273,7 +274,8 @@ async def open_connection(urls: Sequence[str], name: str, access: Access, inbox:
     Raises InvalidField for unusable credential files, BusRefused for wrong credentials or an old server, BusUnavailable
     if none can be reached.
     """
-    options, tls = access.options(), access.tls(urls)
+    options = access.options()
+    tls = access.tls(urls)
     reasons: dict[str, str] = {}
     for url in random.sample(urls, len(urls)):
         connection = Connection(shown(url), inbox or f"_INBOX_{name}")

@@ -16,7 +16,8 @@ from typing import NamedTuple
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.ports import Message, Received
 
-LINE, VERSION = b"\r\n", b"NATS/1.0"
+LINE = b"\r\n"
+VERSION = b"NATS/1.0"
 """What ends each line of the headers, and what their first line begins with."""
 OF_A_STORE = b"\r\nNats-Stream: "
 """With what the headers begin that a store adds to a message."""

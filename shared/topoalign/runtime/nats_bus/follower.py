@@ -32,7 +32,8 @@ from topoalign.runtime.nats_bus.library import CLOCK
 from topoalign.runtime.nats_bus.stored import found, nobody_reads, source_of
 from topoalign.runtime.stores import NEWS
 
-BATCH, LARGEST_BATCH = 128, 1000
+BATCH = 128
+LARGEST_BATCH = 1000
 """Messages of one read. It is larger where more wait: each costs a round trip."""
 BATCH_BYTES = 4 * 1024 * 1024
 NEWS_BYTES = 4 * 1024 * 1024
@@ -41,11 +42,15 @@ LOOK = 4.0
 """Seconds after which a follower without news looks at the store."""
 SILENCE = 5.0
 """Seconds without a message after which a batch under way is taken for lost."""
-FIRST_PAUSE, LONGEST_PAUSE, REFUSED_PAUSE = 0.02, 2.0, 5.0
+FIRST_PAUSE = 0.02
+LONGEST_PAUSE = 2.0
+REFUSED_PAUSE = 5.0
 """Seconds between tries: after the first failure, and at most after a loss and after a refusal."""
 MOST_TRIES = 8
 """Reads, within a second or two, after which a message that was announced and cannot be found is taken for deleted."""
-END_OF_BATCH, NO_MESSAGE, NO_RESPONDERS = "204", "404", "503"
+END_OF_BATCH = "204"
+NO_MESSAGE = "404"
+NO_RESPONDERS = "503"
 
 log = structlog.get_logger("topoalign.runtime.nats")
 

@@ -20,9 +20,11 @@ from topoalign.runtime.nats_bus.connection import Connection
 from topoalign.runtime.nats_bus.pipeline import publish_pipelined
 from topoalign.runtime.nats_bus.stored import Acknowledgement, compare, found, message_of
 
-WRONG_LAST, WRONG_LAST_IN_BATCH = 10071, 10164
+WRONG_LAST = 10071
+WRONG_LAST_IN_BATCH = 10164
 """NATS' error codes of a newest message that is not the expected one; the second of a batch, and under replication."""
-DUPLICATE_IN_BATCH, INCOMPLETE_BATCH = 10201, 10176
+DUPLICATE_IN_BATCH = 10201
+INCOMPLETE_BATCH = 10176
 
 
 async def publish_one(connection: Connection, message: Message, expected: int | None, seconds: float) -> int:
@@ -59,7 +61,8 @@ async def publish_many(connection: Connection, messages: Sequence[Message], seco
 
 async def publish_atomic(connection: Connection, batch: Sequence[tuple[Message, int]], seconds: float) -> Sequence[int]:
     """As `Bus.publish_batch`, on this connection. Raises NobodyAnswers where no store takes the last subject."""
-    stream, name = stores.store_of_batch([message for message, _ in batch]), token_hex(16)
+    stream = stores.store_of_batch([message for message, _ in batch])
+    name = token_hex(16)
     (first, before), (last, _) = batch[0], batch[-1]
     conditional = [conditioned(message, expected, name, place) for place, (message, expected) in enumerate(batch, 1)]
     if not all(connection.fits(message.body, message.headers) for message in conditional):

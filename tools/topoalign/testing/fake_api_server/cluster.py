@@ -46,7 +46,8 @@ class FakeCluster:
 
     def bind(self, namespace: str, name: str, binding: Mapped) -> None:
         """The subresource `binding`. Raises ApiError 404, and 409 as the module says."""
-        key, target = (namespace, name), binding["target"]["name"]
+        key = (namespace, name)
+        target = binding["target"]["name"]
         pod = self.pods.get(key)
         uid = binding.get("metadata", {}).get("uid")
         here = pod["metadata"]["uid"]

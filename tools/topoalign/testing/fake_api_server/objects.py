@@ -26,7 +26,9 @@ class ApiError(Exception):
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(message)
-        self.code, self.reason, self.message = code, reason, message
+        self.code = code
+        self.reason = reason
+        self.message = message
 
     @property
     def status(self) -> Object:
@@ -64,7 +66,10 @@ class Objects:
     """All objects of one kind."""
 
     def __init__(self, kind: str, api_version: str, plural: str, versions: Versions) -> None:
-        self.kind, self.api_version, self.plural, self._versions = kind, api_version, plural, versions
+        self.kind = kind
+        self.api_version = api_version
+        self.plural = plural
+        self._versions = versions
         self._objects: dict[Key, Object] = {}
         self._changes: deque[Change] = deque(maxlen=KEPT)
         self._forgotten = versions.newest

@@ -38,12 +38,15 @@ class FakeApiServer:
     """Serves a cluster; `url` is known once it listens."""
 
     def __init__(self, cluster: FakeCluster, token: str = "", bookmark_seconds: float = BOOKMARK_SECONDS) -> None:
-        self.cluster, self.token, self.url = cluster, token, ""
+        self.cluster = cluster
+        self.token = token
+        self.url = ""
         self.faults = Faults()
         self.requests: Counter[str] = Counter()
         """Requests by name, `POST binding`, and bookmarks that were sent, `BOOKMARK pods`."""
         self._requested = anyio.Event()
-        self._bookmark_seconds, self._pages = bookmark_seconds, Pages()
+        self._bookmark_seconds = bookmark_seconds
+        self._pages = Pages()
         self._connections: set[HttpToolsConnection] = set()
 
     def kubeconfig(self, file: Path) -> Path:
@@ -102,9 +105,11 @@ class FakeApiServer:
                 await self._before(fault, request)
             if called.watch:
                 return StreamingResponse(self._watched(called, request.query_params), media_type="application/json")
-            result, status = self._do(called, request.query_params, body), 201 if request.method == "POST" else 200
+            result = self._do(called, request.query_params, body)
+            status = 201 if request.method == "POST" else 200
         except ApiError as error:
-            result, status = error.status, error.code
+            result = error.status
+            status = error.code
         if fault is not None:
             await self._after(fault, request)
         return answer(result, status)
@@ -152,7 +157,8 @@ class FakeApiServer:
         """Raises ApiError."""
         if "fieldSelector" in parameters or "labelSelector" in parameters:
             raise ApiError(400, "BadRequest", "the stand-in has no selectors")
-        kind, key = self._kind(called), (called.namespace or "", called.object_name or "")
+        kind = self._kind(called)
+        key = (called.namespace or "", called.object_name or "")
         given: dict[str, Any] = msgspec.json.decode(body) if body else {}
         match called.method, called.object_name, called.sub:
             case "GET", None, _:
@@ -203,7 +209,9 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         """From the path and the parameters."""
         path = request.path_params
         watch = request.query_params.get("watch") in ("true", "1")
-        namespace, name, sub = path.get("namespace"), path.get("name"), path.get("sub")
+        namespace = path.get("namespace")
+        name = path.get("name")
+        sub = path.get("sub")
         return cls(
             method=request.method, plural=path["plural"], namespace=namespace, object_name=name, sub=sub, watch=watch
         )

@@ -33,7 +33,8 @@ class Pages:
             if version < kind.oldest:
                 raise ApiError(410, "Expired", "The provided continue parameter is too old")
         else:
-            version, items = kind.newest, [each for each in kind if is_in(each, namespace)]
+            version = kind.newest
+            items = [each for each in kind if is_in(each, namespace)]
         limit = int(parameters.get("limit") or 0) or len(items)
         metadata: Object = {"resourceVersion": str(version)}
         if items[limit:]:
@@ -71,7 +72,8 @@ async def watched(
             if is_in(change.object, namespace):
                 rest = line(change.type, change.object)
                 if version % APART == 0:
-                    part, rest = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+                    part = rest[: len(rest) // 2]
+                    rest = rest[len(rest) // 2 :]
                     yield part
                     await anyio.lowlevel.checkpoint()  # which sends it
                 yield rest

@@ -87,7 +87,9 @@ class Admitting(AdmissionRun):
     ) -> None:
         """`state`: what the managers hold without the pods that are not `active`. `chance`: as for the kubelet."""
         super().__init__(state, demand)
-        self._uid, self._managers, self._active = uid, managers, active
+        self._uid = uid
+        self._managers = managers
+        self._active = active
         self._chance = chance
 
     def align(self, demand: Demand) -> Steps[Aligned]:

@@ -32,7 +32,8 @@ class CpuManager:
         """Pod UID -> container -> its exclusive CPUs."""
         self.between: Callable[[], None] = nothing
         """Called between the two writes of a change."""
-        self._file, self._policy = root / cpu_checkpoint.NAME, rules.cpu_manager
+        self._file = root / cpu_checkpoint.NAME
+        self._policy = rules.cpu_manager
         self._all: frozenset[int] = frozenset()
         if rules.cpu_manager == "static":
             self._all = frozenset(machine.cpu_topology.node_of)

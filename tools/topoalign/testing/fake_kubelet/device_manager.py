@@ -34,7 +34,9 @@ class DeviceManager:
         """Pod UID -> container, resource -> devices, in the order in which they were given out."""
         self.responses: dict[str, dict[Part, Response]] = {}
         """What the plugins said that the container runtime should do."""
-        self._directory, self._machine, self._healthy = directory, machine, healthy
+        self._directory = directory
+        self._machine = machine
+        self._healthy = healthy
         known = device_checkpoint.load_devices(directory) or CheckpointData()
         self.registered = tuple(known.registered_devices)
         for entry in known.pod_device_entries or ():

@@ -128,7 +128,8 @@ class FakeKubelet:
 
     async def stop(self) -> None:
         """Close all sockets and connections; the files stay. `start` begins again."""
-        self._managers, self._admitting = None, ()
+        self._managers = None
+        self._admitting = ()
         if self._plugins is not None:
             self._plugins.stop()
         for server in self._servers:
@@ -192,7 +193,8 @@ class FakeKubelet:
             self._pods.remove((pod.namespace, pod.name))
             self._admitting = (Running(uid=uid, pod=pod, allocations=(), responses={}),)
             try:
-                topology, active = self.shuffled(self.discovered()), self.active()
+                topology = self.shuffled(self.discovered())
+                active = self.active()
                 state = msgspec.structs.replace(self.state(), topology=topology)
                 decision = await decide(Admitting(state, demand, uid, managers, active, self._chance), self.plugins)
             finally:
@@ -221,7 +223,8 @@ class FakeKubelet:
         All containers of a pod have started: its plain init containers have ended, and their memory is free. Raises what a
         plugin's PreStartContainer fails with.
         """
-        running, managers = self.running[namespace, name], self.managers
+        running = self.running[namespace, name]
+        managers = self.managers
         self.changed()
         await pre_start(running, self.plugins)
         if self._managers is not managers:

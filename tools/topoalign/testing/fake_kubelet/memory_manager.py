@@ -33,7 +33,9 @@ class MemoryManager:
         """NUMA node id -> use, as `NodeState.memory`."""
         self.between: Callable[[], None] = nothing
         """Called between the two writes of a change."""
-        self._file, self._machine, self._rules = root / memory_checkpoint.NAME, machine, rules
+        self._file = root / memory_checkpoint.NAME
+        self._machine = machine
+        self._rules = rules
         known = memory_checkpoint.load_memory_state(root)
         if known is not None and known.blocks:
             memory_checkpoint.check(known, machine, rules)

@@ -34,7 +34,8 @@ def node_state(
 def allocations_of(uid: str, running: Running | None, managers: Managers) -> Iterator[Allocation]:
     """One of each container of a pod that holds anything. A pod that has no name any more goes by its UID."""
     held = managers.devices.held.get(uid, {})
-    cpus, blocks = managers.cpus.assigned.get(uid, {}), managers.memory.blocks.get(uid, {})
+    cpus = managers.cpus.assigned.get(uid, {})
+    blocks = managers.memory.blocks.get(uid, {})
     namespace, pod = (running.pod.namespace, running.pod.name) if running is not None else ("", uid)
     names: tuple[str, ...] = (*(container for container, _ in held), *cpus, *blocks)
     for name in dict.fromkeys(names):

@@ -70,7 +70,8 @@ class Endpoint:
 
     def stop(self, now: float) -> None:
         """End the plugin: its devices are unhealthy from now on. `now`: monotonic seconds."""
-        plugin, self.plugin = self.plugin, None
+        plugin = self.plugin
+        self.plugin = None
         if plugin is not None:
             self.stopped_at = now
             self.devices = {
@@ -115,7 +116,8 @@ class Plugins(Servicer, v1beta1.RegistrationBase):
             raise GRPCError(Status.UNKNOWN, f"the ResourceName {quoted([message.resource_name])} is invalid")
         plugin, options = await self.dial(message.endpoint)
         endpoint = Endpoint(ResourceName(message.resource_name))
-        endpoint.plugin, endpoint.options = plugin, options
+        endpoint.plugin = plugin
+        endpoint.options = options
         if endpoint.resource in self.endpoints:  # as they were, until it lists its own
             endpoint.devices = self.endpoints[endpoint.resource].devices
         self.endpoints[endpoint.resource] = endpoint

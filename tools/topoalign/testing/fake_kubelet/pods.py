@@ -58,7 +58,8 @@ class Pods:
 
     def new_uid(self, pod: PodRequest, held: Iterable[str]) -> str:
         """A UID that no pod had, nor any of those for which something is `held`."""
-        base, taken = f"{pod.namespace}_{pod.name}", self._used.union(held)
+        base = f"{pod.namespace}_{pod.name}"
+        taken = self._used.union(held)
         numbered = (f"{base}_{number}" for number in count(2))
         return next(uid for uid in chain((base,), numbered) if uid not in taken)
 
@@ -108,7 +109,8 @@ def restored(
     names = uid.split("_")
     if len(names) < 2:
         return None
-    namespace, name = Namespace(names[0]), PodName(names[1])
+    namespace = Namespace(names[0])
+    name = PodName(names[1])
     devices: dict[ContainerName, dict[ResourceName, tuple[DeviceID, ...]]] = {}
     for (container, resource), ids in held.items():
         devices.setdefault(container, {})[resource] = ids

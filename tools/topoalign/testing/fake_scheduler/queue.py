@@ -15,7 +15,8 @@ from topoalign.core.ports import Clock
 from topoalign.runtime.backoff import backoff_seconds
 from topoalign.runtime.tasks import either
 
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 10.0
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 10.0
 
 Key = tuple[str, str]
 """Namespace and name of a pod."""
@@ -94,7 +95,8 @@ class SchedulingQueue:
 
     def refuse(self, pod: Key, *, by_extender: bool = True) -> None:
         """The pod that was tried fits nowhere: it waits for an event, which may have come meanwhile."""
-        tried, self._tried = self._tried, None
+        tried = self._tried
+        self._tried = None
         self._errors.pop(pod, None)
         if pod not in self._priorities or tried is None:
             return

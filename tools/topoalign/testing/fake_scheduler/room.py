@@ -106,7 +106,8 @@ class Room:
 
     def _take(self, key: Key, sign: int) -> None:
         node, requested = self._pods[key]
-        left, here = self._left.get(node, {}), self._requested[node]
+        left = self._left.get(node, {})
+        here = self._requested[node]
         for each, amount in requested.items():
             here[each] += sign * amount
             if each in left:

@@ -130,7 +130,8 @@ class FakeScheduler:
             self._queue.wake(has_room=self.room.put_node(node))
 
     def _note_pod(self, pod: Object, *, gone: bool) -> None:
-        key, node = key_of(pod), pod["spec"].get("nodeName")
+        key = key_of(pod)
+        node = pod["spec"].get("nodeName")
         finished = pod["status"].get("phase") in FINISHED
         if node or gone:
             self._queue.remove(key)

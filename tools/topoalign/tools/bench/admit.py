@@ -27,7 +27,8 @@ from topoalign.machines import load_machine
 NODE = NodeName("bench")
 SHARES = 20
 """Of a container."""
-CALLS, WARM = 300, 5
+CALLS = 300
+WARM = 5
 """Decisions that count, and that do not."""
 
 
@@ -44,7 +45,8 @@ def cases() -> Iterator[dict[str, object]]:
 def among_shares(machine: str, replicas: int) -> dict[str, object]:
     """The case `shares` on a machine of the catalogue, each of whose GPUs is shared so many ways."""
     state = half_held(machine, replicas)
-    pod, rules = pod_of({GPU: SHARES}), AdmissionRules(policy=Policy.RESTRICTED)
+    pod = pod_of({GPU: SHARES})
+    rules = AdmissionRules(policy=Policy.RESTRICTED)
     milliseconds = []
     for number in range(WARM + CALLS):
         first = next(iter(state.allocations.values()))

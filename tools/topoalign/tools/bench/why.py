@@ -34,7 +34,8 @@ from topoalign.core.state.fold import NodeState, announced
 from topoalign.machines import load_machine
 from topoalign.tools.bench.admit import pod_of
 
-NODES, GANG = 500, 512
+NODES = 500
+GANG = 512
 TIME = 1_800_000_000.0
 RULES = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED)
 CALLS = 10
@@ -59,7 +60,8 @@ def scores(topology: Topology) -> Iterator[dict[str, object]]:
     need = device_need(topology, read_pod(pod_of({GPU: 2, NIC: 1}), RULES))
     free = [FreeDevices({GPU: gpus, NIC: 255}, (), ()) for gpus in range(256)]
     random.Random(1).shuffle(free)
-    cold, kept = iter(free), iter(free)
+    cold = iter(free)
+    kept = iter(free)
     yield measured("score-cold", lambda: compute_key(topology, need, next(cold), Packing.BINPACK), len(free), warm=0)
     for each in free:
         key_of(topology, need, each, Packing.BINPACK)
@@ -68,7 +70,9 @@ def scores(topology: Topology) -> Iterator[dict[str, object]]:
 
 def half_full_cluster() -> ClusterRecord:
     """Nodes on which pods with one or two GPUs hold half of all, in different ways."""
-    model, shapes, chance = load_machine("hgx-h100").topology, Shapes(), random.Random(5)
+    model = load_machine("hgx-h100").topology
+    shapes = Shapes()
+    chance = random.Random(5)
     nodes = []
     for number in range(NODES):
         uuids = {gpu: DeviceID(f"GPU-{number:04d}-{place}") for place, gpu in enumerate(model.gpu_by_id)}

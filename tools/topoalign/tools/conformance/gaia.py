@@ -129,7 +129,8 @@ def chosen_cards(case: EvaluatorCase) -> Outcome:
     for at, occupied in enumerate(case.occupancy):
         if occupied.used_cores or occupied.used_memory_blocks:
             tree = occupy(tree, at, occupied.used_cores, occupied.used_memory_blocks * BLOCK)
-    request, expected = request_of(case.request), case.expect
+    request = request_of(case.request)
+    expected = case.expect
     try:
         got = answer(case, tree, request)
     except tuple(ERRORS) as error:
@@ -178,7 +179,8 @@ def tree_ops(path: Path) -> Iterator[CaseResult]:
 
 def operations(case: OperationsCase) -> Outcome:
     """What the tree has left after each operation. One on a minor that no card has changes nothing."""
-    tree, got = empty_tree(case.topology), []
+    tree = empty_tree(case.topology)
+    got = []
     positions = {minor: at for at, minor in enumerate(case.topology.minors)}
     for each in case.ops:
         if each.minor in positions:

@@ -68,7 +68,8 @@ def outcome(case: NrtCase) -> Outcome:
     need = need_of(case.input)
     nodes = {name: [zone_of(each) for each in nodes] for name, nodes in case.input.nodes.items()}
     scores = {name: numa_score(SCORES[case.input.strategy], need, zones) for name, zones in nodes.items()}
-    expected, best = case.expect, case.expect.best
+    expected = case.expect
+    best = case.expect.best
     if best is not None and scores.get(best) != max(scores.values(), default=None):
         best = max(scores, key=scores.__getitem__, default=None)
     return expected, NrtExpected(scores, best)

@@ -143,7 +143,8 @@ def quota_fit(case: QuotaInput, _: QuotaExpected) -> QuotaExpected:
     Of several shares that one init container has of a card the largest counts upstream, as if each were a container's own.
     """
     containers = [*case.allocated_by_container, [*case.picked_for_current_container, case.candidate]]
-    init, apps = containers[: case.init_containers], containers[case.init_containers :]
+    init = containers[: case.init_containers]
+    apps = containers[case.init_containers :]
     by_card = largest_moment(
         [(of_card(share), False) for each in init for share in each],
         [of_card(share) for each in apps for share in each],

@@ -30,7 +30,8 @@ FORM = re.compile(
 )
 BINARY = {prefix: 10 * power for power, prefix in enumerate("KMGTPE", 1)}
 DECIMAL = {prefix: 3 * power for power, prefix in enumerate(("", *"kMGTPE"))}
-DECIMAL_DIGITS, BINARY_DIGITS = 18, 14
+DECIMAL_DIGITS = 18
+BINARY_DIGITS = 14
 """How many digits a plain integer has at most, those after the point included; `Gi` counts as 9, three for each 2^10."""
 
 
@@ -67,7 +68,9 @@ def plain_integer(amount: int | str) -> int | None:
     form = FORM.fullmatch(amount)
     if form is None or not amount:
         return None
-    whole, places, sign = form["whole"], form["places"] or "", -1 if form["sign"] == "-" else 1
+    whole = form["whole"]
+    places = form["places"] or ""
+    sign = -1 if form["sign"] == "-" else 1
     if form["binary"]:
         power = BINARY[form["binary"]]
         plain = not places and len(whole or "0") + power * 3 // 10 <= BINARY_DIGITS

@@ -65,7 +65,8 @@ def as_expected(expected: object, got: object) -> object:
     if expected is None:
         return got or None if got is not UNSET else UNSET
     if isinstance(expected, Error) and isinstance(got, Error):
-        expected, got = expected.compared, got.compared
+        expected = expected.compared
+        got = got.compared
     if isinstance(expected, msgspec.Struct) and type(expected) is type(got):
         said = {name: getattr(expected, name) for name in expected.__struct_fields__}
         return {name: as_expected(each, getattr(got, name)) for name, each in said.items() if each is not UNSET}

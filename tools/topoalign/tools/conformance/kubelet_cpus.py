@@ -145,7 +145,8 @@ def hints(path: Path) -> Iterator[CaseResult]:
 
 def hinted(case: HintsCase, cpus: CpuTopology) -> Outcome:
     """Expected and actual hints of a case."""
-    available, reusable = known(cpus, case.available), known(cpus, case.reusable)
+    available = known(cpus, case.available)
+    reusable = known(cpus, case.reusable)
     by_socket = case.options.align_by_socket
     got = cpu_hints(cpus, available, reusable, case.requested, Mode.KUBELET, by_socket=by_socket)
     return case.expect.hints, all_written(got)
@@ -178,7 +179,8 @@ def take(path: Path) -> Iterator[CaseResult]:
 
 def taken(case: TakeCase, cpus: CpuTopology) -> Expected:
     """The CPUs that are taken, or the kind of the error."""
-    available, options = known(cpus, case.available), case.options
+    available = known(cpus, case.available)
+    options = case.options
     try:
         if case.strategy == "distributed":
             got = distributed(cpus, available, case.count, options.group_size)

@@ -59,7 +59,8 @@ def hints(path: Path) -> Iterator[CaseResult]:
 
 def hinted(case: DeviceHintsCase) -> Outcome:
     """Expected and actual hints of a case."""
-    devices, mode = in_text_order(case.devices), Mode.KUBELET
+    devices = in_text_order(case.devices)
+    mode = Mode.KUBELET
     if case.level == "provider":
         got = device_hints(
             devices, case.available, case.reusable, case.requested, case.numa_nodes, mode, held=case.already_allocated

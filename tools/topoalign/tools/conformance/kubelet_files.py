@@ -127,7 +127,8 @@ def outcome(case: FilesCase) -> Outcome:
 def decided(case: FilesCase) -> Decision:
     """What is predicted of its pod."""
     with TemporaryDirectory() as directory:
-        root, config = Path(directory) / "root", Path(directory) / "config.json"
+        root = Path(directory) / "root"
+        config = Path(directory) / "config.json"
         root.mkdir()
         case.lay_out(root)
         config.write_bytes(msgspec.json.encode(case.config))

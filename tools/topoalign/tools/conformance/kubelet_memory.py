@@ -214,7 +214,8 @@ def nodes_after(case: MemoryCase, state: NodeState, rules: AdmissionRules) -> li
     after = memory_nodes(state, rules)
     nodes = []
     for node in case.numa_nodes:
-        now, use = after[node.id], state.memory[node.id]
+        now = after[node.id]
+        use = state.memory[node.id]
         resources = {
             name: replace(
                 had, allocatable=now.allocatable[name], reserved=use.reserved.get(name, 0), free=now.free[name]

@@ -51,7 +51,8 @@ def as_the_kubelet_reads(pod: PodRequest) -> PodRequest:
 
 def evened(container: ContainerRequest) -> ContainerRequest:
     """The container with equal requests and limits: devices by their limits, hugepages by their requests."""
-    requests, limits = dict(container.requests), dict(container.limits)
+    requests = dict(container.requests)
+    limits = dict(container.limits)
     for name, amount in container.requests.items():
         if is_hugepages(name):
             limits[name] = amount

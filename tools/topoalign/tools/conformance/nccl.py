@@ -41,7 +41,8 @@ MOST_FREE_SETS = 400
 """Free sets of each size where not all sets are listed."""
 MOST_LISTED = 9
 """GPUs of a machine of which all sets are listed."""
-STREAMS, SLACK = 3, 0.002
+STREAMS = 3
+SLACK = 0.002
 
 Members = tuple[int, ...]
 """GPUs by their positions on the machine, ascending."""
@@ -58,7 +59,8 @@ class Machine:
     """A machine and the bandwidth of sets of its GPUs."""
 
     def __init__(self, topology: Topology, bandwidth: Mapping[Members, float]) -> None:
-        self.topology, self.bandwidth = topology, bandwidth
+        self.topology = topology
+        self.bandwidth = bandwidth
         self.gpus = tuple(topology.gpu_by_id)
 
     @cached_property
@@ -135,8 +137,10 @@ def streams_of(path: Path, placement: str) -> Iterator[RatedResult]:
     machine = read(path)
     if len(machine.gpus) > MOST_LISTED:
         return
-    ours, theirs = machine.means(placement), fmean(machine.means(Placement.BEST_EFFORT))
-    expected, got = f"{theirs:.4f} as with best-effort", f"{fmean(ours):.4f}"
+    ours = machine.means(placement)
+    theirs = fmean(machine.means(Placement.BEST_EFFORT))
+    expected = f"{theirs:.4f} as with best-effort"
+    got = f"{fmean(ours):.4f}"
     yield RatedResult(path.stem, expected, got, path.stem, fmean(ours), theirs - SLACK)
 
 

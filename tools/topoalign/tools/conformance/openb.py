@@ -16,7 +16,8 @@ from topoalign.core.model.errors import InvalidMachine, clean
 from topoalign.tools.bench.placement_quality.filling import Task, filled, filled_by_us, gradient_descent
 from topoalign.tools.conformance.suite import RatedResult, Suite
 
-SEEDS, SLACK = 20, 0.01
+SEEDS = 20
+SLACK = 0.01
 
 
 class Size(msgspec.Struct, frozen=True):

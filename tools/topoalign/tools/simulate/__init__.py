@@ -58,7 +58,10 @@ async def simulate(  # noqa: PLR0913  # one parameter for each option
         async with simulated_cluster(
             names, machines, policies, registries, LAST_SECONDS, chance, Path(folder), tls, shuffled=shuffled
         ) as cluster:
-            pods, began, halved, created = pods_of(shapes, chance), time.monotonic(), False, 0
+            pods = pods_of(shapes, chance)
+            began = time.monotonic()
+            halved = False
+            created = 0
             async with background() as tasks:
                 tasks.start_soon(bind_foreign, cluster, pods_of(foreign, chance), chance)
                 while (done := judged(cluster)) < len(pods) and time.monotonic() < began + most_seconds:

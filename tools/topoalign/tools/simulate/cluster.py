@@ -63,7 +63,9 @@ class Replica:
     """One registry: a process with its HTTP pages and its extender."""
 
     def __init__(self, process: Process, pages: int, port: int) -> None:
-        self.process, self.pages, self.port = process, pages, port
+        self.process = process
+        self.pages = pages
+        self.port = port
 
     def kill(self) -> None:
         """It ends at once."""
@@ -98,7 +100,9 @@ class SimulatedCluster:
     def __init__(
         self, api: FakeCluster, nodes: Sequence[SimulatedNode], replicas: Sequence[Replica], tls: Tls | None
     ) -> None:
-        self.api, self.nodes, self.replicas = api, nodes, replicas
+        self.api = api
+        self.nodes = nodes
+        self.replicas = replicas
         self.reservations = Reservations()
         verified = ssl.create_default_context(cafile=str(tls.authority)) if tls is not None else None
         scheme = "http" if tls is None else "https"

@@ -27,7 +27,8 @@ from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.tools.simulate.cases import Taken
 from topoalign.tools.simulate.reserved import Given
 
-GPUS_VARIABLE, NICS_VARIABLE = "NVIDIA_VISIBLE_DEVICES", "TOPOALIGN_NICS"
+GPUS_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
+NICS_VARIABLE = "TOPOALIGN_NICS"
 SERVICES = ("discovery", "hinting", "allocator")
 LATE_SECONDS = 0.5
 """A kubelet that takes pods in a random order takes the next one so much later at most."""
@@ -65,8 +66,12 @@ class SimulatedNode:
         `folder`: its own, and short: sockets are made in it. `chance`: for how long pods last. `shuffled`: its kubelet
         takes pods late and in a random order. `turns`: held while its kubelet admits a pod.
         """
-        self.name, self._cluster, self._folder = name, cluster, folder
-        self._chance, self._shuffled, self._turns = chance, shuffled, turns or anyio.Semaphore(1)
+        self.name = name
+        self._cluster = cluster
+        self._folder = folder
+        self._chance = chance
+        self._shuffled = shuffled
+        self._turns = turns or anyio.Semaphore(1)
         self.refusals: list[Refused] = []
         """Pods that its kubelet refused."""
         self.foreign_binds: list[float] = []
@@ -130,11 +135,13 @@ class SimulatedNode:
 
     async def _follow(self) -> None:
         """Notes what is bound to this node."""
-        seen, pods = self._cluster.pods.newest, self._cluster.pods
+        seen = self._cluster.pods.newest
+        pods = self._cluster.pods
         noted: set[str] = set()
         while True:
             for change in pods.since(seen):
-                seen, pod = change.version, change.object
+                seen = change.version
+                pod = change.object
                 uid = pod["metadata"]["uid"]
                 if change.type != "DELETED" and pod["spec"].get("nodeName") == self.name and uid not in noted:
                     noted.add(uid)
@@ -157,7 +164,8 @@ class SimulatedNode:
                 await self._admit(pod, tasks, seconds)
 
     async def _admit(self, pod: Object, tasks: TaskGroup, seconds: tuple[float, float]) -> None:
-        request, uid = manifest.pod_of(pod), pod["metadata"]["uid"]
+        request = manifest.pod_of(pod)
+        uid = pod["metadata"]["uid"]
         free = (
             frozenset(device for devices in self._topology.devices.values() for device in devices) - self._held.keys()
         )
@@ -165,7 +173,8 @@ class SimulatedNode:
             name for name, each in self.kubelet.plugins.health().items() if each.state is not HealthState.HEALTHY
         )
         decision = await self.kubelet.admit(request, uid)
-        happened, preferred = tuple(self._happened), self.kubelet.plugins.preferred
+        happened = tuple(self._happened)
+        preferred = self.kubelet.plugins.preferred
         taken = Taken(uid, request.name, anyio.current_time(), free, preferred, unhealthy, happened)
         if isinstance(decision, Refusal):
             self._note(f"refused {request.name}")
@@ -178,7 +187,8 @@ class SimulatedNode:
         devices = frozenset(device for allocation in decision.allocations for device in allocation.device_ids)
         holders = [each.owner.container for each in decision.allocations if each.owner is not None and each.device_ids]
         self.given.append(Given(taken, devices, next(iter(holders), None)))
-        gpus, nics = self._told(request, GPUS_VARIABLE), self._told(request, NICS_VARIABLE)
+        gpus = self._told(request, GPUS_VARIABLE)
+        nics = self._told(request, NICS_VARIABLE)
         for device in devices.union(gpus, nics):
             if device in self._held:
                 self.doubled.append((request.name, device))

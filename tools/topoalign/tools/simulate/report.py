@@ -65,7 +65,8 @@ def report(cluster: SimulatedCluster, pods: int, seconds: float) -> Report:
     own = [(node, each) for node, each in refused if not is_foreign(each.taken.pod)]
     known = [each for node, each in own if not is_overtaken(node, each)]
     bound = sum(not is_foreign(pod["metadata"]["name"]) for pod in cluster.api.pods) - len(waiting)
-    found, cases = Counter[str](), [*refusals(cluster, own)]
+    found = Counter[str]()
+    cases = [*refusals(cluster, own)]
     for node in cluster.nodes:
         record = cluster.reservations.nodes[node.name]
         counts, deviated = differences(record, node.given, node.freed)
@@ -100,7 +101,8 @@ def report(cluster: SimulatedCluster, pods: int, seconds: float) -> Report:
 def refusals(cluster: SimulatedCluster, refused: Iterable[tuple[SimulatedNode, Refused]]) -> Iterator[Case]:
     """What explains these refusals."""
     for node, each in refused:
-        reserved, message = cluster.reservations.nodes[node.name].reserved, f"{each.reason}: {each.message}"
+        reserved = cluster.reservations.nodes[node.name].reserved
+        message = f"{each.reason}: {each.message}"
         case = partial(case_of, "refused", node.name, each.taken, reserved, taken_by(node))
         yield case(container=each.container, message=message)
 

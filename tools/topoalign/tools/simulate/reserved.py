@@ -91,7 +91,9 @@ def differences(record: NodeRecord, given: Sequence[Given], freed: Sequence[floa
     nothing was reserved do not count.
     `freed`: when pods of the node ended.
     """
-    left, counts, ends = dict(record.reserved), Counter[str](), sorted((*freed, *record.freed))
+    left = dict(record.reserved)
+    counts = Counter[str]()
+    ends = sorted((*freed, *record.freed))
     deviated: list[Given] = []
     moved: list[Given] = []  # those that were realigned
     for place, each in enumerate(given):

@@ -75,7 +75,9 @@ class AllocateCall:
         checked: int,
         made: Mapping[DeviceID, Made] = {},
     ) -> None:
-        self.resource, self.containers, self.made = resource, containers, made
+        self.resource = resource
+        self.containers = containers
+        self.made = made
         """`made`: slot -> the MIG instance that was made for it."""
         self.checked = checked
         """The version of the ledger under which its devices were checked."""
@@ -128,7 +130,8 @@ class GroupCommit:
 
     async def _gather(self) -> None:
         """Returns when no more calls come for now."""
-        quiet, count = 0, 1
+        quiet = 0
+        count = 1
         while quiet < (1 if count == 1 else QUIET_TURNS) and count < MOST_CALLS:
             await checkpoint()
             quiet = quiet + 1 if len(self._queue) == count else 0
@@ -136,8 +139,10 @@ class GroupCommit:
 
     def _flush(self) -> None:
         """Records all that are queued, and wakes them."""
-        calls, recorded = self._queue, self._recorded
-        self._queue, self._recorded = [], anyio.Event()
+        calls = self._queue
+        recorded = self._recorded
+        self._queue = []
+        self._recorded = anyio.Event()
         try:
             self._record(calls)
         finally:
@@ -223,8 +228,12 @@ class Grants:
         `reserved`: what is reserved on the node now. `expect` is told what each call is given once that is recorded, whether
         or not the caller still waits for it. `compat`: as in the rules of the node.
         """
-        self._ledger, self._clock, self._pod_resources = ledger, clock, pod_resources
-        self._reconciliation, self._preferences, self._expect = reconciliation, preferences, expect
+        self._ledger = ledger
+        self._clock = clock
+        self._pod_resources = pod_resources
+        self._reconciliation = reconciliation
+        self._preferences = preferences
+        self._expect = expect
         self.companions = companions
         self.visible = visible
         self.shares = Shares(lambda: ledger.state, clock, reserved, reconciliation.liveness, compat)
@@ -316,15 +325,19 @@ class Grants:
         Grants what a call asks for, or finds that it has it already. Returns None where the kubelet has to tell first what
         became of a record: it was not asked, or was before that was granted. Raises why the call is refused.
         """
-        resource, containers = call.resource, call.containers
+        resource = call.resource
+        containers = call.containers
         if self._ledger.version != call.checked:
             self.check(resource, containers)  # the hardware may have changed while this waited
         listing, known = (call.poll.listing, call.poll.live) if call.poll is not None else (None, frozenset())
-        shown, answers = shown_of(listing), list[Allocation]()
-        new, in_units = New([], {}, {}), self.state.hardware.has_units
+        shown = shown_of(listing)
+        answers = list[Allocation]()
+        new = New([], {}, {})
+        in_units = self.state.hardware.has_units
         ended: dict[AllocationID, Allocation] = {}
         for devices in containers:
-            asked, waiting = frozenset(devices), self.companions.waiting(resource, devices)
+            asked = frozenset(devices)
+            waiting = self.companions.waiting(resource, devices)
             records = self._overlapping(resource, devices, waiting)
             if not known.issuperset(record.id for record in records):
                 return None
@@ -363,7 +376,8 @@ class Grants:
         self, resource: ResourceName, asked: Collection[DeviceID], waiting: ReservedContainer | None
     ) -> list[Allocation]:
         """The records that hold something of what is asked for, or of what is to come with it."""
-        owned, names = self.state.ownership, {*self.companions.held_of(waiting)}
+        owned = self.state.ownership
+        names = {*self.companions.held_of(waiting)}
         if self.is_any_held(resource, asked):
             names.update(owned.overlapping(map(owned.holding, asked)))
         return [self.state.allocations[name] for name in sorted(names)]
@@ -375,7 +389,8 @@ class Grants:
         Those of the records that make way, by id: the kubelet asks for what they hold and shows it nowhere, or their
         containers have ended. Raises DeviceInUse where it asks for what a container has.
         """
-        owned, has_ended = self.state.ownership, self._reconciliation.liveness.has_ended
+        owned = self.state.ownership
+        has_ended = self._reconciliation.liveness.has_ended
         for record in records:
             assert poll is not None, "a record is known to the poll"
             asks = touching(owned, record, asked)
@@ -398,7 +413,8 @@ class Grants:
     ) -> Allocation:
         """Makes the allocation. Raises InvalidField for more than a container may have, and CompanionsLacking."""
         check_amount(self.state, resource, len(asked))
-        owned, ordered = self.state.ownership, in_order(self.state.hardware, resource, asked)
+        owned = self.state.ownership
+        ordered = in_order(self.state.hardware, resource, asked)
         amounts = self.slots.amounts(resource, ordered)
         instead: tuple[DeviceID, ...] = ()
         if waiting is not None:

@@ -128,14 +128,18 @@ class ReservedCompanions:
         placement: Placement,
     ) -> None:
         """`reserved`: what is reserved on the node now; `placement`: the node's device policy."""
-        self._state, self._clock, self._reserved, self._placement = state, clock, reserved, placement
+        self._state = state
+        self._clock = clock
+        self._reserved = reserved
+        self._placement = placement
         self._requests: OrderedDict[tuple[Namespace, PodName], PodRequest] = OrderedDict()
 
     def waiting(self, resource: ResourceName, devices: Collection[DeviceID]) -> ReservedContainer | None:
         """The container for which just these GPUs are reserved and not given yet, if something comes with them."""
         if resource != GPU:
             return None
-        wanted, reserved = frozenset(devices), self._reserved()
+        wanted = frozenset(devices)
+        reserved = self._reserved()
         parts = parts_of(reserved, self._clock.monotonic(), resource) if reserved.reservations else ()
         return next((each for _, each, gpus in parts if gpus == wanted and each.companions), None)
 
@@ -228,7 +232,8 @@ class ReservedCompanions:
         waiting = self._waiting_for(gpus.amount) if reserved.reservations else []
         held = reserved.held(self._clock.monotonic()) if waiting else ()
         for (pod, container, is_certain), with_planned in product(waiting, (True, False)):
-            request, state = self._requests.get((pod.namespace, pod.pod)), self._state()
+            request = self._requests.get((pod.namespace, pod.pod))
+            state = self._state()
             for name in gone:
                 state = state.without(name)
             others = [each for each in held if each.pod_uid != pod.pod_uid and (with_planned or not each.planned)]
@@ -244,7 +249,8 @@ class ReservedCompanions:
         were, a pod of another scheduler may have come before its own, until the owner is known. Of what is planned for
         a gang only that for which the kubelet can have come.
         """
-        reserved, now = self._reserved(), self._clock.monotonic()
+        reserved = self._reserved()
+        now = self._clock.monotonic()
         bound = {
             (each.pod_uid, each.owner.container)
             for each in self._state().allocations.values()
@@ -271,7 +277,8 @@ class ReservedCompanions:
         it is told, in the hardware's order. All are in each plugin's answer: of a variable in two the kubelet passes on one.
         With them `beside`, what it has by other resources of the kind of this one (`VisibleGpus.beside`).
         """
-        state, found = self._state(), dict[ResourceName, list[DeviceID]]()
+        state = self._state()
+        found = dict[ResourceName, list[DeviceID]]()
         for name, ids in (*self._companions(resource, allocation), *beside.items()):
             found.setdefault(name, []).extend(ids)
         if resource in found or beside:
@@ -326,7 +333,8 @@ def without_gpus(allocation: Allocation) -> Allocation:
 
 def free_functions(state: NodeState, nic: DeviceID, wanted: Sequence[str]) -> tuple[str, ...]:
     """As many free virtual functions of a NIC as are wanted, those first; () where there are not as many."""
-    card, owned = state.hardware.nic_by_id.get(nic), state.ownership
+    card = state.hardware.nic_by_id.get(nic)
+    owned = state.ownership
     there = [each.pci for each in card.virtual_functions] if card is not None else []
     free = [each for each in dict.fromkeys((*wanted, *there)) if each in there and not owned.is_held(DeviceID(each))]
     return tuple(free[: len(wanted)]) if len(free) >= len(wanted) else ()

@@ -63,7 +63,8 @@ class Reservations:
         """What is known of them now, with what the node has given since taken into account."""
         state = self._ledger.state
         if self._heard.reservations and state is not self._observed:
-            before, self._heard = self._heard, self._heard.observe(state, self._ledger.endings.origins, own=True)
+            before = self._heard
+            self._heard = self._heard.observe(state, self._ledger.endings.origins, own=True)
             self._observed = state if self._heard is before else None
         return self._heard
 
@@ -120,7 +121,8 @@ class Reservations:
         if not isinstance(event, ReservationsChanged) or event.node != self._ledger.node:
             self._note_unreadable(f"{type(event).__name__} of node {event.node!r}")
             return
-        live, now = self._ledger.state.allocations.keys(), self._clock.monotonic()
+        live = self._ledger.state.allocations.keys()
+        now = self._clock.monotonic()
         self._heard = self.current().apply(event, received.position, now, live)
         self._observed = None
 

@@ -130,8 +130,13 @@ class DeviceAllocations:
         None: none are made. `by_variable_alone`: whether containers see what NVIDIA_VISIBLE_DEVICES names, and nothing
         else. `placement` and `compat` are the node's rules, the seconds are those of `Reconciliation`.
         """
-        self._ledger, self._clock, self._pod_resources, self._placement = ledger, clock, pod_resources, placement
-        self._ensure_fresh, self._reserved, self._until_reserved = ensure_fresh, reserved, until_reserved
+        self._ledger = ledger
+        self._clock = clock
+        self._pod_resources = pod_resources
+        self._placement = placement
+        self._ensure_fresh = ensure_fresh
+        self._reserved = reserved
+        self._until_reserved = until_reserved
         self._starting = starting
         self._reconciliation = Reconciliation(
             ledger,
@@ -152,11 +157,13 @@ class DeviceAllocations:
         self._grants = Grants(ledger, clock, pod_resources, *parts, reserved, expect, compat, self._visible)
         self._slot_starts = SlotStarts(ledger, clock, reserved, self._grants.slots)
         self._making = InstanceCalls(ledger, clock, instances, reserved, self._is_displaced)
-        self._commits, self._polling = GroupCommit(self._grants.record), anyio.Lock()
+        self._commits = GroupCommit(self._grants.record)
+        self._polling = anyio.Lock()
         self._begun = self._ended = 0
         """Polls of PodResources: how many began, and which was the last to come to an end."""
         self._compared: Poll | Unavailable | None = None  # what became of that one
-        self._sharing, self._asked = anyio.Lock(), 0
+        self._sharing = anyio.Lock()
+        self._asked = 0
         self._shared: Poll | None = None
         """The poll for preferences that began last; None while it is under way, and if it failed."""
 
@@ -196,24 +203,28 @@ class DeviceAllocations:
         What a reservation keeps for such a question is the answer; else what is reserved is spared.
         """
         await self._until_reserved()
-        at, poll = self._clock.monotonic(), await self._poll_to_prefer(resource)
+        at = self._clock.monotonic()
+        poll = await self._poll_to_prefer(resource)
         ended = self._ended_by(poll)
         ended = self._reconciliation.liveness.dropped(ended, available, must_include, at) if ended else ended
         hardware = self.state.hardware
         offered = hardware.devices.get(resource, NO_DEVICES).listed(available)
-        live, displaced = without(self.state, ended) if ended else self.state, devices_displaced_by(ended)
+        live = without(self.state, ended) if ended else self.state
+        displaced = devices_displaced_by(ended)
         question = ShareQuestion(resource, offered, must_include, size)
         shares = self._grants.prefer_shares(live, question, displaced, poll)
         if shares is not None:
             self._preferences.give(resource, offered, shares)
             return shares
-        reserved, now = self._reserved(), self._clock.monotonic()
+        reserved = self._reserved()
+        now = self._clock.monotonic()
         chosen = prefer_reserved(hardware, reserved, now, resource, offered, must_include, size)
         if not chosen and resource == GPU:
             chosen = self._companions.preferred(offered, must_include, size)
         if not chosen:
             kept = {*displaced, *reserved_devices(reserved, now, resource)}
-            owned, placement = live.ownership, self._placement
+            owned = live.ownership
+            placement = self._placement
             chosen = prefer_sparing(hardware, owned, resource, offered, must_include, size, placement, kept)
         self._preferences.give(resource, offered, chosen)
         return chosen
@@ -306,7 +317,8 @@ class DeviceAllocations:
         poll = await poll_for_grant(self._poll, self._clock, arrived)
         if self._ledger.unconfirmed is not None:
             confirm_record(self._ledger, self._reconciliation, poll)
-        call.poll, call.grant = poll, grant
+        call.poll = poll
+        call.grant = grant
 
     async def _is_displaced(self, record: Allocation) -> bool:
         """As `Liveness.is_displaced`, by what the kubelet says now. Raises Unavailable."""
@@ -324,7 +336,9 @@ class DeviceAllocations:
     async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
         """As `AllocatorPort.start_container`."""
         arrived = self._clock.monotonic()
-        owned, live, in_units = self.state.ownership, self.state.allocations, kind_of(devices) is not None
+        owned = self.state.ownership
+        live = self.state.allocations
+        in_units = kind_of(devices) is not None
         holders = [live[name] for name in owned.overlapping(map(owned.holding, devices))]
         is_known = bool(devices) and all(map(owned.is_held, devices)) and all(map(is_known_holder, holders))
         is_needed = in_units or not is_known
@@ -366,7 +380,8 @@ class DeviceAllocations:
         Unavailable.
         """
         for _ in range(POLL_ATTEMPTS):
-            live, at = frozenset(self.state.allocations), self._clock.monotonic()
+            live = frozenset(self.state.allocations)
+            at = self._clock.monotonic()
             listing = await self._pod_resources.listing(seconds)
             if self._clock.monotonic() - at <= FRESH_SECONDS:
                 poll = Poll(listing, live, at)

@@ -97,7 +97,10 @@ class SlotStarts:
         self, ledger: Ledger, clock: Clock, reserved: Callable[[], NodeReservations], grants: SlotGrants
     ) -> None:
         """`reserved`: what is reserved on the node now. `grants`: what the kubelet was told instead of it."""
-        self._ledger, self._clock, self._reserved, self._grants = ledger, clock, reserved, grants
+        self._ledger = ledger
+        self._clock = clock
+        self._reserved = reserved
+        self._grants = grants
         self._judged: dict[tuple[AllocationID, str], NotAsReserved | None] = {}
         """
         What was found of an allocation when its pod had this UID; empty: by its names alone, which a pod that is made anew
@@ -131,7 +134,8 @@ class SlotStarts:
         none of its business. `listing`: what the kubelet says; None: the record knows whose the devices are.
         """
         self.observe()
-        owned, live = self._ledger.state.ownership, self._ledger.state.allocations
+        owned = self._ledger.state.ownership
+        live = self._ledger.state.allocations
         for each in (live[name] for name in owned.overlapping(map(owned.holding, devices))):
             if each.device_ids.isdisjoint(devices):
                 continue
@@ -155,7 +159,8 @@ class SlotStarts:
         As `_misfit`. What was found before stays after the end of the reservations by which it was found, and goes where one
         that was heard since tells that this container has what is reserved for it.
         """
-        name, found = (record.id, record.pod_uid), self._misfit(record, is_read=is_read)
+        name = (record.id, record.pod_uid)
+        found = self._misfit(record, is_read=is_read)
         if (before := self._judged.get(name)) is None or (found is None and self._has_bounds(record)):
             self._judged[name] = found
             return found
@@ -170,7 +175,8 @@ class SlotStarts:
             amounts = {slot: record.slots[slot] for slot in slots if slot in record.slots}
             if not amounts:
                 continue
-            most, kept = reduce(larger, amounts.values()), [*self._kept(resource)]
+            most = reduce(larger, amounts.values())
+            kept = [*self._kept(resource)]
             own = next((reservation for reservation, *_ in kept if is_of(reservation, record)), None)
             name = None if record.owner is None else record.owner.container
             bounds = None if own is None else bounds_for(own, name, resource)
@@ -196,7 +202,8 @@ class SlotStarts:
 
     def _unequal(self, record: Allocation, slots: Iterable[DeviceID]) -> list[DeviceID]:
         """Those that hold other than what they do without a reservation. What an instance has does not tell."""
-        hardware, instances = self._ledger.state.hardware, record.instances
+        hardware = self._ledger.state.hardware
+        instances = record.instances
         return [
             slot
             for slot in slots
@@ -217,7 +224,8 @@ class SlotStarts:
 
     def _kept(self, resource: ResourceName) -> Iterator[tuple[Reservation, ReservedContainer, frozenset[DeviceID]]]:
         """What lasts of the reservations, and the slots by which each container has what is reserved for it."""
-        reserved, now = self._reserved(), self._clock.monotonic()
+        reserved = self._reserved()
+        now = self._clock.monotonic()
         for each in reserved.reservations:
             for container in each.containers if reserved.until[each.pod_uid] > now else ():
                 if slots := container.devices.get(resource):

@@ -85,7 +85,10 @@ class SlotGrants:
         `state`: of the node now; while calls are judged, with what those before were given. `reserved`: what is reserved on
         the node now. `compat`: as in the rules of the node.
         """
-        self._state, self._clock, self._reserved, self._liveness = state, clock, reserved, liveness
+        self._state = state
+        self._clock = clock
+        self._reserved = reserved
+        self._liveness = liveness
         self._rules = card_rules((), as_hami=compat == "hami")
         self.moved: dict[PartName, Moved] = {}
         """Container -> what it was told instead of what is reserved for it."""
@@ -101,7 +104,8 @@ class SlotGrants:
         if resource not in resources_in_slots(live.hardware) or not max(1, len(must_include)) <= size <= len(available):
             return ()
         self._ended = frozenset(self._state().allocations.keys() - live.allocations.keys())
-        reserved, now = self._reserved(), self._clock.monotonic()
+        reserved = self._reserved()
+        now = self._clock.monotonic()
         instead = {name: each.slots for name, each in self.moved.items()}
         parts = [*open_parts(live, reserved, now, question, instead)]
         own = answering_part(question, parts)
@@ -111,14 +115,16 @@ class SlotGrants:
         if parts and not parts[0].may_move:
             return ()
         devices = live.hardware.devices[resource]
-        offered, must = devices.some(available), {*map(base_of, must_include)}
+        offered = devices.some(available)
+        must = {*map(base_of, must_include)}
         if len(must) < len(must_include) or (devices.some(must_include) - offered).bits:
             return ()
         if size == len(must):
             return tuple(must_include)
         offered -= overlapping(live.ownership, devices, displaced)
         states = (with_reserved_shares(live, reserved, now), live) if reserved.reservations else (live,)
-        amount, unknown = parts[0].amount if parts else None, unknown_share(live.hardware, resource, size - len(must))
+        amount = parts[0].amount if parts else None
+        unknown = unknown_share(live.hardware, resource, size - len(must))
         share = (unknown if amount is None else share_of_amount(unknown, amount))._replace(rules=self._rules)
         for state in states:
             spare = offered - held_among(state.ownership, resource, devices)
@@ -145,7 +151,9 @@ class SlotGrants:
 
     def _amounts_moved(self, slots: Collection[DeviceID]) -> Mapping[DeviceID, Amount]:
         """What a container holds that is given just the slots that were told instead of a part; else empty."""
-        until, now, wanted = self._reserved().until, self._clock.monotonic(), frozenset(slots)
+        until = self._reserved().until
+        now = self._clock.monotonic()
+        wanted = frozenset(slots)
         for (uid, _), moved in self.moved.items():
             if moved.amount is not None and moved.slots == wanted and until.get(uid, now) > now:
                 return dict.fromkeys(slots, moved.amount)
@@ -186,7 +194,8 @@ class SlotGrants:
         if part.may_move:
             self._move(part.name, Moved(frozenset(slots), part.amount), reserved)
             return
-        gpus, accepted = quoted(sorted(map(base_of, slots))), quoted(sorted(map(base_of, part.slots)))
+        gpus = quoted(sorted(map(base_of, slots)))
+        accepted = quoted(sorted(map(base_of, part.slots)))
         raise ShareSplit(
             FIELD,
             f"slots of {gpus}, and container {quoted([part.name[1]])}, which waits for as many, accepts {accepted}",
@@ -211,7 +220,8 @@ class SlotGrants:
         hardware = self._state().hardware
         if resource not in resources_in_slots(hardware):
             return {}
-        kept, now = self._reserved(), self._clock.monotonic()
+        kept = self._reserved()
+        now = self._clock.monotonic()
         reserved = self._amounts_moved(slots) or amounts_reserved(kept, now, resource, slots)
         return {slot: reserved.get(slot) or equal_part(hardware, base_of(slot)) for slot in slots}
 
@@ -237,7 +247,8 @@ class SlotGrants:
         The records of these GPUs, where the slots do not fit beside all of them: the kubelet has to tell then which have
         ended. `granted`: what counts as held besides.
         """
-        amounts, state = self.amounts(resource, slots), self._state()
+        amounts = self.amounts(resource, slots)
+        state = self._state()
         if not amounts:
             return []
         near = self._near(state, amounts)
@@ -261,7 +272,8 @@ class SlotGrants:
         if not beside:
             return {}
         assert poll is not None, "a record is known to the poll"
-        amounts, liveness = self.amounts(resource, slots), self._liveness
+        amounts = self.amounts(resource, slots)
+        liveness = self._liveness
         counted = [
             kept_of(each, poll.listing) if each.id in way and not liveness.is_displaced(each, poll.listing) else each
             for each in beside
@@ -305,7 +317,8 @@ class SlotGrants:
             offered = offered_in_slots(hardware)[gpu]
             others = [amount for other, amount in by_gpu.get(gpu, {}).items() if other != slot]
             used = total(others)
-            cores, memory = offered.cores - used.cores, offered.memory - used.memory
+            cores = offered.cores - used.cores
+            memory = offered.memory - used.memory
             if cores < max(1, asked.cores) or (others and asked.cores >= offered.cores):
                 return NotEnoughShareCores(FIELDS, max(1, asked.cores), 1, [max(0, cores)])
             if memory < asked.memory:

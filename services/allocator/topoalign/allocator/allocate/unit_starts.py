@@ -42,7 +42,9 @@ class ShareStarts:
 
     def __init__(self, ledger: Ledger, liveness: Liveness, reserved: Callable[[], NodeReservations]) -> None:
         """`reserved`: what is reserved on the node now."""
-        self._ledger, self._liveness, self._reserved = ledger, liveness, reserved
+        self._ledger = ledger
+        self._liveness = liveness
+        self._reserved = reserved
         self._told: dict[tuple[Holder, str], None] = {}
 
     def check(self, resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
@@ -51,7 +53,8 @@ class ShareStarts:
         that is held. Raises ShareSplit, InvalidShare and WholeGpuInUse, and Unavailable where the kubelet does not tell what
         the container has besides.
         """
-        asked, listing = frozenset(units), poll.listing
+        asked = frozenset(units)
+        listing = poll.listing
         parts = live_parts(listing)
         starting = dict.fromkeys(
             Holder(part.pod_uid, part.container)
@@ -74,7 +77,8 @@ class ShareStarts:
         """Raises ShareSplit, InvalidShare and WholeGpuInUse for a container with what these entries say."""
         fields = UnitFields(*(next(iter(named), "limits") for named in limits_of(mine, parts)))
         own = amounts_of(unit for part in of(mine, parts) for unit in part.devices)
-        cores, memory = sum(each.cores for each in own.values()), sum(each.memory for each in own.values())
+        cores = sum(each.cores for each in own.values())
+        memory = sum(each.memory for each in own.values())
         check_share(Share(cores, memory // MEMORY_BLOCK), fields)
         check_gpus(own, fields.memory, cards=None)
         for name, theirs in self._others(mine, parts, poll):
@@ -84,7 +88,8 @@ class ShareStarts:
     def _others(self, mine: Holder, parts: Sequence[Part], poll: Poll) -> Iterator[tuple[str, Amounts]]:
         """Each other container that counts, and what it has."""
         shown = {Holder(holding.pod_uid, holding.owner.container): holding.owner for holding in poll.listing.holdings}
-        listing, every = poll.listing, [each for each in self._ledger.state.allocations.values() if each.amounts]
+        listing = poll.listing
+        every = [each for each in self._ledger.state.allocations.values() if each.amounts]
         records = [each for each in every if not self._liveness.has_ended(each, listing, poll.at)]
         held = {holder: {*units} for holder, units in units_held(records, every, listing, self._liveness).items()}
         for part in parts:

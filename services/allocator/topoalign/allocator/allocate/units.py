@@ -211,7 +211,10 @@ class Shares:
         compat: str,
     ) -> None:
         """`reserved`: what is reserved on the node now. `compat`: as in the rules of the node."""
-        self._state, self._clock, self._reserved, self._liveness = state, clock, reserved, liveness
+        self._state = state
+        self._clock = clock
+        self._reserved = reserved
+        self._liveness = liveness
         self._compat = compat
         self._newest: Newest | None = None
         """The newest grant of units."""
@@ -248,7 +251,8 @@ class Shares:
             return None
         if poll is not None and self._is_entered(newest, poll.listing):
             return None
-        reserved, now = self._reserved(), self._clock.monotonic()
+        reserved = self._reserved()
+        now = self._clock.monotonic()
         for resource, units in newest.from_kubelet.items():
             own = [
                 (of, container)
@@ -295,7 +299,8 @@ class Shares:
         self, resource: ResourceName, units: Collection[DeviceID], poll: Poll | None, half: OpenHalf | None
     ) -> Asking:
         """The same, where `half` is the other half of them that is open."""
-        asked, parts = frozenset(units), poll.listing.parts if poll is not None else ()
+        asked = frozenset(units)
+        parts = poll.listing.parts if poll is not None else ()
         pods = {part.pod_uid for part in parts if part.resource == resource and not asked.isdisjoint(part.devices)}
         records = set[AllocationID]()
         state = self._state()
@@ -326,10 +331,13 @@ class Shares:
         if kind is None or not max(1, len(must_include)) <= size <= len(available):
             return ()
         devices = live.hardware.devices[resource]
-        offered, required = devices.some(available), devices.some(must_include)
+        offered = devices.some(available)
+        required = devices.some(must_include)
         if len(required) < len(must_include) or (required - offered).bits:
             return ()
-        reserved, now, half = self._reserved(), self._clock.monotonic(), self.open_half(kind, poll)
+        reserved = self._reserved()
+        now = self._clock.monotonic()
+        half = self.open_half(kind, poll)
         own = reserved_units(live, reserved, now, question, half)
         if own is not None and not own.is_swapped:
             return own.units
@@ -429,7 +437,9 @@ class ShareExclusion:
 
     def __init__(self, state: Callable[[], NodeState], liveness: Liveness, shares: Shares) -> None:
         """`state`: of the node now; while calls are judged, with what those before were given."""
-        self._state, self._liveness, self._shares = state, liveness, shares
+        self._state = state
+        self._liveness = liveness
+        self._shares = shares
 
     def beside(self, resource: ResourceName, units: Collection[DeviceID]) -> list[Allocation]:
         """
@@ -463,9 +473,12 @@ class ShareExclusion:
         if not beside:
             return {}
         assert poll is not None, "a record is known to the poll"
-        listing, liveness, asked = poll.listing, self._liveness, amounts_of(units)
+        listing = poll.listing
+        liveness = self._liveness
+        asked = amounts_of(units)
         over = {(each.owner, each.pod_uid) for each in way.values() if each.owner}
-        counted, ended = list[Allocation](), list[Allocation]()
+        counted = list[Allocation]()
+        ended = list[Allocation]()
         for record in beside:
             runs_on = liveness.is_displaced(record, listing)
             gone = [record] if liveness.has_ended(record, listing, poll.at) else []

@@ -96,7 +96,9 @@ class VisibleGpus:
         (GPUs, or NICs): what is reserved for it, and later what the record has for its owner. Containers of a pod that have
         the same devices one after the other have one list. Nothing for units, which no container has beside other GPUs.
         """
-        state, reserved, now = self._state(), self._reserved(), self._clock.monotonic()
+        state = self._state()
+        reserved = self._reserved()
+        now = self._clock.monotonic()
         if any(offer.unit is not None for offer in state.hardware.offers_of.get(resource, ())):
             return {}
         own = frozenset(allocation.from_kubelet.get(resource, ()))

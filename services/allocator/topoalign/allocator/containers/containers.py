@@ -59,7 +59,9 @@ class Containers:
         `configuration` gives the newest one; `cdi_dir` is where the runtime reads CDI specifications; `proc`, `cgroups`:
         where the host's are mounted.
         """
-        self._configuration, self._proc, self._cgroups = configuration, proc, cgroups
+        self._configuration = configuration
+        self._proc = proc
+        self._cgroups = cgroups
         self._files = SpecificationFiles(cdi_dir)
         self._specified: Specified | None = None
         """None: nothing is in place, or the next call is to check it."""

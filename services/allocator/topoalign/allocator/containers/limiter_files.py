@@ -88,7 +88,8 @@ def remove_leftovers(root: Path) -> None:
     """
     failure: OSError | None = None
     with suppress(FileNotFoundError), opened(root) as at:
-        names, left = [each for each in entries(at) if GONE.fullmatch(each)], MOST_REMOVED
+        names = [each for each in entries(at) if GONE.fullmatch(each)]
+        left = MOST_REMOVED
         for place, each in enumerate(names):
             part = max(LEAST_REMOVED, left // (len(names) - place))
             try:
@@ -96,7 +97,8 @@ def remove_leftovers(root: Path) -> None:
             except PermissionError as error:
                 failure = error  # what is protected takes no other one's turn
             except OSError as error:
-                failure, left = error, left - part
+                failure = error
+                left = left - part
             if left <= 0:
                 break
     if failure is not None:
@@ -132,7 +134,8 @@ def remove_tree(at: int, name: str, most: int = MOST_REMOVED) -> int:
     Removes a directory with what is in it, so many entries at most, and returns how many they were. A directory in one of
     its directories is moved up: so two are open, however deep the tree is. Raises OSError where it is not gone afterwards.
     """
-    left, names = most, (f"{token_hex(8)}-{number}" for number in range(most))
+    left = most
+    names = (f"{token_hex(8)}-{number}" for number in range(most))
     unlock(at, name)
     with opened(name, at) as top:
         while left > 0 and (found := entries(top, left)):

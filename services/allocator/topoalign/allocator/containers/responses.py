@@ -165,7 +165,8 @@ class Teller(NamedTuple):
 
         Where it names both `envvar` and `volume-mounts`, the variable points to the mounts.
         """
-        flags, ways = self.configuration.flags, frozenset(self.configuration.flags.plugin.device_list_strategy)
+        flags = self.configuration.flags
+        ways = frozenset(self.configuration.flags.plugin.device_list_strategy)
         names = [part.name for part in parts]
         if ways & CDI:
             self.tell_by_cdi(told, parts, ways)

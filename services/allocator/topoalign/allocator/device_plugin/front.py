@@ -52,7 +52,8 @@ class KubeletFront:
         our devices; None: it is not asked. `drain_seconds`: how long calls that have begun may go on when this is stopped.
         `jitter` spreads the retries of many nodes. `changes` tells of changes in the directory; None: nobody does.
         """
-        self._allocator, self._directory = allocator, kubelet_dir
+        self._allocator = allocator
+        self._directory = kubelet_dir
         self._changes = changes or DirectoryChanges()
         self.plugins: dict[ResourceName, Plugin] = {}
         """Those that run."""

@@ -42,7 +42,9 @@ class Guard:
 
     def __init__(self, channel: KeptChannel, clock: Clock, plugins: Callable[[], Iterable[Plugin]]) -> None:
         """`channel`: to the kubelet's PodResources. `plugins`: those that are served now."""
-        self._channel, self._clock, self._plugins = channel, clock, plugins
+        self._channel = channel
+        self._clock = clock
+        self._plugins = plugins
         self._unserved: sockets.Identity | None = None
         """The kubelet that has said that it does not serve the list."""
 

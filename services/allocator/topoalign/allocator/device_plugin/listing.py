@@ -34,7 +34,8 @@ class Listing:
 
     def __init__(self, resource: ResourceName, faults: Callable[[], Mapping[DeviceID, str]] = dict) -> None:
         """`faults`: the devices of which nothing can be given now, whatever their health is."""
-        self.resource, self._faults = resource, faults
+        self.resource = resource
+        self._faults = faults
         self.response = EncodedDevices(())
         self._encoded: dict[DeviceID, tuple[str, bytes]] = {}
         """Device -> its health, and itself and all its shares as they stand in the response."""
@@ -46,14 +47,18 @@ class Listing:
         The response for this state. It yields to other tasks while it works: `state` may be an old one when it returns.
         """
         if self._topology is not state.topology:
-            self._topology, self._encoded = state.topology, {}
-        known, listed = self._encoded, state.hardware.devices.get(self.resource, NO_DEVICES)
+            self._topology = state.topology
+            self._encoded = {}
+        known = self._encoded
+        listed = state.hardware.devices.get(self.resource, NO_DEVICES)
         differing = {base_of(device) for device in state.told if is_share(device)} | state.ownership.spent_gpus
-        faults, parts = self._faults(), list[bytes]()
+        faults = self._faults()
+        parts = list[bytes]()
         done = 0
         for offer in state.hardware.offers_of.get(self.resource, ()):
             for base in offer.devices:
-                health, had = UNHEALTHY if base in faults else health_of(state, base), known.get(base)
+                health = UNHEALTHY if base in faults else health_of(state, base)
+                had = known.get(base)
                 done += 1
                 if base in differing and base not in faults:
                     parts += shares_one_by_one(state, offer, base)
@@ -127,7 +132,8 @@ def encoded_by(offer: Offer, base: DeviceID, health: str, nodes: tuple[int, ...]
     """Encodes a device of an offer, whole or as all its shares; otherwise as `encoded`."""
     if not offer.shared:
         return encoded(base, health, nodes)
-    after, shares = health_and_nodes(health, nodes), []
+    after = health_and_nodes(health, nodes)
+    shares = []
     for length, names in groupby((share.encode() for share in offer.handed_out(base)), key=len):
         before = field(1, field(1, bytes(length)) + after)[: -len(after) - length]  # tells lengths, and so is the same
         shares += [before, (after + before).join(names), after]

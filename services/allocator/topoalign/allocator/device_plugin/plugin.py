@@ -123,7 +123,8 @@ class Plugin:
 
     async def poll_kubelet(self) -> str | None:
         """Registers with the kubelet if that is due; returns what is still missing, None: nothing."""
-        kubelet, now = sockets.identity(self._kubelet), self._clock.monotonic()
+        kubelet = sockets.identity(self._kubelet)
+        now = self._clock.monotonic()
         if kubelet is None:
             self._registration.apply(Event.KUBELET_AWAY, now)
             there = f"no {KUBELET_SOCKET} in {self._kubelet.parent}"
@@ -191,7 +192,8 @@ class Plugin:
         devices and shows none of them has lost them: only a new registration helps, and not at once if the last one did
         not.
         """
-        visibility, now = self._registration.visibility, self._clock.monotonic()
+        visibility = self._registration.visibility
+        now = self._clock.monotonic()
         if not self.service.watch.open or not self._registration.is_registered:
             visibility.apply(Sign.NOT_LISTENING, now)
             return
@@ -223,7 +225,8 @@ class Plugin:
 
     async def stop(self) -> None:
         """Lets calls that have begun end, then closes and removes the socket."""
-        server, self._server = self._server, None
+        server = self._server
+        self._server = None
         self._registration.apply(Event.STOPPED, self._clock.monotonic())
         if server is not None:
             await server.stop(self._drain_seconds)

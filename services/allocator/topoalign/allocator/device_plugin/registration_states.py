@@ -29,10 +29,12 @@ SETTLE_SECONDS = 0.02
 LISTEN_SECONDS = 5.0
 """How long a kubelet that has registered us may go without a ListAndWatch stream before we register anew."""
 
-FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 1.0, 16.0
+FIRST_RETRY_SECONDS = 1.0
+LAST_RETRY_SECONDS = 16.0
 """Between two registrations with a kubelet that refuses, or that does not go on listening; doubled each time."""
 
-FIRST_LOSS_SECONDS, LAST_LOSS_SECONDS = 10.0, 640.0
+FIRST_LOSS_SECONDS = 10.0
+LAST_LOSS_SECONDS = 640.0
 """Between two registrations with a kubelet that listens and shows nothing; doubled each time."""
 
 Jitter = Callable[[], float]
@@ -75,7 +77,8 @@ class Event(Enum):
     """Our own socket was closed."""
 
 
-S, E = State, Event
+S = State
+E = Event
 TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
     S.UNREGISTERED: {
         E.KUBELET_AWAY: S.UNREGISTERED,
@@ -134,7 +137,8 @@ class Sign(Enum):
     """It is another kubelet."""
 
 
-V, G = Visibility, Sign
+V = Visibility
+G = Sign
 VISIBILITY_TRANSITIONS: Mapping[Visibility, Mapping[Sign, Visibility]] = {
     V.VISIBLE: {
         G.SHOWN: V.VISIBLE,
@@ -202,7 +206,8 @@ class DeviceVisibility:
                 self.losses += 1
                 self.again_at = now + backoff_seconds(self.losses, FIRST_LOSS_SECONDS, LAST_LOSS_SECONDS)
             case Sign.CHANGED:
-                self.losses, self.again_at = 0, 0.0
+                self.losses = 0
+                self.again_at = 0.0
 
 
 class Registration:

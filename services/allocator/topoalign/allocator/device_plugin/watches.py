@@ -30,7 +30,8 @@ class Watch:
     """The state of one ListAndWatch stream, for those who wait for it or end it."""
 
     def __init__(self, connection: Connection | None = None, likeness: tuple[bool, bool] = (False, False)) -> None:
-        self.connection, self.likeness = connection, likeness
+        self.connection = connection
+        self.likeness = likeness
         """How much its peer is like the kubelet: whether it is that process, and whether it dialled back."""
         self.open = False
         self.ending = anyio.Event()
@@ -80,7 +81,8 @@ class Watches:
         if self._vacant or (self.kubelet.open and watch.likeness > self.kubelet.likeness):
             if self.kubelet.open:
                 self._others.add(self.kubelet)
-            self.kubelet, self._vacant = watch, False
+            self.kubelet = watch
+            self._vacant = False
         elif len(self._others) < MOST_OTHERS:
             self._others.add(watch)
         else:
@@ -103,7 +105,9 @@ class Watches:
     @contextmanager
     def registering(self, pid: int) -> Iterator[None]:
         """Marks the time in which the kubelet, the process `pid` (0: not known), is asked to register the plugin."""
-        self._pid, self._vacant, self._registering = pid, True, True
+        self._pid = pid
+        self._vacant = True
+        self._registering = True
         self._dialled.clear()
         try:
             yield

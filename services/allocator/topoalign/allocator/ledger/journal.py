@@ -131,7 +131,8 @@ class FileJournal:
 
     def trust(self) -> None:
         """Confirms the record, and takes the reason out of the header. Raises StateFault, and then it stays unconfirmed."""
-        unconfirmed, self._unconfirmed = self._unconfirmed, None
+        unconfirmed = self._unconfirmed
+        self._unconfirmed = None
         try:
             with faults(self.path, "rewrite the journal"):
                 self.replace(self._lines)

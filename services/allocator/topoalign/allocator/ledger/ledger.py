@@ -137,7 +137,8 @@ class Ledger:
 
     def hear(self, event: TopologyDiscovered | DeviceHealthChanged | UsageObserved) -> None:
         """Takes in a reading of hardware, health or usage. It is read anew at every start, and therefore not journaled."""
-        had, state = self.state, self.state.apply(event)
+        had = self.state
+        state = self.state.apply(event)
         if state.topology is not had.topology or state.health is not had.health or state.usage is not had.usage:
             self.move(state)
 
@@ -165,12 +166,15 @@ class Ledger:
         One entry is one line with one checksum: after a crash in the middle of the write none of its facts is there.
         """
         assert self._group is None, "one group at a time"
-        before, self._group = self.state, []
+        before = self.state
+        self._group = []
         try:
             yield
         finally:
-            events, state = self._group, self.state
-            self._group, self.state = None, before
+            events = self._group
+            state = self.state
+            self._group = None
+            self.state = before
         if events:
             self._write(events, state)
 

@@ -30,7 +30,8 @@ from topoalign.runtime.speaker import Speaker
 POLL_SECONDS = 60.0
 """Between two checks whether the stream still has what was said."""
 
-MOST_FACTS, MOST_BYTES = 256, 4 * 1024 * 1024
+MOST_FACTS = 256
+MOST_BYTES = 4 * 1024 * 1024
 """Under way at once: so many, or so large together. One fact may be larger."""
 
 log = structlog.get_logger("topoalign.allocator.ledger.outbox")
@@ -40,7 +41,9 @@ class Outbox:
     """Publishes the ledger's pending facts to the bus, oldest first."""
 
     def __init__(self, ledger: Ledger, bus: Bus, clock: Clock) -> None:
-        self._ledger, self._bus, self._clock = ledger, bus, clock
+        self._ledger = ledger
+        self._bus = bus
+        self._clock = clock
         self.speaker = Speaker(bus, clock)
         self.publisher = Publisher(self, self.speaker.publish, clock, self.speaker.publish_all)
         self._position = 0

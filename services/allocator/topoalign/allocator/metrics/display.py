@@ -40,7 +40,8 @@ class Display(Servicer, display.GpuDisplayBase):
 
     def __init__(self, state: Callable[[], NodeState], shares: Callable[[], Awaitable[NodeShares]]) -> None:
         """`shares`: the use of the GPUs now; raises a TopoalignError where they cannot be measured."""
-        self._state, self._shares = state, shares
+        self._state = state
+        self._shares = shares
 
     async def print_graph(self, message: display.Empty) -> display.GraphResponse:
         """Answers PrintGraph."""
@@ -75,7 +76,8 @@ class Display(Servicer, display.GpuDisplayBase):
 
     async def run(self, path: Path, clock: Clock) -> None:
         """Serves on this socket, for ever. Raises InvalidField for a path that no socket can have."""
-        server, finding = None, ""
+        server = None
+        finding = ""
         try:
             while True:
                 if server is not None and not server.in_place:
@@ -85,7 +87,8 @@ class Display(Servicer, display.GpuDisplayBase):
                     new = Server(self, path, FIELD)
                     try:
                         await new.listen()
-                        server, finding = new, ""
+                        server = new
+                        finding = ""
                     except StateFault as fault:
                         if fault.finding != finding:
                             log.warning("the display is not served", finding=fault.finding, remedy=fault.remedy)

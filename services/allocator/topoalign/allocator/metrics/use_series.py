@@ -54,7 +54,10 @@ class UseSeries:
         `also`: under whose names the same is written, `gaia` and `hami`. `library`: reads what libraries that limit
         containers count; None: there are none. `announces`: whether `UsageObserved` is to tell who is above its memory.
         """
-        self._ledger, self._bus, self._also, self._library = ledger, bus, also, library
+        self._ledger = ledger
+        self._bus = bus
+        self._also = also
+        self._library = library
         self._announces = announces
         self._watch: ExcessWatch | None = None
         self._exceeding: dict[object, MemoryExcess] = {}

@@ -75,7 +75,10 @@ class InstanceCalls:
         `instances`: None where none are made. `reserved`: what is reserved on the node now. `is_displaced`: whether the
         container of a bound allocation may run on, whose devices the kubelet gives to another one; raises Unavailable.
         """
-        self._ledger, self._clock, self._instances, self._reserved = ledger, clock, instances, reserved
+        self._ledger = ledger
+        self._clock = clock
+        self._instances = instances
+        self._reserved = reserved
         self._is_displaced = is_displaced
         self._turns: dict[DeviceID, anyio.Lock] = {}
         """Of the calls for a slot. None is removed: there is one at most for each slot that discovery has ever offered."""
@@ -118,7 +121,8 @@ class InstanceCalls:
                     if known is not None:
                         self._instances.keep(known.uuid)
                     made[slot] = known or await self._made(self._instances, slot, wanted[slot])
-                uuids, until = [each.uuid for each in made.values()], self._clock.monotonic() + SEEN_SECONDS
+                uuids = [each.uuid for each in made.values()]
+                until = self._clock.monotonic() + SEEN_SECONDS
                 await self._until_seen(uuids, until)
                 yield made
                 await self._until_seen(uuids, until)
@@ -136,7 +140,8 @@ class InstanceCalls:
 
     def _spared(self, gpu: DeviceID, slot: DeviceID) -> frozenset[MigPlacement]:
         """The places that the other slots of a GPU may need which are reserved and have no instance yet."""
-        state, now = self._ledger.state, self._clock.monotonic()
+        state = self._ledger.state
+        now = self._clock.monotonic()
         beside = with_reserved_shares(state, self._reserved(), now)
         kept = [without_slot(each, slot) for each in beside.allocations.values()]
         held = held_by_slot(state.hardware, kept).get(gpu, {})

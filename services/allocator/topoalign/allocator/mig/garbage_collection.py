@@ -49,7 +49,8 @@ async def sweep_instances(
     the record was last compared; None: it was not, and an old copy of the record may lack what was given since. `report` is
     told why instances of a GPU cannot be changed.
     """
-    probed, reported = clock.monotonic(), dict[DeviceID, str]()
+    probed = clock.monotonic()
+    reported = dict[DeviceID, str]()
     while True:
         version = ledger.version
         if (

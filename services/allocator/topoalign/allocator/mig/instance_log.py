@@ -73,7 +73,9 @@ class InstanceBook:
 
     def __init__(self, directory: Path, boot: str, now: Callable[[], float]) -> None:
         """`boot`: the boot of the node now; empty: not known, and what is noted counts. `now`: monotonic seconds."""
-        self._path, self._boot, self._now = directory / NAME, boot, now
+        self._path = directory / NAME
+        self._boot = boot
+        self._now = now
         self.doubt: str | None = None
         """Why instances of ours may be missing in it; None: none is."""
         self.instances = self._read()

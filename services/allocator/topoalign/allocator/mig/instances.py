@@ -115,7 +115,8 @@ class Instances:
     """Makes and destroys the instances of one node. One thing at a time: the driver does not do more."""
 
     def __init__(self, book: InstanceBook, maker: InstanceMaker) -> None:
-        self._book, self._maker = book, maker
+        self._book = book
+        self._maker = maker
         self.when_changed: Callable[[], None] = lambda: None
         """Called when `failing` has changed."""
         self._turn = anyio.Lock(fast_acquire=True)
@@ -174,7 +175,8 @@ class Instances:
         spared: Collection[MigPlacement],
         told: Collection[DeviceID],
     ) -> MigDevice:
-        gpu, passed = base_of(slot), set[MigPlacement]()
+        gpu = base_of(slot)
+        passed = set[MigPlacement]()
         while True:
             there = await self._maker.there(gpu)
             noted = [each.placement for each in self.own if each.gpu == gpu]

@@ -21,7 +21,9 @@ from topoalign.runtime.driver_thread import DriverThread, Steps
 
 INIT_WITHOUT_GPUS = 1
 """NVML_INIT_FLAG_NO_GPUS."""
-PROFILES, COMPUTE_PROFILES, SHARED_ENGINES = 18, 9, 0
+PROFILES = 18
+COMPUTE_PROFILES = 9
+SHARED_ENGINES = 0
 """NVML_GPU_INSTANCE_PROFILE_COUNT, NVML_COMPUTE_INSTANCE_PROFILE_COUNT, NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED."""
 MOST = 64
 """Instances of one profile on a GPU."""
@@ -94,7 +96,9 @@ class Gpu:
     """One GPU in MIG mode, while NVML is open."""
 
     def __init__(self, gpu: DeviceID, pynvml: ModuleType, steps: Steps) -> None:
-        self._pynvml, self._steps, self.id = pynvml, steps, gpu
+        self._pynvml = pynvml
+        self._steps = steps
+        self.id = gpu
         self._device = self._ask("nvmlDeviceGetHandleByUUID", gpu)
 
     def there(self) -> tuple[GpuInstance, ...]:
@@ -191,7 +195,8 @@ class Gpu:
 
     def _instances(self, call: str, of: Any, profile: int) -> Iterator[Any]:
         """The handles of the instances of one profile."""
-        handles, count = (c_void_p * MOST)(), c_uint(MOST)
+        handles = (c_void_p * MOST)()
+        count = c_uint(MOST)
         self._ask(call, of, profile, handles, byref(count))
         return (c_void_p(handle) for handle in handles[: count.value])
 

@@ -24,7 +24,8 @@ def in_order(hardware: Topology, resource: ResourceName, devices: Iterable[Devic
     offered = hardware.devices.get(resource, NO_DEVICES)
     if isinstance(devices, DeviceSet) and devices.devices is offered:
         return tuple(devices)
-    places, named = offered.places, tuple(devices)
+    places = offered.places
+    named = tuple(devices)
     if all(map(places.__contains__, named)):  # most often, and a share may be hundreds of units
         return tuple(sorted(named, key=places.__getitem__))
     return tuple(sorted(named, key=lambda device: (places.get(device, len(places)), device)))
@@ -43,7 +44,8 @@ def unrecorded(
     """
     state = without(ledger.state, contradicted)
     found: list[Allocation] = []
-    ownership, taken = state.ownership, HoldingSet()
+    ownership = state.ownership
+    taken = HoldingSet()
 
     def is_free(device: DeviceID) -> bool:
         return not ownership.is_held(device) and not taken.overlaps(ownership.holding(device))
@@ -137,7 +139,8 @@ def of_devices(
     state: NodeState, displaced: Sequence[Displaced], devices: Collection[DeviceID]
 ) -> tuple[Displaced, ...]:
     """Those of the displaced that have one of these devices, a part of one, or what one is a part of."""
-    wanted, holding = state.ownership.set_of(devices), state.ownership.holding
+    wanted = state.ownership.set_of(devices)
+    holding = state.ownership.holding
     return tuple(
         each for each in displaced if any(wanted.overlaps(holding(d)) for ids in each.devices.values() for d in ids)
     )

@@ -87,7 +87,8 @@ class Liveness:
             return True
         if listing.checkpoint.isdisjoint(held):
             return False
-        entries, directories = entries_of(held, listing), listing.directories
+        entries = entries_of(held, listing)
+        directories = listing.directories
         return directories is None or not entries or not all(directories.is_gone(part.pod_uid) for part in entries)
 
     def is_kept_in_part(self, allocation: Allocation, listing: Listing) -> bool:
@@ -95,7 +96,8 @@ class Liveness:
         Whether the checkpoint gives some devices of the allocation to pods that are not gone, and others of the same
         resource to none: the kubelet lost count, and then refused the pod. False where the checkpoint cannot be read.
         """
-        directories, checkpoint = listing.directories, listing.checkpoint
+        directories = listing.directories
+        checkpoint = listing.checkpoint
         if checkpoint is None or not self.is_written_since(allocation, listing):
             return False
 
@@ -193,7 +195,8 @@ class Liveness:
         Whether this kubelet has not listed a pod yet for which its checkpoint keeps the devices, and a volume of the pod is
         mounted: so it is while the API server is away, however long. The kubelet gives these devices to nobody else.
         """
-        uid, directories = allocation.pod_uid, listing.directories
+        uid = allocation.pod_uid
+        directories = listing.directories
         if not uid or directories is None or self._evidence[allocation.id].shown_by == listing.kubelet:
             return False
         is_listed = any(part.pod_uid == uid for part in entries_of(places(allocation), listing))

@@ -44,14 +44,17 @@ class OwnerPolls:
         `poll` compares the record with PodResources; it raises Unavailable. What `state` has now is looked for at once, if
         its owner is not known or it is from a former boot.
         """
-        self._clock, self._state, self._poll = clock, state, poll
+        self._clock = clock
+        self._state = state
+        self._poll = poll
         self._waiting = dict.fromkeys(state().allocations, clock.monotonic() + GIVE_UP_SECONDS)
         """Until when the owner of each is looked for, in monotonic seconds."""
         self._is_repeated = False
         """Whether an allocation with an owner was given once more since the last poll."""
         self._expected = anyio.Event()
         self._expected.set()
-        self._interval, self._granted = FIRST_SECONDS, 0.0
+        self._interval = FIRST_SECONDS
+        self._granted = 0.0
         """Seconds until the next poll, and the monotonic second of the last grant."""
 
     def expect(self, granted: Iterable[Allocation]) -> None:
@@ -92,7 +95,8 @@ class OwnerPolls:
 
     def _still_waiting(self) -> bool:
         """Whether to poll. Drops the records that have ended, that were seen, or that were looked for long enough."""
-        now, state = self._clock.monotonic(), self._state()
+        now = self._clock.monotonic()
+        state = self._state()
         unseen = {name for name, held in state.allocations.items() if held.owner is None}
         unseen |= state.allocations.keys() if state.topology is None else {*state.stale}
         self._waiting = {name: until for name, until in self._waiting.items() if now <= until and name in unseen}

@@ -156,7 +156,8 @@ class PodResourcesClient:
         return status.st_ino, status.st_mtime_ns, status.st_size
 
     async def _given_out(self) -> tuple[tuple[int, ...], Given]:
-        file, version = self._checkpoint_dir / device_checkpoint.NAME, self.written()
+        file = self._checkpoint_dir / device_checkpoint.NAME
+        version = self.written()
         if not version:
             return (), UNREAD
         if version != self._checkpoint[0]:
@@ -172,15 +173,18 @@ class PodResourcesClient:
         kubelet has `any_listed` pods, an empty directory is not its own: `pods/` is another file system there, which is not
         mounted here.
         """
-        found, unknown = None, "they could not be read in time"
+        found = None
+        unknown = "they could not be read in time"
         try:
             read = await self._directories.read(lambda: pod_directories.read(self._checkpoint_dir.parent))
             if read is not None:
-                found, unknown = read[0], f"there is no directory {self._checkpoint_dir.parent / pod_directories.NAME}"
+                found = read[0]
+                unknown = f"there is no directory {self._checkpoint_dir.parent / pod_directories.NAME}"
         except StateFault as fault:
             unknown = str(fault)
         if found is not None and any_listed and not found.torn_down:
-            found, unknown = None, f"{self._checkpoint_dir.parent / pod_directories.NAME} is empty beside pods that run"
+            found = None
+            unknown = f"{self._checkpoint_dir.parent / pod_directories.NAME} is empty beside pods that run"
         if found is not None and self._unknown is not None and self._is_logged:
             log.info("the directories of pods can be read again")
         if found is None and self._unknown != unknown:

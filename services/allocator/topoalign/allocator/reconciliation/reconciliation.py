@@ -67,8 +67,11 @@ class Reconciliation:
         known to be gone; `settle_seconds` while a kubelet that was seen to restart settles, or lists no pod at all.
         """
         self.liveness = Liveness()
-        self._ledger, self._clock = ledger, clock
-        self._gone_seconds, self._unbound_seconds, self._settle_seconds = gone_seconds, unbound_seconds, settle_seconds
+        self._ledger = ledger
+        self._clock = clock
+        self._gone_seconds = gone_seconds
+        self._unbound_seconds = unbound_seconds
+        self._settle_seconds = settle_seconds
         self._settling = Settling()
         self._presence: defaultdict[AllocationID, Presence] = defaultdict(Presence)
         self._presence.update(dict.fromkeys(ledger.state.allocations, Presence(is_inherited=True)))
@@ -134,7 +137,8 @@ class Reconciliation:
         Takes note of a new kubelet. Its age is told by the wall clock, which may have been set since; after a reboot it
         has been, often enough, and then the kubelet counts as new whatever its age by the wall clock.
         """
-        state, before = self._ledger.state, self._settling
+        state = self._ledger.state
+        before = self._settling
         rebooted = not before.is_boot_known and bool(state.stale)
         age = self._clock.wall() - poll.listing.since
         settling = before.meet(poll.listing.kubelet, poll.at, self._settle_seconds, age, rebooted=rebooted)
@@ -162,7 +166,8 @@ class Reconciliation:
         """
         if poll.at < self._noted:
             return
-        self._noted, listing = poll.at, poll.listing
+        self._noted = poll.at
+        listing = poll.listing
         known = [each for each in self._ledger.state.allocations.values() if each.id in poll.live]
         for each in known:
             if not self.liveness.was_shown(each.id, listing.kubelet) and listing.shows(each):
@@ -176,11 +181,14 @@ class Reconciliation:
 
     def _find(self, allocation: Allocation, poll: Poll) -> tuple[Finding, Binding | None]:
         """Where the kubelet shows an allocation, and what there is to record of its owner."""
-        held, listing, boot = places(allocation), poll.listing, self._ledger.boot
+        held = places(allocation)
+        listing = poll.listing
+        boot = self._ledger.boot
         holdings = [listing.shown.get(place) for place in held]
         if any(holdings):
             self.seen(allocation.id, listing)
-            owner, uid = self._owner(held, holdings), self.liveness.uid_of(allocation, holdings, listing)
+            owner = self._owner(held, holdings)
+            uid = self.liveness.uid_of(allocation, holdings, listing)
             if owner is None or (uid and allocation.pod_uid not in ("", uid)):
                 return Finding.APART, None
             return Finding.SHOWN, self._binding(allocation, owner, uid, listing)

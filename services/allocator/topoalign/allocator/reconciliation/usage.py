@@ -48,7 +48,9 @@ class UsageTeller:
 
     def __init__(self, ledger: Ledger, bus: Bus, clock: Clock, hub: Bus) -> None:
         """`hub` is the bus that everybody hears, where `bus` also has a shorter way to the services of this process."""
-        self._ledger, self._clock, self._hub = ledger, clock, hub
+        self._ledger = ledger
+        self._clock = clock
+        self._hub = hub
         self._speaker = Speaker(bus, clock)
         self._said: UsageObserved | None = None
         self._position = 0
@@ -65,7 +67,8 @@ class UsageTeller:
     async def run(self) -> None:
         """Publishes each new reading until cancelled, and tries again every `AGAIN_SECONDS` while the bus refuses it."""
         while True:
-            version, usage = self._ledger.version, self._ledger.state.usage
+            version = self._ledger.version
+            usage = self._ledger.state.usage
             if usage is not None and usage is not self._said:
                 if await self._waits(usage):
                     await self._clock.sleep(HELD_SECONDS)
@@ -112,7 +115,8 @@ class UsageTeller:
 
     def announce(self) -> None:
         """Has the usage published under a new epoch, at most every `RENEW_SECONDS`; nothing where nothing was read."""
-        usage, now = self._ledger.state.usage, self._clock.monotonic()
+        usage = self._ledger.state.usage
+        now = self._clock.monotonic()
         if usage is None or (self._renewed is not None and now < self._renewed + RENEW_SECONDS):
             return
         self._renewed = now
@@ -139,7 +143,8 @@ class UsageTeller:
         predictions of this node itself know all of it.
         """
         message = wire.encode(usage, self._clock.wall())
-        size, had = len(message.body), self._shortened
+        size = len(message.body)
+        had = self._shortened
         self._shortened = size > wire.LARGEST_BODY
         if not self._shortened:
             return message

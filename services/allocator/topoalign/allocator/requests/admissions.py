@@ -203,7 +203,10 @@ class Admissions:
         `ensure_fresh` is called before anything is given out, as by `DeviceAllocations`; `confirmed` is told of each pod
         that is confirmed for a registry. `by_variable_alone`: as `Predictions`.
         """
-        self._ledger, self._bus, self._rules, self._ensure_fresh = ledger, bus, rules, ensure_fresh
+        self._ledger = ledger
+        self._bus = bus
+        self._rules = rules
+        self._ensure_fresh = ensure_fresh
         self._lists = lists
         self._kubelet_owns_devices = kubelet_owns_devices
         self._hint_seconds = hint_seconds
@@ -248,7 +251,8 @@ class Admissions:
         check_own(self._ledger, request.node)
         if self._kubelet_owns_devices:
             raise KubeletOwnsDevices(self._ledger.node)
-        pod, rules = validate_pod(request.pod), overridden(self._rules, allowed(request.rules))
+        pod = validate_pod(request.pod)
+        rules = overridden(self._rules, allowed(request.rules))
         demand = pod_demand(pod, rules)
         await self._ensure_fresh()
         check_discovered(self._ledger)
@@ -385,7 +389,8 @@ class Admissions:
         stale = [(each.id, each.owner) for each in held if each.id in self._ledger.state.stale]
         with suppress(StateFault):  # they are held all the same
             self._ledger.bind([Binding(name, owner) for name, owner in stale if owner is not None])
-        had, ids = self._decisions.get(name), {each.id for each in held}
+        had = self._decisions.get(name)
+        ids = {each.id for each in held}
         same = isinstance(had, Admission) and ids == {each.id for each in had.allocations}
         explanation = had.explanation if had is not None and same else Explanation()
         allocations = tuple(self._ledger.state.allocations[each.id] for each in held)

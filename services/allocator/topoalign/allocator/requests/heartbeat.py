@@ -22,7 +22,9 @@ class Standings:
     """Answers `alive` with the `Standing` of the node, and `announce` by having its usage published again."""
 
     def __init__(self, ledger: Ledger, hardware_watch: HardwareWatch, usage: UsageTeller) -> None:
-        self._ledger, self._hardware_watch, self._usage = ledger, hardware_watch, usage
+        self._ledger = ledger
+        self._hardware_watch = hardware_watch
+        self._usage = usage
 
     def endpoints(self) -> Sequence[Endpoint]:
         """The endpoints `alive` and `announce`, to serve on the bus."""

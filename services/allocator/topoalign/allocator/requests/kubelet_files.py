@@ -86,8 +86,11 @@ class KubeletFiles:
         `rules`: the node's own, for what the kubelet's configuration does not tell. `version`: the kubelet's; empty: not
         known.
         """
-        self._config, self._root, self._seconds = config, root, seconds
-        self._version, self._settle_seconds = version, settle_seconds
+        self._config = config
+        self._root = root
+        self._seconds = seconds
+        self._version = version
+        self._settle_seconds = settle_seconds
         paths = (
             config,
             root / cpu_checkpoint.NAME,
@@ -148,7 +151,9 @@ class KubeletFiles:
             self._reading = False
 
     def _read_all(self, state: NodeState, ended: tuple[AllocationID, ...]) -> KubeletObserved:
-        hardware, rules, unknown = state.hardware, self._rules, ""
+        hardware = state.hardware
+        rules = self._rules
+        unknown = ""
         try:
             found = configuration.load_configuration(self._config, rules.placement)
             rules = msgspec.structs.replace(found, compat=rules.compat)

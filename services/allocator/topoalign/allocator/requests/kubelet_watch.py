@@ -45,7 +45,8 @@ READ_SECONDS = 5.0
 """Between two readings of files that have not changed by their times."""
 LAGS = "the record may lag behind the kubelet, and what containers had that have ended meanwhile counts as held"
 """What answers say while it is not known which containers have ended."""
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 30.0
 """Seconds before files that could not be read in time are read again, doubled each time."""
 
 
@@ -66,8 +67,11 @@ class KubeletWatch:
         there is nobody to ask. `ended` is asked for what the record still has of containers that have ended, as the kubelet
         says now, and raises Unavailable. `changes` tells of changes in directories; None: nobody does.
         """
-        self._ledger, self._files, self._clock = ledger, files, clock
-        self._devices, self._ended = devices, ended
+        self._ledger = ledger
+        self._files = files
+        self._clock = clock
+        self._devices = devices
+        self._ended = ended
         self._changes = changes or DirectoryChanges()
         self._turn = anyio.Lock(fast_acquire=True)
         self._begun = self._done = 0
@@ -76,7 +80,8 @@ class KubeletWatch:
         """Of the files as they were read last; None: they are to be read anew."""
         self._read_at = 0.0
         """Monotonic seconds."""
-        self._late, self._again = 0, 0.0
+        self._late = 0
+        self._again = 0.0
         """Readings in a row that were late, and the monotonic seconds before which `poll` begins no other."""
         self._answer: tuple[Listed | None, str] = (None, "")
         """The devices as they were listed last, or None and why they are not known."""
@@ -141,7 +146,8 @@ class KubeletWatch:
             await self._read_changed()
 
     async def _read_changed(self) -> None:
-        known, stamp = self._known(), self._changed()
+        known = self._known()
+        stamp = self._changed()
         if known is None or stamp != self._stamp or self._clock.monotonic() >= self._read_at + READ_SECONDS:
             await self._read(stamp)
         else:
@@ -177,10 +183,12 @@ class KubeletWatch:
             kubelet = await self._files.read(self._ledger.state, ended)
         self._read_at = self._again = self._clock.monotonic()
         if kubelet.unknown:
-            self._stamp, self._late = None, self._late + 1
+            self._stamp = None
+            self._late = self._late + 1
             self._again += backoff_seconds(self._late, FIRST_PAUSE, LONGEST_PAUSE)
         else:
-            self._stamp, self._late = stamp, 0
+            self._stamp = stamp
+            self._late = 0
             self._last = kubelet, self._clock.wall()
         kubelet = self._instead_of(kubelet)
         self._observe(msgspec.structs.replace(kubelet, notes=(*kubelet.notes, *notes)), *found[0])
@@ -213,7 +221,8 @@ class KubeletWatch:
         Takes in the kubelet with these devices of plugins; None: they are not known, and why. Those that are offered here
         are left out: discovery announces them, and there may be tens of thousands of shares.
         """
-        unconfirmed, ours = clean(self._ledger.unconfirmed or "", LONGEST), self._ledger.state.hardware.offers_of
+        unconfirmed = clean(self._ledger.unconfirmed or "", LONGEST)
+        ours = self._ledger.state.hardware.offers_of
         others = {name: parts for name, parts in listed.items() if name not in ours} if listed is not None else None
         found = msgspec.structs.replace(kubelet, devices=others, devices_unknown=unknown, record_doubt=unconfirmed)
         self._ledger.observe(kubelet=found)

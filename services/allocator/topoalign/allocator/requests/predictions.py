@@ -46,7 +46,8 @@ class Predictions:
         """
         self._confirmed = confirmed
         self._by_variable_alone = by_variable_alone
-        self._ledger, self._kubelet = ledger, kubelet
+        self._ledger = ledger
+        self._kubelet = kubelet
         self._rules = msgspec.structs.replace(rules, mode=Mode.KUBELET) if kubelet_owns_devices else rules
 
     async def what_if(self, request: AllocateRequest) -> Decision:

@@ -18,7 +18,8 @@ class AutoDriver:
     """Reads by `nvml` once that works, by `sysfs` before."""
 
     def __init__(self, nvml: Driver, sysfs: Driver) -> None:
-        self._nvml, self._sysfs = nvml, sysfs
+        self._nvml = nvml
+        self._sysfs = sysfs
         self._used = sysfs
 
     @property

@@ -52,7 +52,9 @@ class HttpKubernetes:
     """The API server; `instance` names this replica in Events."""
 
     def __init__(self, requests: Requests, clock: Clock, instance: str, silent_seconds: float = SILENT_SECONDS) -> None:
-        self._requests, self._clock, self._instance = requests, clock, instance
+        self._requests = requests
+        self._clock = clock
+        self._instance = instance
         self._pods = Watch(self._requests, clock, Kind("/api/v1/pods", objects.read_pod), silent_seconds)
         self._nodes = Watch(self._requests, clock, Kind("/api/v1/nodes", objects.read_node), silent_seconds)
         quotas = Kind("/api/v1/resourcequotas", objects.read_quota)

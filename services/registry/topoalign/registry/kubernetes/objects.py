@@ -161,7 +161,9 @@ class Status(msgspec.Struct, frozen=True):
 
 def seen_pod(shown: ShownPod) -> SeenPod:
     """The pod as the registry looks at it."""
-    metadata, spec, status = shown.metadata, shown.spec or PodSpec(), shown.status or PodStatus()
+    metadata = shown.metadata
+    spec = shown.spec or PodSpec()
+    status = shown.status or PodStatus()
     return SeenPod(
         namespace=metadata.namespace or "default",
         name=metadata.name or "",
@@ -196,8 +198,10 @@ def what_prevents_scheduling(spec: PodSpec, status: PodStatus) -> str:
 
 def seen_node(shown: ShownNode) -> SeenNode:
     """The node as the registry looks at it."""
-    metadata, spec = shown.metadata, shown.spec or NodeSpec()
-    annotations, allocatable = metadata.annotations, shown.status and shown.status.allocatable
+    metadata = shown.metadata
+    spec = shown.spec or NodeSpec()
+    annotations = metadata.annotations
+    allocatable = shown.status and shown.status.allocatable
     return SeenNode(
         name=NodeName(metadata.name),
         uid=metadata.uid,
@@ -211,7 +215,8 @@ def seen_node(shown: ShownNode) -> SeenNode:
 
 def seen_quota(shown: ShownQuota) -> SeenQuota:
     """The quota as the registry looks at it."""
-    metadata, spec = shown.metadata, shown.spec or QuotaSpec()
+    metadata = shown.metadata
+    spec = shown.spec or QuotaSpec()
     return SeenQuota(
         namespace=metadata.namespace,
         name=metadata.name,

@@ -34,7 +34,8 @@ WATCH_SECONDS = 290
 """After so long the API server ends a watch, so that it may go on at another one."""
 SILENT_SECONDS = 90.0
 """A watch that says nothing for so long is taken to be dead: an API server sends a bookmark every minute."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
+FIRST_PAUSE = 0.2
+LONGEST_PAUSE = 10.0
 
 log = structlog.get_logger("topoalign.registry.kubernetes")
 
@@ -68,8 +69,12 @@ class Watch(Generic[S, G]):
     def __init__(
         self, requests: Requests, clock: Clock, kind: Kind[S, G], silent_seconds: float = SILENT_SECONDS
     ) -> None:
-        self._requests, self._clock, self._kind, self._silent = requests, clock, kind, silent_seconds
-        self._version, self._failures = "", 0
+        self._requests = requests
+        self._clock = clock
+        self._kind = kind
+        self._silent = silent_seconds
+        self._version = ""
+        self._failures = 0
         self._known: set[G] = set()
         self.trouble: str | None = None
 
@@ -104,7 +109,8 @@ class Watch(Generic[S, G]):
             parameters["continue"] = page.metadata.next_page
         for gone in self._known - here:
             yield gone
-        self._known, self._version = here, page.metadata.resource_version
+        self._known = here
+        self._version = page.metadata.resource_version
         self._well()
         yield Synced()
 
@@ -137,7 +143,8 @@ class Watch(Generic[S, G]):
     def _well(self) -> None:
         if self.trouble is not None:
             log.info("followed", path=self._kind.path)
-        self._failures, self.trouble = 0, None
+        self._failures = 0
+        self.trouble = None
 
     async def _pause(self, why: str) -> None:
         self._failures += 1

@@ -22,11 +22,15 @@ class Figures(Collector):
         foreign: ForeignNodes,
     ) -> None:
         """`binds` by how they ended; `reservations` by what was written of them."""
-        self._watch, self._binds, self._reservations, self._foreign = watch, binds, reservations, foreign
+        self._watch = watch
+        self._binds = binds
+        self._reservations = reservations
+        self._foreign = foreign
 
     def collect(self) -> Iterator[Metric]:
         """The counters as they are now."""
-        refused, reports = self._watch.refused, self._watch.reports
+        refused = self._watch.refused
+        reports = self._watch.reports
         yield counted("binds", "Binds, by how they ended.", "outcome", self._binds)
         yield counted("reservations", "What this registry wrote of reservations.", "what", self._reservations)
         yield counted("reports", "Events of Kubernetes, by what became of them.", "outcome", reports.counts)

@@ -67,8 +67,11 @@ class Scheduling:
         Kubernetes, and binds nothing. `replica`: an id that no other registry has. `freeze`: as of `Registry`. `foreign`:
         the nodes that HAMi runs; None: of its own.
         """
-        self._context, self._settings, self._registry = context, settings, registry
-        self._cluster, self._freeze = cluster, freeze
+        self._context = context
+        self._settings = settings
+        self._registry = registry
+        self._cluster = cluster
+        self._freeze = freeze
         self._is_serving = False
         """Whether all nodes were read once since the start, or could not be read because NATS was away."""
         context.readiness[READINESS] = {"nodes": self.unread_nodes}
@@ -95,8 +98,11 @@ class Scheduling:
 
     def _use(self, api: KubernetesApi) -> None:
         """With access to Kubernetes pods are bound, gangs are planned, and nodes that HAMi runs are known."""
-        context, clock, foreign = self._context, self._context.clock, self.foreign
-        self.view.foreign, foreign.changed = foreign.refusal, self.view.mark
+        context = self._context
+        clock = self._context.clock
+        foreign = self.foreign
+        self.view.foreign = foreign.refusal
+        foreign.changed = self.view.mark
         self._cluster.listeners.append(foreign.observe)
         gangs = Gangs(self.reservations, clock, self.scheduler.best, self._hardware, self._candidate)
         delete = self._settings.delete_refused_pods
@@ -110,9 +116,11 @@ class Scheduling:
         )
         self.view.unmanaged = self.unmanaged.__contains__
         self.unmanaged.changed = self.view.mark
-        foreign.behind, shown = self.watch.behind, self.watch.pods
+        foreign.behind = self.watch.behind
+        shown = self.watch.pods
         self.view.offered = self._offered
-        self.scheduler.planned, self.scheduler.allows = gangs.node_of, self.watch.allows
+        self.scheduler.planned = gangs.node_of
+        self.scheduler.allows = self.watch.allows
         self.scheduler.requested = self._requested
         may_be = partial(check_placement, allows=self.watch.allows, scheduler=self._settings.scheduler_name)
         checks = BindChecks(self.scheduler, self.behind, foreign.refusal, quotas)
@@ -131,7 +139,8 @@ class Scheduling:
             quotas.claim,
             nodes=lambda: len(kubernetes_nodes),
         )
-        self.scheduler.binder, self.scheduler.refused = events, events.refuse
+        self.scheduler.binder = events
+        self.scheduler.refused = events.refuse
         if self._settings.publish_topologies:
             self.topologies = TopologyObjects(api, clock, self.view, self.watch.nodes.get)
         context.metrics.register(Figures(self.watch, self.binder.counts, self.reservations.counts, foreign))
@@ -200,7 +209,8 @@ class Scheduling:
         As soon as all is known, or NATS is away, the webhook is served. What was made of all that is known stays, and is
         frozen: the collector would look through it at the next call.
         """
-        clock, bus = self._context.clock, self._context.bus
+        clock = self._context.clock
+        bus = self._context.bus
         last_connected = clock.monotonic()
         while self.behind() is not None:
             if bus.connected:

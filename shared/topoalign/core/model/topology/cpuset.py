@@ -22,7 +22,8 @@ def parse_cpuset(text: str) -> frozenset[int]:
         match = _PART.fullmatch(part.strip())
         if match is None:
             raise ValueError(f"{part[:40]!r} is neither a number nor a range like 0-3")
-        first, last = int(match[1]), int(match[2] or match[1])
+        first = int(match[1])
+        last = int(match[2] or match[1])
         if last < first or last > LARGEST_ID:
             raise ValueError(f"{part[:40]!r} is not an ascending range up to {LARGEST_ID}")
         listed += last + 1 - first

@@ -125,7 +125,8 @@ class DeviceSet(Collection[DeviceID]):
 
     def __init__(self, devices: Devices, bits: int) -> None:
         """`bits`: bit i stands for the device in place i."""
-        self.devices, self.bits = devices, bits
+        self.devices = devices
+        self.bits = bits
 
     def __contains__(self, device: object) -> bool:
         place = self.devices.places.get(device)  # type: ignore[call-overload]  # what is no id has no place
@@ -173,7 +174,8 @@ class DeviceSet(Collection[DeviceID]):
 
     def first(self, amount: int) -> "DeviceSet":
         """The first `amount` of them in the hardware's order; all where there are fewer."""
-        low, high = 0, self.bits.bit_length()
+        low = 0
+        high = self.bits.bit_length()
         while low < high:  # the least number of places that have so many
             middle = (low + high) // 2
             if (self.bits & (1 << middle) - 1).bit_count() < amount:

@@ -16,7 +16,8 @@ def check_mig(path: str, gpu: Gpu, most_memory: int) -> None:
     for i, instance in enumerate(gpu.mig or ()):
         if instance.placement is not None:
             check_placement(f"{path}.mig[{i}].placement", instance.placement)
-    profiles, where = gpu.mig_profiles, f"{path}.mig_profiles"
+    profiles = gpu.mig_profiles
+    where = f"{path}.mig_profiles"
     if len(profiles) > MOST_PROFILES:
         raise InvalidField(where, f"{len(profiles)} of them", f"a GPU has at most {MOST_PROFILES}")
     check_once(where, [profile.name for profile in profiles])

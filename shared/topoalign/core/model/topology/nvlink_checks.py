@@ -13,5 +13,6 @@ def check_nvlinks(path: str, gpu: Gpu) -> None:
         if not 0 <= count <= MOST_NVLINKS:
             raise InvalidField(f"{path}.{name}", f"{count} is no number of NVLinks", f"give 0 to {MOST_NVLINKS}")
     if gpu.fabric_state and gpu.fabric_state not in FABRIC_FINDINGS:
-        finding, remedy = f"{quoted([gpu.fabric_state])} is no state", f"give one of {', '.join(FABRIC_FINDINGS)}"
+        finding = f"{quoted([gpu.fabric_state])} is no state"
+        remedy = f"give one of {', '.join(FABRIC_FINDINGS)}"
         raise InvalidField(f"{path}.fabric_state", finding, remedy)

@@ -49,9 +49,11 @@ def count_nics(nics: Nics, members: Sequence[int]) -> tuple[int, int]:
 
 def locality(topology: Topology, nic: DeviceID) -> NicLocality:
     """The GPUs of the machine that a NIC is local to, and near."""
-    local, near = set(), set()
+    local = set()
+    near = set()
     for position, gpu in enumerate(topology.gpus):
-        path, same_node = pcie_class(topology, nic, gpu.id), share_node(topology, nic, gpu.id)
+        path = pcie_class(topology, nic, gpu.id)
+        same_node = share_node(topology, nic, gpu.id)
         if path in THROUGH_SWITCHES or (gpu.memory_node is not None and same_node):
             local.add(position)
         if path is not PcieClass.SYS or same_node:

@@ -163,7 +163,8 @@ def minimum_cut(weights: list[list[int]]) -> int:
         gain = dict.fromkeys(vertices, 0)
         last = previous = vertices[0]
         while gain:  # the order of maximum adjacency
-            previous, last = last, max(gain, key=gain.__getitem__)
+            previous = last
+            last = max(gain, key=gain.__getitem__)
             cut = gain.pop(last)
             for other in gain:
                 gain[other] += weights[last][other]

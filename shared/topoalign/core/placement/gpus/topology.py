@@ -49,7 +49,8 @@ class ByTopology(DevicePolicy):
 
     def uncompared(self, asked: GpuChoice) -> str:
         """Explains that there are more sets than are compared."""
-        others, more = len(asked.available) - len(asked.required), asked.size - len(asked.required)
+        others = len(asked.available) - len(asked.required)
+        more = asked.size - len(asked.required)
         if compares_all(others, more):
             return ""
         return f", of the sets that grow from each GPU: all {comb(others, more)} are too many to compare"
@@ -113,7 +114,8 @@ class SetOrder:
 
     def difference(self, other: Members, chosen: Members) -> str:
         """Why a set lost against the chosen one."""
-        theirs, mine = self.rank(other), self.rank(chosen)
+        theirs = self.rank(other)
+        mine = self.rank(chosen)
         at = next(place for place, (a, b) in enumerate(zip(theirs, mine, strict=True)) if a != b)
         match at:
             case 0:
@@ -159,7 +161,8 @@ def candidates(order: SetOrder, available: Sequence[int], required: Collection[i
         if not required:
             return combinations(others, size)
         return (tuple(sorted((*required, *some))) for some in combinations(others, size - len(required)))
-    strength, to_free = order.scorer.links.strength, order.links_to_free
+    strength = order.scorer.links.strength
+    to_free = order.links_to_free
     sets = {
         grow(strength, others, (*required, *seed), size, to_free)
         for seed in (seeds(strength, available, others) if len(required) < size else [()])

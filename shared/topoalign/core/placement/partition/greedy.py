@@ -66,12 +66,14 @@ def exchanged(scores: Scores, sets: Sets, fixed: Collection[int], *, guarded: bo
     home = {device: at for at, members in enumerate(sets) for device in members}
     links = [[sum(row[member] for member in members) for members in sets] for row in scores]
     movable = [device for device in sorted(home) if device not in fixed]
-    looks, improving = 0, True
+    looks = 0
+    improving = True
     while improving and looks < MOST_LOOKS:
         improving = False
         for a, b in combinations(movable, 2):
             looks += 1
-            ours, theirs = home[a], home[b]
+            ours = home[a]
+            theirs = home[b]
             if ours == theirs:
                 continue
             our_gain = links[b][ours] - links[a][ours] - scores[a][b]
@@ -79,7 +81,8 @@ def exchanged(scores: Scores, sets: Sets, fixed: Collection[int], *, guarded: bo
             first_gain = our_gain if ours == 0 else their_gain if theirs == 0 else 0
             if our_gain + their_gain > 0 and not (guarded and first_gain < 0):
                 improving = True
-                home[a], home[b] = theirs, ours
+                home[a] = theirs
+                home[b] = ours
                 for row, linked in zip(scores, links, strict=True):
                     linked[ours] += row[b] - row[a]
                     linked[theirs] += row[a] - row[b]

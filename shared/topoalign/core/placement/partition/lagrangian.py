@@ -83,7 +83,8 @@ def best_by_prices(scores: Scores, required: int, size: int, work: SearchBudget)
 
     Raises TooMuchWork where too many sets are left to combine, as in a machine with much symmetry and no tree.
     """
-    devices, worth = len(scores), set_scores(scores)
+    devices = len(scores)
+    worth = set_scores(scores)
     kinds = kinds_of(worth, devices, required, size)
     fixed = members_of(required, devices)
     start = exchanged(scores, grown(scores, fixed, size), fixed, guarded=False)
@@ -97,7 +98,8 @@ def best_by_prices(scores: Scores, required: int, size: int, work: SearchBudget)
 def kinds_of(worth: Sequence[int], devices: int, required: int, size: int) -> list[Kind]:
     """The sets that can be in a partition, by kind; the chosen set is of the first kind."""
     full, left_over = divmod(devices, size)
-    sets, rests = masks_of_size(devices, size), masks_of_size(devices, left_over)
+    sets = masks_of_size(devices, size)
+    rests = masks_of_size(devices, left_over)
     if required:
         holding = tuple(mask for mask in sets if mask & required == required)
         without = tuple(mask for mask in sets if not mask & required)
@@ -130,7 +132,8 @@ def lowest_bound(kinds: Sequence[Kind], prices: list[int], target: int) -> Bound
     """The lowest bound that a few rounds of changing prices find; `target` is what some partition is worth."""
     best = bound_at(kinds, prices)
     pools: list[dict[int, None]] = [{} for _ in kinds]
-    latest, idle = best, 0
+    latest = best
+    idle = 0
     for _ in range(ROUNDS):
         if best.value - target < PARTS or idle == IDLE_ROUNDS:
             break
@@ -155,7 +158,10 @@ def lowered(kinds: Sequence[Kind], prices: list[int], target: int) -> list[int]:
     devices = len(prices)
     members = [[members_of(mask, devices) for mask in kind.masks] for kind in kinds]
     direction = [0.0] * devices
-    best, best_value, scale, stalled = prices, sum(prices) * 2, 1.0, 0
+    best = prices
+    best_value = sum(prices) * 2
+    scale = 1.0
+    stalled = 0
     for _ in range(STEPS):
         bound = bound_at(kinds, prices)
         cover = [-1] * devices
@@ -165,11 +171,14 @@ def lowered(kinds: Sequence[Kind], prices: list[int], target: int) -> list[int]:
                     cover[device] += 1
         stalled += 1
         if bound.value < best_value:
-            best, best_value, stalled = prices, bound.value, 0
+            best = prices
+            best_value = bound.value
+            stalled = 0
         if bound.value <= target or not any(cover):
             break
         if stalled == 5:
-            scale, stalled = scale / 2, 0
+            scale = scale / 2
+            stalled = 0
         direction = [step + INERTIA * earlier for step, earlier in zip(cover, direction, strict=True)]
         length = scale * (bound.value - target) / (sum(along * along for along in direction) or 1.0)
         prices = [price + round(length * along) for price, along in zip(prices, direction, strict=True)]

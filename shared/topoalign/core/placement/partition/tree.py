@@ -114,7 +114,8 @@ class TreeSplit:
         Aims just below the bound first, and then lower: that a branch does not reach so high is soon known, and makes
         its bound lower for the next search.
         """
-        limit, below = self.bound(whole), 1
+        limit = self.bound(whole)
+        below = 1
         while True:
             floor = max(limit - below, -1)
             if self.required:
@@ -181,7 +182,8 @@ class TreeSplit:
         if form in self.exact:
             return self.exact[form]
         if form not in self.upper:
-            size, value = self.forms.sizes[form], self.forms.values[form]
+            size = self.forms.sizes[form]
+            value = self.forms.values[form]
             inner = sum(number * self.gain(child, value) for child, number in self.forms.groups(form))
             self.upper[form] = min(self.by_sets(form, size), value * self.pairs(size) + inner)
         return self.upper[form]

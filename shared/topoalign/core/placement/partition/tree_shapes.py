@@ -105,7 +105,8 @@ class Forms:
 
     def ways(self, form: int, count: int, least: int = 0) -> dict[tuple[int, ...], int]:
         """What is left of each child, in the order of `groups` -> the best score of such a set: `takes` in detail."""
-        value, groups = self.values[form], self.groups(form)
+        value = self.values[form]
+        groups = self.groups(form)
         everywhere = value * comb(count, 2)
         later = [[0]]
         for child, number in reversed(groups[1:]):

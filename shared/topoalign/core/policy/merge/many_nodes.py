@@ -64,7 +64,8 @@ def prefers(rule: HintRule, mask: Mask) -> bool:
 def common_mask(offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: SearchBudget) -> Mask | None:
     """The best AND of one hint of each offer, where none is preferred; None if there is none. Raises TooMuchWork."""
     greediest = max((narrowest_width(offer, work) for offer in offers), default=0)
-    masks, families = [], []
+    masks = []
+    families = []
     for rules, mask in combinations(offers, machine, and_, work):
         members = [offer for i, offer in enumerate(offers) if i in rules and isinstance(offer, HintRule)]
         if members and mask:

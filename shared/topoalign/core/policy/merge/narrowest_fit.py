@@ -126,7 +126,8 @@ def searched_fits(
     searches = []
     for members, mask in combinations(leaner, 0, or_, work):
         rules = [offer for i, offer in enumerate(offers) if i in members and isinstance(offer, HintRule)]
-        nodes, needs = union(rule.nodes for rule in rules), [need for rule in rules for need in rule.needs]
+        nodes = union(rule.nodes for rule in rules)
+        needs = [need for rule in rules for need in rule.needs]
         searches += [] if mask & ~machine else [Choosing(nodes, needs, work, fixed=mask)]
     sizes = [(size, search) for search in searches if (size := search.least_size()) is not None]
     least = min((size for size, _ in sizes), default=0)

@@ -101,7 +101,8 @@ class Sharing:
             return
         if hopeless is not None and top > drop and hopeless(chosen, top - drop, top):
             return
-        node, lower = self.nodes[top - 1], self.nodes[: top - 1]
+        node = self.nodes[top - 1]
+        lower = self.nodes[: top - 1]
         if drop:
             without = (*gone, node)
             dropped = example if node in example else self.droppable(without, lower, drop - 1)
@@ -122,7 +123,8 @@ class Sharing:
     def in_turn(self, gone: Sequence[int], lower: Sequence[int], more: int) -> frozenset[int] | None:
         """Drops the nodes one after the other from the rule that has most left. None: not found this way."""
         self.work.step(len(gone) + len(lower))
-        left, dropped = self.start, set(gone)
+        left = self.start
+        dropped = set(gone)
         for node in (*sorted(gone, key=lambda each: -self.share[each]), *reversed(lower)):
             if len(dropped) == len(gone) + more and node not in dropped:
                 break
@@ -176,7 +178,8 @@ class Sharing:
         """
         after: list[tuple[float, int, Left]] = []
         for number, near in enumerate(self.near[node]):
-            kept, slack = left.kept[number], left.slack[number]
+            kept = left.kept[number]
+            slack = left.slack[number]
             costs = [sum(amount for mask, amount in each if mask & kept == 1 << node) for each in near]
             rest = tuple(room - cost for cost, room in zip(costs, slack, strict=True))
             if min(rest, default=0) >= 0:

@@ -75,7 +75,8 @@ def asks_for_gpu(containers: Sequence[ShareRequest]) -> bool:
     Whether a pod of these containers asks for GPUs: by their sums, so one may do whose containers each lack an amount. A
     share needs memory beside its cores, whole cards do not.
     """
-    cores, memory = sum(each.cores for each in containers), sum(each.memory for each in containers)
+    cores = sum(each.cores for each in containers)
+    memory = sum(each.memory for each in containers)
     return cores >= WHOLE_CARD or (cores > 0 and memory > 0)
 
 

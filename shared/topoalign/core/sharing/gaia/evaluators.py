@@ -53,7 +53,8 @@ def evaluate(tree: GpuTree, request: ShareRequest, fields: ShareFields = FIELDS)
     Raises NothingAsked, NotWholeCards, AmountMissing, MemoryAboveCard and NoFreeCard. Memory is compared with that of the
     first card alone, and only after no card had enough, so on a machine of unequal cards a larger amount may be given.
     """
-    cores, memory = request.cores, request.memory
+    cores = request.cores
+    memory = request.memory
     if not cores and not memory:
         raise NothingAsked(fields)
     if cores > WHOLE_CARD and cores % WHOLE_CARD:

@@ -20,7 +20,9 @@ import msgspec
 
 from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard
 
-INTERNAL, SINGLE_SWITCH, ROOT = 0, 10, 60
+INTERNAL = 0
+SINGLE_SWITCH = 10
+ROOT = 60
 LEVELS = (SINGLE_SWITCH, 20, 30, 40, 50)
 """The levels of inner nodes, from the cards upwards."""
 
@@ -124,7 +126,8 @@ def occupy(tree: GpuTree, at: int, cores: int, memory: int) -> GpuTree:
 
     Whatever is given, and be it memory alone, the card is no longer free.
     """
-    card, whole = tree.cards[at], cores >= WHOLE_CARD
+    card = tree.cards[at]
+    whole = cores >= WHOLE_CARD
     left_cores = 0 if whole else max(0, card.cores_left - cores)
     left_memory = 0 if whole else max(0, card.memory_left - memory)
     return with_card(tree, at, left_cores, left_memory, tree.free - {at})
@@ -138,7 +141,8 @@ def release(tree: GpuTree, at: int, cores: int, memory: int) -> GpuTree:
     which is no part of the decision. No service gives back in a tree: each decision makes its own of what is held by then,
     and there a card of which memory alone is held is not free.
     """
-    card, whole = tree.cards[at], cores >= WHOLE_CARD
+    card = tree.cards[at]
+    whole = cores >= WHOLE_CARD
     left_cores = card.cores if whole else min(card.cores, card.cores_left + cores)
     left_memory = card.memory if whole else min(card.memory, card.memory_left + memory)
     return with_card(tree, at, left_cores, left_memory, tree.free | {at} if left_cores == card.cores else tree.free)

@@ -95,9 +95,12 @@ class _Walk:
     """What was gathered of the cards tried so far, and why others were not taken."""
 
     def __init__(self, request: CardRequest, around: Surroundings) -> None:
-        self.request, self.around, self.rules = request, around, around.rules
+        self.request = request
+        self.around = around
+        self.rules = around.rules
         self.cores = min(request.cores, WHOLE_CARD)
-        self.mutex, self.topology_aware = around.rules.mutex, around.rules.topology_aware
+        self.mutex = around.rules.mutex
+        self.topology_aware = around.rules.topology_aware
         self.gathered: list[CardShare] = []
         self.reasons: Counter[Reason] = Counter()
         self.numa: int | None = None
@@ -143,7 +146,8 @@ class _Walk:
         if self.rules.numa_bind and self.numa != card.numa:
             if self.gathered and not self.topology_aware:
                 self.reasons[Reason.NUMA] += len(self.gathered)
-            self.gathered, self.numa = [], card.numa
+            self.gathered = []
+            self.numa = card.numa
         return None if self.rules.uuids.takes_uuid(card.uuid) else Reason.UUID
 
     def _used_up(self, card: CardUsage) -> Reason | None:

@@ -38,7 +38,10 @@ MOST_HOLDERS = 100
 """Of a card, that are shown."""
 MOST_CONTAINERS = 16
 """Of a holder, that are shown."""
-MOST_SLOTS, MOST_MEMORY, MOST_CORES, MOST_INDEX = 10_000, 1 << 26, 100_000, 4_096
+MOST_SLOTS = 10_000
+MOST_MEMORY = 1 << 26
+MOST_CORES = 100_000
+MOST_INDEX = 4_096
 """Of a card; memory in MiB. More than any machine has, with any scaling."""
 UNKNOWN_NUMA = -1
 DELETED = "Deleted"
@@ -185,7 +188,8 @@ def cards_of(
     cards: Iterable[RegisteredCard], cordon: str | None, pods: Iterable[ForeignPod]
 ) -> tuple[ForeignCard, ...]:
     """The cards of a node with what its pods hold of them. `cordon`: the annotation with its cordoned cards."""
-    known, kept_back = tuple(cards), cordoned({CORDON: cordon or ""})
+    known = tuple(cards)
+    kept_back = cordoned({CORDON: cordon or ""})
     holders: dict[str, list[CardHolder]] = {card.id: [] for card in known}
     for pod in sorted(pods, key=lambda pod: (pod.namespace, pod.name, pod.uid)):
         for uuid, shares in shares_by_card(pod.shares, holders).items():

@@ -19,7 +19,8 @@ def find_instances(
     profiles: Sequence[MigProfile], taken: Iterable[MigPlacement], memories: Iterable[int]
 ) -> tuple[tuple[MigProfile, MigPlacement], ...] | None:
     """The instances for shares of so many bytes of one card, in their order; None where one of them has no place."""
-    beside, found = list(taken), []
+    beside = list(taken)
+    found = []
     for memory in memories:
         instance = find_place(profiles, beside, memory)
         if instance is None:

@@ -41,7 +41,8 @@ def walk(cards: Iterable[ScoredCard], policy: str, numa_bind: bool = False) -> t
 
 def sort_key(scored: ScoredCard, policy: str, numa_bind: bool = False) -> SortKey:
     """Sorts cards as upstream's list: the one that is tried first comes last."""
-    card, score = scored.card, scored.score
+    card = scored.card
+    score = scored.score
     tie = (card.index, card.uuid)
     if "," in policy or policy == NUMA:
         of_key = {BINPACK: score, SPREAD: -score, NUMA: card.numa}

@@ -25,7 +25,8 @@ PairScores = Mapping[str, Mapping[str, int]]
 
 OLD_MODE = "hami-core"
 """Mode of cards in the oldest text."""
-_OLDEST, _OLD = 7, 9
+_OLDEST = 7
+_OLD = 9
 """Fields of a card in the old text."""
 
 
@@ -75,7 +76,8 @@ class InvalidAnnotation(BadRequest):
     code = "InvalidAnnotation"
 
     def __init__(self, key: str, reason: str) -> None:
-        self.key, self.reason = key, reason
+        self.key = key
+        self.reason = reason
         super().__init__(f"annotation {key}: {clean(reason, 300)}", "look at the part of HAMi that writes it")
 
 

@@ -29,7 +29,9 @@ def device_score(card: CardUsage, requests: Iterable[CardRequest], weights: Weig
     """How full a card would be, 0 if it has no slots, no cores or no memory. `requests` are those of one container."""
     if not (card.slots and card.cores and card.memory):
         return 0.0
-    slots, cores, memory = card.used_slots, card.used_cores, card.used_memory
+    slots = card.used_slots
+    cores = card.used_cores
+    memory = card.used_memory
     for request in requests:
         if request.vendor == card.type:
             slots += 1
@@ -43,7 +45,8 @@ def device_score(card: CardUsage, requests: Iterable[CardRequest], weights: Weig
 
 def node_score(cards: Sequence[CardUsage]) -> float:
     """How full a node is, 0 if its cards together have no slots, no cores or no memory."""
-    slots, cores = sum(card.slots for card in cards), sum(card.cores for card in cards)
+    slots = sum(card.slots for card in cards)
+    cores = sum(card.cores for card in cards)
     memory = sum(card.memory for card in cards)
     if not (slots and cores and memory):
         return 0.0

@@ -23,9 +23,12 @@ from topoalign.core.demand.share_annotations import (
     words,
 )
 
-BINPACK, SPREAD, NUMA = "binpack", "spread", "numa"
+BINPACK = "binpack"
+SPREAD = "spread"
+NUMA = "numa"
 """Policies that order the cards of a node."""
-MUTEX, TOPOLOGY_AWARE = "mutex", "topology-aware"
+MUTEX = "mutex"
+TOPOLOGY_AWARE = "topology-aware"
 """Policies that take only unused cards, and the best connected ones."""
 
 

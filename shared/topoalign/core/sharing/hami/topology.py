@@ -119,7 +119,8 @@ class _Search:
         self._step()
         if more == 0:
             if self.best_score is None or score > self.best_score:
-                self.best, self.best_score = chosen, score
+                self.best = chosen
+                self.best_score = score
             return
         for position in range(chosen[-1] + 1 if chosen else 0, self.size - more + 1):
             if self.best_score is not None and score + self._bound(position, more, gains) <= self.best_score:

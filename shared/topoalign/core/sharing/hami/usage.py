@@ -56,7 +56,9 @@ def usage_of(
     card: SharedCard, mode: str = "", profiles: tuple[MigProfile, ...] = (), instances: tuple[MigPlacement, ...] = ()
 ) -> CardUsage:
     """The card in HAMi's amounts."""
-    slots, memory, cores = card.slots, card.memory // MIB, card.cores
+    slots = card.slots
+    memory = card.memory // MIB
+    cores = card.cores
     used = (slots, memory, cores) if card.exclusive else (0, 0, 0)
     return CardUsage(
         uuid=card.device,

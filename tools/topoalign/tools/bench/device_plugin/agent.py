@@ -36,7 +36,8 @@ class Agent:
     """A process that is measured."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", log: BinaryIO, started: float) -> None:
-        self._process, self._log = process, log
+        self._process = process
+        self._log = log
         self.started = started
         """Monotonic seconds."""
 

@@ -25,7 +25,9 @@ class Announced:
     """A node of which everything is announced by us."""
 
     def __init__(self, bus: Bus, node: NodeName, topology: Topology) -> None:
-        self._bus, self._node, self._topology = bus, node, topology
+        self._bus = bus
+        self._node = node
+        self._topology = topology
         self._revision = 0
         self._newest: dict[str, tuple[int, int]] = {}
         self.asked = anyio.Event()

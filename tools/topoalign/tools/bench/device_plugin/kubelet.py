@@ -88,7 +88,8 @@ class Kubelet:
         """As a kubelet does: sweeps the sockets that are there, ours included, and listens at its own."""
         for socket in self.plugins_dir.glob("*.sock"):
             socket.unlink()
-        self.registered, self.lists = SimpleQueue(), SimpleQueue()
+        self.registered = SimpleQueue()
+        self.lists = SimpleQueue()
         self._told.clear()
         lister = {"List": self._list, "GetAllocatableResources": self._allocatable}
         self._servers = [
@@ -167,7 +168,8 @@ class Kubelet:
             for message in channel.unary_stream("/v1beta1.DevicePlugin/ListAndWatch")(NOTHING):
                 self._told[resource] = message
                 if resource.decode() in self.resources:
-                    at, lists = time.monotonic(), (self._told.get(name.encode(), NOTHING) for name in self.resources)
+                    at = time.monotonic()
+                    lists = (self._told.get(name.encode(), NOTHING) for name in self.resources)
                     self.lists.put(Came(at, b"".join(lists)))
 
     def _allocatable(self, request: bytes) -> bytes:

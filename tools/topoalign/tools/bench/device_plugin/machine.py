@@ -22,7 +22,8 @@ SHARING = "version: v1\nsharing: {timeSlicing: {resources: [{name: %s, replicas:
 
 IN_UNITS = "version: v1\nsharing: {units: {}}\n"
 IN_SLOTS = "version: v1\nsharing: {slots: {replicas: %d}}\n"
-CORES, MEMORY = ResourceName(Units().cores), ResourceName(Units().memory)
+CORES = ResourceName(Units().cores)
+MEMORY = ResourceName(Units().memory)
 """Computing time and memory of GPUs."""
 
 
@@ -54,7 +55,8 @@ def described_node(
 ) -> Iterator[tuple[Kubelet, Agent]]:
     """An agent on this machine with this configuration file, and its kubelet, once so many devices are listed as healthy."""
     with scratch() as folder:
-        machine, file = folder / "machine.json", folder / "config.yaml"
+        machine = folder / "machine.json"
+        file = folder / "config.yaml"
         machine.write_bytes(encode(Machine(name=name, topology=topology)))
         file.write_text(config)
         told = settings | {"MACHINE": str(machine), "CONFIG": str(file)}
@@ -65,7 +67,8 @@ def described_node(
 @contextmanager
 def node_in_units(name: str, settings: Settings, blocks: int) -> Iterator[tuple[Kubelet, Agent, Topology]]:
     """An agent with eight GPUs in units, each with so many blocks of memory, its kubelet, and the machine."""
-    topology, healthy = with_blocks(len(GPUS), blocks), len(GPUS) * (100 + blocks)
+    topology = with_blocks(len(GPUS), blocks)
+    healthy = len(GPUS) * (100 + blocks)
     with described_node(name, settings, topology, IN_UNITS, healthy, (CORES, MEMORY)) as (kubelet, agent):
         yield kubelet, agent, topology
 

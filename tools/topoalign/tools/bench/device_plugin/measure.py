@@ -76,13 +76,15 @@ def bare(kubelet: Kubelet, calls: int) -> Row:
 
 def preferred(case: str, kubelet: Kubelet, calls: int) -> Row:
     """The cases `preferred-4of8` and `preferred-4of8-slow-nvml`."""
-    prefer, request = kubelet.method("GetPreferredAllocation"), preferred_allocation_request(GPUS, SIZE)
+    prefer = kubelet.method("GetPreferredAllocation")
+    request = preferred_allocation_request(GPUS, SIZE)
     return measured(case, lambda: prefer(request), calls, WARM)
 
 
 def preferred_shares(case: str, settings: Settings, replicas: int, calls: int) -> Row:
     """The cases `preferred-…-shares`: one of other shares each time, which come in no order, as from a kubelet."""
-    chance, milliseconds = Random(replicas), []
+    chance = Random(replicas)
+    milliseconds = []
     with shared_node(case, settings, replicas) as (kubelet, agent, shares):
         prefer = kubelet.method("GetPreferredAllocation")
         for _ in range(WARM + calls):
@@ -140,7 +142,9 @@ def listed(
 
 def start(settings: Settings, starts: int) -> Iterator[Row]:
     """The cases `start`, with the agent's CPU time until the list, and `stop`; with the memory of the last agent."""
-    milliseconds, cpu, stops = [], [], []
+    milliseconds = []
+    cpu = []
+    stops = []
     for number in range(starts):
         with node(f"start-{number}", settings | {"MACHINE": MACHINE}, healthy=None) as (kubelet, agent):
             came = kubelet.until(told(len(GPUS)), "the GPUs were not listed")

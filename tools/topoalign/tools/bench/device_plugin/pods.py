@@ -74,7 +74,8 @@ def allocate(kubelet: Kubelet, release: Release, calls: int) -> Row:
 def pod_start(kubelet: Kubelet, release: Release, calls: int) -> Row:
     """The case `pod-start`: every call that a kubelet waits for before a container with 2 of 8 GPUs starts."""
     milliseconds = []
-    prefer, given = kubelet.method("GetPreferredAllocation"), GPUS[:2]
+    prefer = kubelet.method("GetPreferredAllocation")
+    given = GPUS[:2]
     starting = container_start(kubelet)
     for _ in range(calls):
         began = time.perf_counter()

@@ -44,7 +44,8 @@ def allocate_beside_others(settings: Settings, calls: int) -> Row:
         give = many.method("Allocate")
         for share in shares[-EARLIER:]:
             give(allocate_request([share]))
-        after_none, after_many = [], []
+        after_none = []
+        after_many = []
         for number in range(WARM + calls):
             asked = allocate_request(shares[number * SIZE : (number + 1) * SIZE])
             after_none.append(timed(few, asked))

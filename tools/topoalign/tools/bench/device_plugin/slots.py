@@ -63,7 +63,8 @@ def measure(settings: Settings, portal: BlockingPortal, calls: int) -> Iterator[
 
 def preferred(kubelet: Kubelet, slots: Sequence[DeviceID], calls: int) -> list[float]:
     """The milliseconds of each GetPreferredAllocation for a slot, of all that there are but some of the first."""
-    prefer, milliseconds = kubelet.method("GetPreferredAllocation"), []
+    prefer = kubelet.method("GetPreferredAllocation")
+    milliseconds = []
     for number in range(calls):
         request = preferred_allocation_request(slots[number % 7 :], 1)
         began = time.perf_counter()
@@ -74,7 +75,9 @@ def preferred(kubelet: Kubelet, slots: Sequence[DeviceID], calls: int) -> list[f
 
 def allocated(kubelet: Kubelet, slots: Sequence[DeviceID], calls: int) -> Row:
     """The case `allocate-slot`: the reserved slot, which is released before the next call."""
-    give, request, milliseconds = kubelet.method("Allocate"), allocate_request(slots), []
+    give = kubelet.method("Allocate")
+    request = allocate_request(slots)
+    milliseconds = []
     for _ in range(calls):
         began = time.perf_counter()
         give(request)
@@ -120,7 +123,8 @@ def until_heard(kubelet: Kubelet, all_slots: Sequence[DeviceID], slots: Sequence
     Returns when the first of the reserved slots is preferred, or, where none is reserved, another one than the last of all,
     which is preferred for nothing else. Raises BenchStuck.
     """
-    prefer, request = kubelet.method("GetPreferredAllocation"), preferred_allocation_request(all_slots, 1)
+    prefer = kubelet.method("GetPreferredAllocation")
+    request = preferred_allocation_request(all_slots, 1)
     until = time.monotonic() + PATIENCE_SECONDS
     wanted = slots[0] if slots else all_slots[-1]
     while (wanted.encode() in prefer(request)) is not bool(slots):

@@ -32,7 +32,8 @@ def measure(settings: Settings, calls: int) -> Iterator[Row]:
         free: dict[ResourceName, list[DeviceID]] = {CORES: [], MEMORY: []}
         held: list[Parts] = []
         for gpu in topology.gpus:
-            cores, memory = handed_out(gpu.id, 100, "cores"), handed_out(gpu.id, BLOCKS, "memory")
+            cores = handed_out(gpu.id, 100, "cores")
+            memory = handed_out(gpu.id, BLOCKS, "memory")
             units = {CORES: cores, MEMORY: memory}
             held += [{name: [*islice(some, HELD[name])] for name, some in units.items()} for _ in range(2)]
             for name, some in units.items():
@@ -51,7 +52,8 @@ def measure(settings: Settings, calls: int) -> Iterator[Row]:
 
 def preferred(kubelet: Kubelet, free: Sequence[DeviceID], calls: int) -> list[float]:
     """The milliseconds of each GetPreferredAllocation for computing time, of half of all that there is."""
-    prefer, milliseconds = kubelet.method("GetPreferredAllocation", CORES), []
+    prefer = kubelet.method("GetPreferredAllocation", CORES)
+    milliseconds = []
     for number in range(calls):
         request = preferred_allocation_request([*free[number % 7 :]], SHARE[CORES])
         began = time.perf_counter()
@@ -67,7 +69,8 @@ def allocated(kubelet: Kubelet, free: dict[ResourceName, list[DeviceID]], calls:
         share: Parts = {}
         for name, amount in SHARE.items():
             share[name] = free[name][:amount]
-            give, request = kubelet.method("Allocate", name), allocate_request(share[name])
+            give = kubelet.method("Allocate", name)
+            request = allocate_request(share[name])
             began = time.perf_counter()
             give(request)
             milliseconds.append((time.perf_counter() - began) * 1000)

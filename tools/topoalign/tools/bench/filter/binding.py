@@ -111,7 +111,8 @@ class Pods:
 @asynccontextmanager
 async def kubelet_in(root: Path) -> AsyncIterator[FakeKubelet]:
     """A kubelet with this root directory, while the context is open."""
-    plugins, resources = root / "device-plugins", root / "pod-resources"
+    plugins = root / "device-plugins"
+    resources = root / "pod-resources"
     for directory in (plugins, resources):
         directory.mkdir(parents=True)
     (root / "config.yaml").write_text(CONFIG)

@@ -52,7 +52,8 @@ from topoalign.machines import load_machine
 from topoalign.tools.bench.registry.history import EPOCH
 
 GIB = 1 << 30
-HALF, ALL = 4, 8
+HALF = 4
+ALL = 8
 """GPUs that are held of a node."""
 KEPT_CPUS = 2
 """Of each NUMA node for the system."""
@@ -176,7 +177,8 @@ class BusyNode:
 
     def admitted(self, uid: str, given: Allocation) -> Iterator[Event]:
         """Its kubelet admits a container of the pod with this UID, and gives it this."""
-        owner, seq = given.owner, self.state.seq + 1
+        owner = given.owner
+        seq = self.state.seq + 1
         assert owner is not None, "a decision names the container"
         number = len(self._gpus) + seq
         self.containers.append(Container(number, owner, uid, given.devices.get(GPU, ()), given.cpus, given.memory))

@@ -25,7 +25,8 @@ Answer = tuple[float, Filtered]
 """What a call took in milliseconds, and which nodes passed."""
 WARM = 3
 """Calls that do not count."""
-REPLICAS, SHARES = 420, 20
+REPLICAS = 420
+SHARES = 20
 """Shares of a GPU, and those that a pod asks for."""
 
 
@@ -45,7 +46,8 @@ class Cluster:
         self._everybody.stand_by([node])
         for _ in fill(self.url, events):
             pass
-        path, end = f"{pages.NODES}/{node.node}", time.monotonic() + PATIENCE_SECONDS
+        path = f"{pages.NODES}/{node.node}"
+        end = time.monotonic() + PATIENCE_SECONDS
         while msgspec.json.decode(reader.get(path), type=pages.Detail).summary.seq < node.state.seq:
             if time.monotonic() > end:
                 raise NotAnswered(path, "the end of a container is not shown")

@@ -100,7 +100,8 @@ class Scheduler:
         head, _, rest = data.partition(b"\r\n\r\n")
         lines = head.split(b"\r\n")
         headers = dict(line.lower().split(b": ", 1) for line in lines[1:])
-        parts, missing = [rest], int(headers[b"content-length"]) - len(rest)
+        parts = [rest]
+        missing = int(headers[b"content-length"]) - len(rest)
         while missing > 0:
             parts.append(self._received())
             missing -= len(parts[-1])

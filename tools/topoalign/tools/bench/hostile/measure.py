@@ -18,7 +18,8 @@ from topoalign.tools.bench.hostile.attackers import KINDS
 from topoalign.tools.bench.registry.reader import NotAnswered
 
 Row = dict[str, object]
-OWN, OTHER = "127.0.0.1", "127.0.0.2"
+OWN = "127.0.0.1"
+OTHER = "127.0.0.2"
 """Addresses: that of the scheduler, and that of attackers."""
 SCHEDULER_SECONDS = 5.0
 """After which a scheduler gives up a call."""
@@ -71,9 +72,12 @@ def filters(asked: Asking, nodes: Sequence[NodeName], seconds: float) -> tuple[l
     """
     took: list[float] = []
     used: list[float] = []
-    failed, end, scheduler = 0, time.monotonic() + seconds, None
+    failed = 0
+    end = time.monotonic() + seconds
+    scheduler = None
     while time.monotonic() < end:
-        pod, cpu = pod_json(next(NUMBERS), next(AMOUNTS)), asked.registry.cpu_seconds
+        pod = pod_json(next(NUMBERS), next(AMOUNTS))
+        cpu = asked.registry.cpu_seconds
         try:
             if scheduler is None:
                 scheduler = Scheduler(asked.scheduler_port, nodes, SCHEDULER_SECONDS)
@@ -99,7 +103,8 @@ def probing(port: int) -> Iterator[list[float]]:
 
     def probe() -> None:
         while not ended.wait(PROBE_SECONDS):
-            began, is_alive = time.monotonic(), False
+            began = time.monotonic()
+            is_alive = False
             with suppress(OSError, ValueError):
                 is_alive, _ = ask(OWN, port, "/livez", SCHEDULER_SECONDS)
             took.append(time.monotonic() - began if is_alive else SCHEDULER_SECONDS)

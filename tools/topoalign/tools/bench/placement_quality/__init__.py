@@ -36,7 +36,9 @@ MACHINES = (
     "two-socket-8xpcie",
 )
 POLICIES = (Placement.TOPOLOGY.value, Placement.BEST_EFFORT.value, Placement.SIMPLE.value, streams.RANDOM)
-SEEDS, SHORT_SEEDS, FILL_SEEDS = 3, 20, 10
+SEEDS = 3
+SHORT_SEEDS = 20
+FILL_SEEDS = 10
 MOST_PROVEN = 9
 """GPUs of which the optimum is proven."""
 WORKLOAD: Workload = (

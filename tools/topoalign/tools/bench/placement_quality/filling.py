@@ -30,7 +30,9 @@ from topoalign.core.state.fold import NodeState, announced
 from topoalign.machines import load_machine
 from topoalign.tools.bench.admit import NODE, pod_of
 
-NODES, GPUS, WHOLE = 8, 8, 1000
+NODES = 8
+GPUS = 8
+WHOLE = 1000
 RULES = AdmissionRules(mode=Mode.KUBELET, policy=Policy.NONE)
 """Those of a kubelet without configuration."""
 
@@ -60,7 +62,8 @@ def tasks(workload: Workload, seed: int) -> Iterator[Task]:
 
 def filled(workload: Workload, place: Place, seed: int) -> float:
     """The part of the capacity that is given when the first pod finds no place."""
-    nodes, given = [(WHOLE,) * GPUS] * NODES, 0
+    nodes = [(WHOLE,) * GPUS] * NODES
+    given = 0
     for task in tasks(workload, seed):
         found = place(nodes, task)
         if found is None:
@@ -72,7 +75,9 @@ def filled(workload: Workload, place: Place, seed: int) -> float:
 
 def filled_by_us(workload: Workload, seed: int) -> float:
     """The same by the product's own functions."""
-    states, slots, given = [node_in_slots()] * NODES, Slots(), 0
+    states = [node_in_slots()] * NODES
+    slots = Slots()
+    given = 0
     for task in tasks(workload, seed):
         amount = task.milli // 10
         pod = pod_of({GPU: task.gpus, slots.cores: amount, slots.percentage: amount}, f"pod-{given}")

@@ -15,7 +15,8 @@ from topoalign.core.placement.gpus.scores import Members
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.preference import PLACEMENTS
 
-SIZES, WEIGHTS = (1, 2, 3, 4, 6, 8), (0.3, 0.25, 0.1, 0.2, 0.05, 0.1)
+SIZES = (1, 2, 3, 4, 6, 8)
+WEIGHTS = (0.3, 0.25, 0.1, 0.2, 0.05, 0.1)
 """How many GPUs pods ask for, and how often."""
 PODS = 400
 """Of one stream."""
@@ -42,8 +43,10 @@ def chooser(scorer: SetScorer, placement: str, seed: int = 0) -> Choose:
 
 def granted(gpus: int, seed: int, choose: Choose) -> Iterator[Members]:
     """The set of GPUs of each pod of a stream, for pods with at least two."""
-    chance, load = Random(seed), LOADS[seed % len(LOADS)]
-    free, live = frozenset(range(gpus)), list[Members]()
+    chance = Random(seed)
+    load = LOADS[seed % len(LOADS)]
+    free = frozenset(range(gpus))
+    live = list[Members]()
     sizes = [size for size in SIZES if size <= gpus]
     for _ in range(PODS):
         size = chance.choices(sizes, WEIGHTS[: len(sizes)])[0]
@@ -58,7 +61,9 @@ def granted(gpus: int, seed: int, choose: Choose) -> Iterator[Members]:
 
 def filling(gpus: int, seed: int) -> list[int]:
     """The sizes of pods that fill a machine, in a random order."""
-    chance, left, sizes = Random(seed), gpus, list[int]()
+    chance = Random(seed)
+    left = gpus
+    sizes = list[int]()
     while left:
         sizes.append(chance.choices(SIZES, WEIGHTS)[0])
         if sizes[-1] > left:
@@ -69,7 +74,8 @@ def filling(gpus: int, seed: int) -> list[int]:
 
 def sum_of_choices(gpus: int, sizes: Sequence[int], choose: Choose, worth: Callable[[Members], float]) -> float:
     """What the sets are worth together that pods of these sizes get, one after another."""
-    free, found = frozenset(range(gpus)), 0.0
+    free = frozenset(range(gpus))
+    found = 0.0
     for size in sizes:
         members = choose(tuple(sorted(free)), size)
         free -= {*members}

@@ -57,7 +57,8 @@ class Allocators:
     """The process that answers. Made by `allocators`."""
 
     def __init__(self, process: "subprocess.Popen[str]", file: Path) -> None:
-        self._process, self._file = process, file
+        self._process = process
+        self._file = file
 
     def stand_by(self, speakers: Iterable[Speaker]) -> None:
         """What these stand by from now on, and the others as before. Raises AllocatorsEnded."""

@@ -36,10 +36,12 @@ class NotStored(Unavailable):
 
 def fill(url: str, events: Iterable[Event]) -> Iterator[int]:
     """Publishes these facts. Yields the number of messages stored so far. Raises NotStored."""
-    messages, at = (wire.encode(event, time.time()) for event in events), urlsplit(url)
+    messages = (wire.encode(event, time.time()) for event in events)
+    at = urlsplit(url)
     with socket.create_connection((at.hostname or "", at.port or 4222), SECONDS) as server:
         server.sendall(f'CONNECT {{"headers":true,"verbose":false}}\r\nSUB {INBOX} 1\r\n'.encode())
-        answers, stored = server.makefile("rb"), 0
+        answers = server.makefile("rb")
+        stored = 0
         while batch := [published(message) for message in islice(messages, UNDER_WAY)]:
             server.sendall(b"".join(batch))
             for _ in batch:

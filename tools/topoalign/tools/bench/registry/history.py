@@ -39,7 +39,9 @@ from topoalign.machines import load_machine
 MACHINE = "dgx-a100"
 EPOCH = 1763715600000
 """Of every writer: milliseconds, as of a process that has started then."""
-READINGS, FACTS, LIVE = 3, 40, 8
+READINGS = 3
+FACTS = 40
+LIVE = 8
 """Of each node: readings, facts of the allocator, and the allocations that are live after them."""
 MORE = FACTS - 1 + LIVE
 """Facts of each further round: all but the first snapshot, and the end of what was live."""

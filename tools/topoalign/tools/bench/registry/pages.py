@@ -11,7 +11,8 @@ from topoalign.tools.bench.registry.history import History
 from topoalign.tools.bench.registry.reader import Reader
 
 LIMIT = 500
-ALLOCATIONS, NODES = "/v1/allocations", "/v1/nodes"
+ALLOCATIONS = "/v1/allocations"
+NODES = "/v1/nodes"
 
 
 class Item(msgspec.Struct):

@@ -26,7 +26,8 @@ class TimedExtender:
     def __init__(self, extender: Extender) -> None:
         self.took: defaultdict[str, list[float]] = defaultdict(list)
         """Verb -> milliseconds of each call, as the scheduler sees them."""
-        self._extender, self._asked = extender, 0
+        self._extender = extender
+        self._asked = 0
         self._answered = anyio.Event()
 
     async def all_answered(self) -> None:
@@ -56,7 +57,9 @@ class ControlPlane:
     """What runs beside the nodes. Made by `control_plane`."""
 
     def __init__(self, cluster: FakeCluster, registry: Agent, extender: TimedExtender) -> None:
-        self.cluster, self.registry, self.extender = cluster, registry, extender
+        self.cluster = cluster
+        self.registry = registry
+        self.extender = extender
 
 
 @asynccontextmanager

@@ -28,7 +28,8 @@ async def schedule(plane: ControlPlane, everywhere: Nodes, pods: int) -> Sequenc
     """The calls by verb, and the whole. Raises NotAnswered, AllocatorsEnded."""
     scheduler = FakeScheduler(plane.cluster, plane.extender, SystemClock())
     seconds, refused = await scheduled(plane, scheduler, everywhere, pods)
-    case, took = f"{len(plane.cluster.nodes)}x{pods}", plane.extender.took
+    case = f"{len(plane.cluster.nodes)}x{pods}"
+    took = plane.extender.took
     return [
         *(summary(f"{case}-{verb}", took[verb]) for verb in ("filter", "prioritize", "bind")),
         {
@@ -62,7 +63,8 @@ async def scheduled(
                 admitted = await to_thread.run_sync(everywhere.next, abandon_on_cancel=True)
                 if admitted.code:
                     refused[admitted.code] += 1
-                key, phase = uids.pop(admitted.uid), "Failed" if admitted.code else "Running"
+                key = uids.pop(admitted.uid)
+                phase = "Failed" if admitted.code else "Running"
                 cluster.set_status(*key, phase=phase)
         if waiting.cancelled_caught:
             raise NotAnswered("the pods", f"{len(uids)} of {pods} do not run: {scheduler.errors[-1:]}")
@@ -73,12 +75,15 @@ async def scheduled(
 
 async def bind_all(cluster: FakeCluster, everywhere: Nodes) -> None:
     """Tells the nodes which pods are bound to them, as kubelets see it, for ever."""
-    pods, seen = cluster.pods, cluster.pods.newest
+    pods = cluster.pods
+    seen = cluster.pods.newest
     told: set[str] = set()
     while True:
         for change in pods.since(seen):
-            seen, pod = change.version, change.object
-            uid, node = pod["metadata"]["uid"], pod["spec"].get("nodeName")
+            seen = change.version
+            pod = change.object
+            uid = pod["metadata"]["uid"]
+            node = pod["spec"].get("nodeName")
             is_waiting = pod["status"].get("phase") == "Pending"  # those that were there before run, or have ended
             if node and is_waiting and uid not in told:
                 told.add(uid)

@@ -129,7 +129,8 @@ def nodes(url: str, size: int, fleet: str = "half-full") -> Iterator[Nodes]:
 
 async def serve(url: str, fleet: Fleet, size: int) -> None:
     """Answers and admits until it is cancelled."""
-    chance, clock = Random(0), SystemClock()
+    chance = Random(0)
+    clock = SystemClock()
     made = [Node(partial(fleet.create, number), clock, fleet.delays, chance) for number in range(size)]
     cluster = {each.busy.node: each for each in made}
     for _ in fill(url, (event for each in made for event in each.busy.said())):

@@ -32,7 +32,8 @@ async def wait(
     plane: ControlPlane, nodes: Sequence[BusyNode], everywhere: Nodes, pods: int, seconds: float
 ) -> Sequence[Row]:
     """The row of so many pods that wait so long."""
-    cluster, calls = plane.cluster, plane.extender.took["filter"]
+    cluster = plane.cluster
+    calls = plane.extender.took["filter"]
     scheduler = FakeScheduler(cluster, plane.extender, SystemClock())
     async with background() as tasks:
         tasks.start_soon(bind_all, cluster, everywhere)
@@ -44,14 +45,16 @@ async def wait(
             before = len(calls)
             await anyio.sleep(SETTLED_SECONDS)
         await to_thread.run_sync(plane.registry.longest_block_ms)
-        used, began = plane.registry.cpu_seconds, time.monotonic()
+        used = plane.registry.cpu_seconds
+        began = time.monotonic()
         for number in range(int(RATE * seconds)):
             ended = nodes[number % len(nodes)]
             gone = ended.containers.pop(0)
             everywhere.terminate(ended.node, gone.uid)
             cluster.set_status(gone.owner.namespace, gone.owner.pod, phase="Succeeded")
             await anyio.sleep(max(0.0, began + (number + 1) / RATE - time.monotonic()))
-        used, took = plane.registry.cpu_seconds - used, time.monotonic() - began
+        used = plane.registry.cpu_seconds - used
+        took = time.monotonic() - began
         await plane.extender.until_answered("filter", before + 1)  # on a busy machine the first one may be late
         measured = list(calls[before:])
         await plane.extender.all_answered()

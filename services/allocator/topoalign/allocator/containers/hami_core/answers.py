@@ -41,7 +41,8 @@ from topoalign.plugin_config.hook_files import (
     missing,
 )
 
-MEMORY_LIMIT, CORE_LIMIT = "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT"
+MEMORY_LIMIT = "CUDA_DEVICE_MEMORY_LIMIT"
+CORE_LIMIT = "CUDA_DEVICE_SM_LIMIT"
 SHARED_FILE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 CONTAINER_LOCKS = "/tmp/vgpulock"  # noqa: S108  # where the library locks
 MOST_GPUS = 16

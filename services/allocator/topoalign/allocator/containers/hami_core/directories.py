@@ -40,7 +40,9 @@ from topoalign.allocator.containers.limiter_files import (
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 
 NAME = re.compile(r"slots-[0-9a-f]{32}")
-OWNER, CACHE, LOCKS = "of", "cache", "vgpulock"
+OWNER = "of"
+CACHE = "cache"
+LOCKS = "vgpulock"
 OPEN = 0o777
 """Of directories in which users of all containers write."""
 

@@ -47,7 +47,9 @@ class Feedback:
 
     def __init__(self, root: Callable[[], str], is_on: Callable[[], bool], state: Callable[[], NodeState]) -> None:
         """`root`, `is_on`: `flags.hamiRoot` and `sharing.slots.priorities` now. `state`: of the node now."""
-        self._root, self._is_on, self._state = root, is_on, state
+        self._root = root
+        self._is_on = is_on
+        self._state = state
         self._may_wait = True
         """Whether a container may have been told to wait, also by a former process."""
         self._unusable: dict[str, str] = {}

@@ -50,7 +50,9 @@ class SharedFilesOnDemand:
 
     def __init__(self, root: Callable[[], str], state: Callable[[], NodeState], clock: Clock) -> None:
         """As `SharedFiles`."""
-        self._root, self._state, self._clock = root, state, clock
+        self._root = root
+        self._state = state
+        self._clock = clock
 
     @cached_property
     def _files(self) -> "SharedFiles":

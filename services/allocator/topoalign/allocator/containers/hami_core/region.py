@@ -46,16 +46,21 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.library_use import LibraryCount
 
 MAGIC = 19920718
-GPUS, PROCESSES = 16, 1_024
+GPUS = 16
+PROCESSES = 1_024
 
 VERSION = Struct("<3i")
 """Magic and version, at the beginning."""
 GPU_COUNT = Struct("<Q")
 UUID_SIZE = 96
 PROCESS_SIZE = 1_960
-USE_AT, USE_SIZE, USES = 8, 64, (0, 8, 16, 32)
+USE_AT = 8
+USE_SIZE = 64
+USES = (0, 8, 16, 32)
 """Of a process: where its uses are, bytes of that of a GPU, and in it contexts, programs, buffers and all."""
-TIME_AT, TIME_SIZE, STATUS_AT = 1_160 + 16, 48, 1_928
+TIME_AT = 1_160 + 16
+TIME_SIZE = 48
+STATUS_AT = 1_928
 """Of a process: where the percent of kernels of the first GPU is, how far that of the next; whether it runs."""
 TAIL = Struct("<4iQ")
 RECENT_KERNEL = Struct("<i")

@@ -38,7 +38,8 @@ MOST_ENTRIES = 64
 """Of a container's directory: the library makes one file, and the runtime the place to mount it."""
 MOST_CONTAINERS = 1_000
 """Of one reading."""
-FRESH_SECONDS, READ_SECONDS = 1.0, 2.0
+FRESH_SECONDS = 1.0
+READ_SECONDS = 2.0
 WORK_SECONDS = 1.0
 """After which no other file is begun: a large one takes milliseconds, and containers may make theirs so."""
 
@@ -58,7 +59,9 @@ class SharedFiles:
 
     def __init__(self, root: Callable[[], str], state: Callable[[], NodeState], clock: Clock) -> None:
         """`root`: `flags.hamiRoot` of the newest configuration, empty: there is none. `state`: of the node now."""
-        self._root, self._state, self._clock = root, state, clock
+        self._root = root
+        self._state = state
+        self._clock = clock
         self._turn = Lock(fast_acquire=True)
         self._newest: tuple[LibraryReading, float] | None = None
         """With the monotonic seconds at which it was complete."""
@@ -79,7 +82,8 @@ class SharedFiles:
             return self._newest[0]
 
     async def _read(self) -> LibraryReading:
-        state, root = self._state(), self._root().rstrip("/")
+        state = self._state()
+        root = self._root().rstrip("/")
         limited = [*all_limited(state)] if root else []
         if not limited:
             return LibraryReading(node=state.node)
@@ -98,7 +102,9 @@ class SharedFiles:
         """In the thread: what could be read in time, from where the reading before ended, and how many could not."""
         self._is_reading = True
         try:
-            began, first, found = self._clock.monotonic(), self._first % len(limited), list[LibraryUse]()
+            began = self._clock.monotonic()
+            first = self._first % len(limited)
+            found = list[LibraryUse]()
             turns = [*limited[first:], *limited[:first]][:MOST_CONTAINERS]
             for done, each in enumerate(turns):
                 if done and self._clock.monotonic() - began >= WORK_SECONDS:

@@ -79,7 +79,8 @@ class Sweeps:
             return
         if poll is not None and poll.listing.checkpoint is None:
             poll = None
-        root, failure = Path(configured), None
+        root = Path(configured)
+        failure = None
         held = self._held(state)
         shown = self._shown(poll)
         limited = [name for (resource, _), name in self._names.items() if is_limited(state, resource)]

@@ -73,8 +73,10 @@ def caller_of(proc: Path, pid: int) -> Caller | None:
     return Caller(placement.pod_uid, container, placement.container_id, group) if container else None
 
 
-PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-SWEEP_SECONDS, AGAIN_SECONDS = 5.0, 0.5
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+SWEEP_SECONDS = 5.0
+AGAIN_SECONDS = 0.5
 DRAIN_SECONDS = 0.5
 
 log = structlog.get_logger("topoalign.allocator.containers.vcuda")
@@ -127,7 +129,8 @@ class VcudaLimiter:
         """
         if not (configured := self._root()):
             return
-        root, asked = Path(configured), frozenset(units)
+        root = Path(configured)
+        asked = frozenset(units)
         offers = self._hardware().offers_of.get(resource, ())
         name = self._name(resource, asked)
         if not any(each.limiter == "vcuda" for each in offers) and directories.owner_of(root, name) is None:

@@ -29,7 +29,8 @@ from topoalign.core.model.topology.offers import CORES
 
 CONFIG = struct.Struct("=48si4044x4096s16sQ5i4x")
 """Without `occupied`, which is zero."""
-CONFIG_FILE, PIDS_FILE = "vcuda.config", "pids.config"
+CONFIG_FILE = "vcuda.config"
+PIDS_FILE = "pids.config"
 MOST_PROCESSES = 1_024
 
 

@@ -25,7 +25,8 @@ class LimiterOnDemand:
 
     def __init__(self, root: Callable[[], str], hardware: Callable[[], Topology]) -> None:
         """As `VcudaLimiter`."""
-        self._root, self._hardware = root, hardware
+        self._root = root
+        self._hardware = hardware
 
     @cached_property
     def _limiter(self) -> "VcudaLimiter":

@@ -77,7 +77,8 @@ def limits_for(holder: Holder, parts: Collection[Part], hardware: Topology) -> L
     """
     amounts = amounts_of(unit for part in of(holder, parts) for unit in part.devices)
     gpus = [gpu for gpu in hardware.gpus if gpu.id in amounts]
-    cores, memory = sum(each.cores for each in amounts.values()), sum(each.memory for each in amounts.values())
+    cores = sum(each.cores for each in amounts.values())
+    memory = sum(each.memory for each in amounts.values())
     if cores >= CORES:
         memory = max(memory, sum(gpu.memory or 0 for gpu in gpus))
     else:

@@ -77,7 +77,8 @@ class NvmlDriver:
 
     def __init__(self, root: Path, clock: Clock, deadline: float) -> None:
         """`deadline` is in seconds and holds for each call."""
-        self._root, self._clock = root, clock
+        self._root = root
+        self._clock = clock
         self._thread = DriverThread("NVML", clock, deadline)
         self._turn = anyio.Lock(fast_acquire=True)
         """A reading or a measurement: the thread does one at a time."""
@@ -147,7 +148,9 @@ class NvmlDriver:
         addresses = {gpu.pci for gpu in files.gpus}
         try:
             if self._nvml.open(steps, anew=self._reopen):
-                self._opened, self._addresses, self._reopen = self._clock.monotonic(), addresses, False
+                self._opened = self._clock.monotonic()
+                self._addresses = addresses
+                self._reopen = False
                 self._profiles.clear()
             devices, findings = self._devices()
             judged = {uuid: self._judged(i, uuid, device, files) for uuid, (i, device) in devices.items()}
@@ -213,7 +216,8 @@ class NvmlDriver:
     def _connect(self, devices: Mapping[DeviceID, Handle], judged: Mapping[DeviceID, Judged]) -> None:
         """Makes `_connections` those of these GPUs."""
         of = tuple((uuid, each.gpu.index, each.gpu.pci) for uuid, each in judged.items())
-        had, now = self._connections, self._clock.monotonic()
+        had = self._connections
+        now = self._clock.monotonic()
         known = had.whole and had.of == of
         if known and now - had.since < CONNECTIONS_SECONDS:
             return

@@ -53,7 +53,8 @@ NO_EVENTS = {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND}
 
 WAIT_SECONDS = 1.0
 """For one wait. An event ends it at once; this is how long closing NVML may have to wait for it."""
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 30.0
 """Seconds between tries while waiting fails; doubled each time."""
 WAITS_BETWEEN_TRIES = 30
 """Before GPUs that could not be registered are tried again."""
@@ -77,7 +78,8 @@ class NvmlEvents:
         self._thread = DriverThread("NVML, waiting for events,", clock, WAIT_SECONDS + deadline)
         self._gpus: frozenset[DeviceID] | None = None
         """Who is to be listened to; None: nobody, and NVML is to be closed. Written by the loop, read by the thread."""
-        self._changed, self._closed = anyio.Event(), anyio.Event()
+        self._changed = anyio.Event()
+        self._closed = anyio.Event()
         self._closed.set()
         self._ears = Ears()
 
@@ -167,7 +169,11 @@ class Ears:
         self.empty()
         if self._set is not None:
             self._nvml.free(self._set)
-        self._set, self._gpus, self._names, self.silent, self._waits = events, gpus, names, silent, 0
+        self._set = events
+        self._gpus = gpus
+        self._names = names
+        self.silent = silent
+        self._waits = 0
 
     def empty(self) -> None:
         """Takes what waits in the set, which is about to end and what it holds with it, as far as that can be had."""
@@ -236,7 +242,10 @@ class Ears:
         if self._set is not None:
             self._nvml.free(self._set)
         self._nvml.close()
-        self._set, self._gpus, self._names, self.silent = None, None, {}, frozenset()
+        self._set = None
+        self._gpus = None
+        self._names = {}
+        self.silent = frozenset()
 
 
 class Report:

@@ -5,7 +5,9 @@ from uuid import UUID
 
 from topoalign.core.model.topology.model import Fabric
 
-NOT_STARTED, IN_PROGRESS, COMPLETED = 1, 2, 3
+NOT_STARTED = 1
+IN_PROGRESS = 2
+COMPLETED = 3
 """nvmlGpuFabricState_t; 0 is not supported. Only `COMPLETED` has a status, a cluster and a health."""
 TRUE = 1
 """Of a field of the healthMask that is a yes or no; 0 is not supported, 2 is false."""
@@ -29,6 +31,7 @@ def fabric_state(info: Any) -> str:
     if info.status != 0:
         return "failed"
     health = int(getattr(info, "healthMask", 0))
-    degraded_bandwidth, route_unhealthy = health & 0x3 == TRUE, health >> 4 & 0x3 == TRUE
+    degraded_bandwidth = health & 0x3 == TRUE
+    route_unhealthy = health >> 4 & 0x3 == TRUE
     incorrect_configuration = health >> 8 & 0xF > CONFIGURED
     return "degraded" if degraded_bandwidth or route_unhealthy or incorrect_configuration else ""

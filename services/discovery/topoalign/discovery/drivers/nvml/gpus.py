@@ -66,8 +66,10 @@ def read_gpu(nvml: Library, index: int, uuid: DeviceID, device: Handle, files: T
     """
     address = nvml.pci(device)
     seen = next((gpu for gpu in files.gpus if address is not None and gpu.pci == address), Gpu(id=uuid, index=index))
-    nodes, cpus = set(files.node_ids), {cpu.id for cpu in files.cpus}
-    memory, memory_node = nvml.memory(device), nvml.memory_node(device)
+    nodes = set(files.node_ids)
+    cpus = {cpu.id for cpu in files.cpus}
+    memory = nvml.memory(device)
+    memory_node = nvml.memory_node(device)
     mig, odd = read_mig(nvml, device, memory) if nvml.mig_enabled(device) else (None, ())
     if mig is not None and uuid not in profiles:
         profiles[uuid] = read_profiles(nvml, device, memory)
@@ -126,7 +128,9 @@ def read_mig(nvml: Library, device: Handle, total: int | None) -> tuple[tuple[Mi
     """
     uuids = uuid_by_index(nvml, device)
     for _ in range(MOST_READS):
-        found, before, uuids = read_instances(nvml, device, total), uuids, uuid_by_index(nvml, device)
+        found = read_instances(nvml, device, total)
+        before = uuids
+        uuids = uuid_by_index(nvml, device)
         if uuids == before:
             break
     return found

@@ -28,7 +28,9 @@ MOST_NVLINKS = 36
 """NVML_NVLINK_MAX_LINKS: where a driver does not say how many a GPU has."""
 
 NVLINK_COUNT = 91
-REMAPPING_PENDING, REMAPPING_FAILED, RECOVERY_ACTION = 144, 145, 230
+REMAPPING_PENDING = 144
+REMAPPING_FAILED = 145
+RECOVERY_ACTION = 230
 """NVML_FI_DEV_…, for `fields`."""
 
 WHOLE_GPU = 0xFFFFFFFF
@@ -92,7 +94,8 @@ class Library:
 
     def close(self) -> None:
         """So that the next opening sees what has changed. Never fails: NVML may be past answering."""
-        pynvml, self._pynvml = self._pynvml, None
+        pynvml = self._pynvml
+        self._pynvml = None
         if pynvml is not None:
             with suppress(CallFailed):
                 self._call(pynvml, "nvmlShutdown")
@@ -196,7 +199,8 @@ class Library:
 
     def mig_ids(self, instance: Handle) -> tuple[int, int]:
         """Of the GPU instance and the compute instance."""
-        gpu, compute = "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId"
+        gpu = "nvmlDeviceGetGpuInstanceId"
+        compute = "nvmlDeviceGetComputeInstanceId"
         return int(self.ask(gpu, instance)), int(self.ask(compute, instance))
 
     def mig_size(self, instance: Handle) -> MigInstance:

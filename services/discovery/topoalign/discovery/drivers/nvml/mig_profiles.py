@@ -39,11 +39,9 @@ def read_profiles(nvml: Library, device: Handle, total: int | None) -> tuple[Mig
     whole = max((int(info.multiprocessorCount) for info in infos), default=0)
     found: dict[str, MigProfile] = {}
     for info in infos:
-        places, memory, slices = (
-            read_placements(nvml, device, info.id),
-            int(info.memorySizeMB) << 20,
-            int(info.sliceCount),
-        )
+        places = read_placements(nvml, device, info.id)
+        memory = int(info.memorySizeMB) << 20
+        slices = int(info.sliceCount)
         named = NAMED.search(info.name)
         name = named[0] if named else profile_name(slices, slices, memory, total)
         if not places or name in found:
@@ -55,7 +53,8 @@ def read_profiles(nvml: Library, device: Handle, total: int | None) -> tuple[Mig
 
 def read_placements(nvml: Library, device: Handle, profile: int) -> tuple[MigPlacement, ...]:
     """Where an instance of the profile with this id of NVML can be; empty: the driver does not tell. Raises CallFailed."""
-    places, count = (Slices * MOST_PLACEMENTS)(), c_uint(MOST_PLACEMENTS)
+    places = (Slices * MOST_PLACEMENTS)()
+    count = c_uint(MOST_PLACEMENTS)
     call = "nvmlDeviceGetGpuInstancePossiblePlacements"
     if nvml.maybe(call, device, profile, places, byref(count)) is None:
         return ()

@@ -22,7 +22,9 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Gpu
 from topoalign.discovery.drivers.nvml.library import MOST_NVLINKS, NVLINK_COUNT, Handle, Library
 
-GPU_KIND, NPU_KIND, SWITCH_KIND = 0, 1, 2
+GPU_KIND = 0
+NPU_KIND = 1
+SWITCH_KIND = 2
 """nvmlIntNvLinkDeviceType_t."""
 
 
@@ -84,9 +86,11 @@ def paired(ends: Mapping[DeviceID, Sequence[End]], addresses: Mapping[DeviceID, 
                 direct[gpu, peer] += 1
             elif end.up and end.kind not in (GPU_KIND, NPU_KIND):
                 to_switch[gpu] += 1
-    pairs, findings = {}, []
+    pairs = {}
+    findings = []
     for a, b in combinations(ends, 2):
-        there, back = direct[a, b], direct[b, a]
+        there = direct[a, b]
+        back = direct[b, a]
         if there != back:
             findings.append(f"{a} sees {there} NVLinks to {b}, which sees {back}: the smaller number is used")
         count = min(there, back) if there or back else min(to_switch[a], to_switch[b])

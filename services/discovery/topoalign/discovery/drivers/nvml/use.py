@@ -62,7 +62,8 @@ def device_use(
     nvml: Library, device: Handle, uuid: DeviceID, utilization: dict[int, int] | None, *, has_processes: bool = True
 ) -> DeviceUse:
     """The use of one device. `utilization`: of processes by pid, None where it is not told. Raises CallFailed."""
-    memory, rates = nvml.maybe("nvmlDeviceGetMemoryInfo", device), nvml.maybe("nvmlDeviceGetUtilizationRates", device)
+    memory = nvml.maybe("nvmlDeviceGetMemoryInfo", device)
+    rates = nvml.maybe("nvmlDeviceGetUtilizationRates", device)
     return DeviceUse(
         device=uuid,
         memory=None if memory is None else int(memory.total),

@@ -282,7 +282,9 @@ class Binder:
 
     async def _create_binding(self, seen: SeenPod, node: NodeName) -> None:
         """Creates the Binding until the pod is there. Raises what a failure for good raises, with nothing reserved."""
-        namespace, name, uid = seen.namespace, seen.name, seen.uid
+        namespace = seen.namespace
+        name = seen.name
+        uid = seen.uid
         while seen.node != node:
             refusal: TopoalignError | None = None
             try:

@@ -103,8 +103,10 @@ class Gangs:
         scheduler has chosen. `hardware`: what such a node has. `candidate`: the node
         with what is held there; None: it is not offered any more.
         """
-        self._reservations, self._nodes = reservations, nodes
-        self._hardware, self._candidate = hardware, candidate
+        self._reservations = reservations
+        self._nodes = nodes
+        self._hardware = hardware
+        self._candidate = candidate
         self._turns = Turns(clock)
         self._members: dict[str, dict[str, SeenMember]] = {}
         """Gang -> UID of each of its pods -> the pod."""

@@ -98,7 +98,8 @@ def are_other_slots(one: ReservedContainer, other: ReservedContainer) -> bool:
 
 def are_other_units(one: ReservedContainer, other: ReservedContainer) -> bool:
     """Whether two containers have as many units of one kind, and not of the other, or they are of more GPUs."""
-    counts, others = units_of(one), units_of(other)
+    counts = units_of(one)
+    others = units_of(other)
     return counts != others and any(name in others and others[name][0] == n for name, (n, _) in counts.items())
 
 
@@ -291,7 +292,8 @@ class Reservations:
 
     def _event(self, change: Change) -> ReservationsChanged:
         """What the node's reservations are after a change."""
-        known, now = self.of(change.node), self._clock.monotonic()
+        known = self.of(change.node)
+        now = self._clock.monotonic()
         self._seq += 1
         ended = known.ended(now)
         return ReservationsChanged(
@@ -307,7 +309,8 @@ class Reservations:
         )
 
     async def _follow(self) -> None:
-        end, last = await self._end(), 0
+        end = await self._end()
+        last = 0
         past: dict[str, Received] = {}
         """Subject -> its newest message, until all that were stored before are read."""
         self._read = not end
@@ -322,7 +325,8 @@ class Reservations:
                     for newest in past.values():
                         if newest.position > self._position_of(newest):
                             self._hear(newest)
-                    past, self._read = {}, True
+                    past = {}
+                    self._read = True
 
     async def _end(self) -> int:
         while True:
@@ -352,7 +356,8 @@ class Reservations:
             self._apply(event, received.position)
 
     def _apply(self, event: ReservationsChanged, position: int) -> None:
-        node, known = event.node, self.of(event.node)
+        node = event.node
+        known = self.of(event.node)
         if (event.writer, event.epoch) == (self.writer, self.epoch):
             self._seq = max(event.seq, self._seq)
         self._known[node] = known.apply(event, position, self._clock.monotonic())
@@ -372,7 +377,8 @@ class Reservations:
 
     async def _tidy(self, node: NodeName) -> None:
         """Writes down what has ended on a node, if it is this registry's turn."""
-        known, now = self.of(node), self._clock.monotonic()
+        known = self.of(node)
+        now = self._clock.monotonic()
         ended = known.ended(now)
         if not ended.consumed and not ended.expired:
             return

@@ -61,7 +61,8 @@ class OfferedResources:
 
     def note(self, node: NodeName, hardware: Topology, usage: UsageObserved | None = None) -> None:
         """A node has this hardware now, and has said this of its kubelet."""
-        before, compat = self._nodes.get(node), compat_of(usage)
+        before = self._nodes.get(node)
+        compat = compat_of(usage)
         if before is not None and before[0] is hardware and before[1] == compat:  # as at nearly every fact of a node
             return
         now = offered_by(hardware, compat)

@@ -363,7 +363,8 @@ class ClusterView:
 
     def _look(self) -> None:
         """Which nodes are settled changes without a fact of theirs."""
-        had, self._unsettled = self._unsettled, self._unsettled_now()
+        had = self._unsettled
+        self._unsettled = self._unsettled_now()
         for before, now in zip(had, self._unsettled, strict=True):
             self._due.update(dict.fromkeys(sorted(before ^ now)))
 

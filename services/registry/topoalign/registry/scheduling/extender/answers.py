@@ -88,7 +88,8 @@ class RenderedRefusals:
 
     def answer(self, asked: Asked, filtered: Filtered, kubernetes: tuple[int, int]) -> bytes:
         """As `filter_answer`; rendered once for an answer that is the very same object."""
-        known, named = self._rendered.get(id(filtered)), asked.whole is None
+        known = self._rendered.get(id(filtered))
+        named = asked.whole is None
         if known is not None and known[:3] == (filtered, named, kubernetes):
             return known[3]
         answer = filter_answer(asked, filtered, kubernetes)

@@ -179,7 +179,8 @@ def read_arguments(body: bytes) -> Asked:
         name = NodeName(metadata.name)
         if not name or name in whole:
             raise InvalidField("Nodes.items", "a node without a name of its own", "send each node once")
-        whole[name], labels[name] = item, metadata.labels or {}
+        whole[name] = item
+        labels[name] = metadata.labels or {}
     return Asked(pod=bytes(arguments.pod), nodes=tuple(whole), labels=labels, whole=whole)
 
 

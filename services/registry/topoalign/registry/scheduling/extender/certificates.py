@@ -21,9 +21,12 @@ from topoalign.core.ports import Clock
 VARIABLE = "TOPOALIGN_SCHEDULER_TLS_DIR"
 POLL_SECONDS = 10.0
 """Between two looks: a kubelet takes up to a minute to bring a changed Secret to the node."""
-CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "client-ca.crt"
+CERTIFICATE = "tls.crt"
+KEY = "tls.key"
+AUTHORITY = "client-ca.crt"
 
-UTC_TIME, VERSION = 0x17, 0xA0
+UTC_TIME = 0x17
+VERSION = 0xA0
 """Tags of DER: a time with two digits of the year, and the field that not every certificate has."""
 
 Files = dict[str, bytes]
@@ -36,7 +39,8 @@ class Certificates:
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         """Reads them. Raises InvalidField: certificates that cannot be used are no start."""
-        self._directory, self._clock = directory, clock
+        self._directory = directory
+        self._clock = clock
         self._files = read_files(directory)
         self._refused: Files | str | None = None
         self._current = context_of(directory, self._files)
@@ -66,8 +70,11 @@ class Certificates:
         try:
             files = read_files(self._directory)
             if files != self._files:
-                current, until = context_of(self._directory, files), not_after(files[CERTIFICATE])
-                self._files, self._current, self._valid_until = files, current, until
+                current = context_of(self._directory, files)
+                until = not_after(files[CERTIFICATE])
+                self._files = files
+                self._current = current
+                self._valid_until = until
                 self.context.verify_mode = current.verify_mode
                 self.context.minimum_version = current.minimum_version
                 log.info("certificate changed", directory=str(self._directory), valid_until=until.isoformat())
@@ -76,7 +83,8 @@ class Certificates:
             refused = files if files is not None else error.finding
             if refused != self._refused:
                 log.warning("certificate refused, the one before stays in use", finding=error.finding)
-            self._refused, self._trouble = refused, f"not in use: {error.finding}"
+            self._refused = refused
+            self._trouble = f"not in use: {error.finding}"
 
     def _choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         connection.context = self._current
@@ -136,18 +144,23 @@ def not_after(certificate: bytes) -> datetime:
 def first_of(certificates: bytes) -> str:
     """The text of the first certificate of a PEM file: the server's own. Raises ValueError where there is none."""
     text = certificates.decode()
-    start, end = text.index(ssl.PEM_HEADER), text.index(ssl.PEM_FOOTER) + len(ssl.PEM_FOOTER)
+    start = text.index(ssl.PEM_HEADER)
+    end = text.index(ssl.PEM_FOOTER) + len(ssl.PEM_FOOTER)
     return text[start:end]
 
 
 def elements(body: bytes) -> list[tuple[int, bytes]]:
     """Tag and content of each element of a sequence in DER. Raises IndexError and ValueError for what is not whole."""
-    found, at = [], 0
+    found = []
+    at = 0
     while at < len(body):
-        tag, length, at = body[at], body[at + 1], at + 2
+        tag = body[at]
+        length = body[at + 1]
+        at = at + 2
         if length & 0x80:
             count = length & 0x7F
-            length, at = int.from_bytes(body[at : at + count]), at + count
+            length = int.from_bytes(body[at : at + count])
+            at = at + count
         if at + length > len(body):
             raise ValueError("cut short")
         found.append((tag, body[at : at + length]))

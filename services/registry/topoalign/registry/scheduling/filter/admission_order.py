@@ -91,12 +91,14 @@ def are_mistakable(topology: Topology, one: Comer, other: Comer) -> bool:
     if one.key == other.key:
         return False
     try:
-        slots, others_slots = slots_of(topology, one), slots_of(topology, other)
+        slots = slots_of(topology, one)
+        others_slots = slots_of(topology, other)
     except InvalidShare:  # its annotations have changed since it was reserved
         return True
     if any(a != b and (a.resource, a.gpus) == (b.resource, b.gpus) for a in slots for b in others_slots):
         return True
-    shares, theirs = shares_of(topology, one), shares_of(topology, other)
+    shares = shares_of(topology, one)
+    theirs = shares_of(topology, other)
     if any(a != b and (a.cores == b.cores > 0 or a.blocks == b.blocks > 0) for a in shares for b in theirs):
         return True
     if not any(each.joint is not None for pod in (one, other) for each in pod.demand.containers):
@@ -221,13 +223,15 @@ def is_refused_for_memory(state: NodeState, pods: Sequence[Comer]) -> bool:
     alignment: the memory manager refuses it where it is aligned to NUMA nodes with too little. Not where all of them find
     preferred sets with room, or any NUMA node will do. Without a policy memory of one kind comes to the same wherever it is.
     """
-    rules, kinds = pods[0].demand.rules, {name for pod in pods for name in pod.demand.memory}
+    rules = pods[0].demand.rules
+    kinds = {name for pod in pods for name in pod.demand.memory}
     policy = POLICIES[rules.policy]
     if rules.memory_manager != "Static" or not policy.admits(NO_AFFINITY):
         return False
     if len(pods) < 2 or len(kinds) < (1 if policy.asks else 2):
         return False
-    free, known = free_of(state, rules), [in_amounts(each) for each in pods]
+    free = free_of(state, rules)
+    known = [in_amounts(each) for each in pods]
     if have_ample_memory(free, known):
         return False
     finds_sets = all(each.takes is not None and each.takes.strict for each in known)
@@ -258,12 +262,14 @@ def leaves_room(state: NodeState, pod: Comer, later: Later) -> bool:
     """
     if all(each.decides for each in (pod, *later.pods)) and POLICIES[pod.demand.rules.policy].admits(NO_AFFINITY):
         return True
-    free, counted = free_of(state, pod.demand.rules), [in_amounts(each) for each in (pod, *later.pods)]
+    free = free_of(state, pod.demand.rules)
+    counted = [in_amounts(each) for each in (pod, *later.pods)]
     if not fit_as_counted(free, counted) and not fit_in_turn(state, (pod, *later.pods)):
         return False
     if not later.guarded or not may_realign(state, pod):
         return True
-    steps, guarded = Steps(), [in_amounts(each) for each in later.guarded]
+    steps = Steps()
+    guarded = [in_amounts(each) for each in later.guarded]
     elsewhere = left_elsewhere(counted[0], free)
     return all(fit_whatever_ends(left, (), steps, guarded) for left in elsewhere)
 
@@ -303,7 +309,9 @@ async def fit_from(  # noqa: C901  # one search over orders
             continue
         tried.add(pod.key)
         await turns.give()
-        decision, after, places = decide(state, pod.demand), state, aligned
+        decision = decide(state, pod.demand)
+        after = state
+        places = aligned
         if isinstance(decision, Admission):
             places = (*aligned, *places_of(state.hardware, pod, decision))
             for each in decision.allocations:
@@ -314,7 +322,8 @@ async def fit_from(  # noqa: C901  # one search over orders
             return False
         rest = (*pods[:place], *pods[place + 1 :])
         if steps is not None and (rest or later.guarded):
-            others, guarded = [*map(in_amounts, rest)], [*map(in_amounts, later.guarded)]
+            others = [*map(in_amounts, rest)]
+            guarded = [*map(in_amounts, later.guarded)]
             for left in left_elsewhere(in_amounts(pod), free_of(state, pod.demand.rules)):
                 await turns.give()
                 if not fit_whatever_ends(left, others, steps, guarded):

@@ -49,7 +49,8 @@ COUNTING = frozenset((*ANNOTATIONS, *CHOOSING, CARDS, NODE_POLICY))
 """Annotations by which a pod's devices are decided, by which the nodes are ranked, and which some nodes refuse."""
 NAMING_GPUS = frozenset((USE_UUID, NO_USE_UUID))
 """Annotations that nodes of one kind answer differently, because their GPUs have other uuids."""
-NAMESPACE, POD = Namespace("pod to schedule"), PodName("pod to schedule")
+NAMESPACE = Namespace("pod to schedule")
+POD = PodName("pod to schedule")
 """Names that no pod can have: what is decided for a request depends on none."""
 DEVICES_UNKNOWN = "DevicesUnknown"
 """The kubelet has such devices, and what is known of the node does not: nothing can be predicted."""

@@ -63,7 +63,8 @@ def labelled(view: ClusterView) -> dict[tuple[str, str], Kind]:
     """As `Siblings._labelled`: by the labels of the offered nodes' Kubernetes Nodes, and by what they play."""
     found: dict[tuple[str, str], Kind] = {}
     for name in sorted(view.nodes):
-        kind, announced = view.nodes[name].kind, view.facts(name).topology
+        kind = view.nodes[name].kind
+        announced = view.facts(name).topology
         if kind is None:
             continue
         for label in (MACHINE, INSTANCE_TYPE):
@@ -80,7 +81,9 @@ class NewNodes:
         self, view: ClusterView, verdicts: Verdicts, request: Request, passes: Callable[[NodeName], bool]
     ) -> None:
         """`passes`: whether the pod may go to a node because topoalign does not run it."""
-        self._view, self._verdicts, self._request = view, verdicts, request
+        self._view = view
+        self._verdicts = verdicts
+        self._request = request
         self._passes = passes
         self._siblings = Siblings(view)
         self._numbers: dict[str | Kind, int] = {}

@@ -58,7 +58,8 @@ class LonePods:
 
     def __init__(self, view: ClusterView, request: Callable[[PodToSchedule], Request]) -> None:
         """`request`: what a pod asks for."""
-        self._view, self._request = view, request
+        self._view = view
+        self._request = request
         self._waited = OrderedDict[str, set[NodeName]]()
         """By UID of the pod."""
 
@@ -75,7 +76,8 @@ class LonePods:
             return ""
         without = frozenset({pod.uid}) | self._view.holds(node).assumed
         state = self._view.basis_of(self._view.facts(node), without).state
-        demand, takes = asked.demand, asked.takes
+        demand = asked.demand
+        takes = asked.takes
         if (
             finds_gpus(state, demand)
             and keeps_containers_together(state, demand, takes)
@@ -121,7 +123,8 @@ class PlannedPods:
         """`request`: what a pod asks for."""
         self.requested: Requested = unknown_request
         """What the pod of a reservation asks for, where that is known. One of which it is not known counts as held."""
-        self._view, self._request = view, request
+        self._view = view
+        self._request = request
         self._crowds = WeakKeyDictionary[NodeView, Crowd]()
 
     def on(self, node: NodeView | None) -> list[Planned]:
@@ -173,7 +176,8 @@ class PlannedPods:
         crowd = self._crowds.get(node)
         if crowd is None or crowd.version != node.version:
             planned = self.on(node)
-            facts, uids = self._view.facts(node.name), frozenset(each.uid for each in planned)
+            facts = self._view.facts(node.name)
+            uids = frozenset(each.uid for each in planned)
             pods = tuple(in_amounts(each.comer) for each in planned)
             free = free_of(self._view.basis_of(facts, uids).state, node.kind.rules)
             crowd = self._crowds[node] = Crowd(node.version, pods, free)

@@ -21,7 +21,8 @@ class PodChecks:
 
     def __init__(self, offers: OfferedResources, *, ranks_as_hami: bool = False) -> None:
         """`ranks_as_hami`: whether a pod's policy of HAMi ranks the nodes for it."""
-        self._offers, self._ranks_as_hami = offers, ranks_as_hami
+        self._offers = offers
+        self._ranks_as_hami = ranks_as_hami
         self._known: OrderedDict[str, tuple[PodRequest, object, InvalidField | NoFit | None]] = OrderedDict()
         """UID -> the pod as it came, what was offered then, and why it cannot be meant."""
 

@@ -177,7 +177,8 @@ class Quotas:
         """`reserved`: UID of each pod for which something is reserved -> where."""
         self.listed = False
         """Whether all quotas are known."""
-        self._offers, self._reserved = offers, reserved
+        self._offers = offers
+        self._reserved = reserved
         self._quotas: dict[str, SeenQuota] = {}
         self._limits: dict[str, Amounts] = {}
         """Namespace -> the lowest limits of its quotas."""
@@ -214,7 +215,8 @@ class Quotas:
 
     def _renew(self, namespace: str) -> bool:
         here = [each for each in self._quotas.values() if each.namespace == namespace and not each.scoped]
-        before, now = self._limits.pop(namespace, {}), lowest_limits(each.limits for each in here)
+        before = self._limits.pop(namespace, {})
+        now = lowest_limits(each.limits for each in here)
         if now:
             self._limits[namespace] = now
         return before != now
@@ -317,7 +319,8 @@ class Quotas:
         return {**{uid: min(nodes) for uid, nodes in self._reserved().items()}, **self._claimed_on}
 
     def _check_one(self, uid: str, pod: PodRequest, node: NodeName | None, without: Collection[str] = ()) -> None:
-        reserved, held = self._reserved(), self._held.get(pod.namespace)
+        reserved = self._reserved()
+        held = self._held.get(pod.namespace)
         bound: Collection[str] = held.bound if held is not None else ()
 
         def counts(each: str) -> bool:

@@ -156,8 +156,10 @@ class Scheduler:
         labels: Mapping[NodeName, Mapping[str, str]] = {},
     ) -> Filtered:
         codes = self._verdicts.codes(request)
-        places, refusals = self.view.places, self._verdicts.refusals
-        own, planned = self.view.reserved_on.get(pod.uid), self.planned(pod.uid)
+        places = self.view.places
+        refusals = self._verdicts.refusals
+        own = self.view.reserved_on.get(pod.uid)
+        planned = self.planned(pod.uid)
         repeated = own is None and planned is None and pod.nominated is None  # else the answer is this pod's alone
         if repeated and (known := refused_before(request, self.view.version, nodes)) is not None:
             self.refused(pod, known.counts)
@@ -247,7 +249,8 @@ class Scheduler:
     async def preempt(self, pod: PodToSchedule, victims: Mapping[NodeName, Victims]) -> Mapping[NodeName, Victims]:
         """As `Scheduling.preempt`. Raises NotReadYet."""
         await self.view.catch_up()
-        request, turns = self._request(pod, quota=False), self.view.turns()
+        request = self._request(pod, quota=False)
+        turns = self.view.turns()
         helped: dict[NodeName, Victims] = {}
         for node, each in victims.items():
             await turns.give()
@@ -267,7 +270,9 @@ class Scheduler:
         Raises InvalidField and NotReadYet as `filter` does.
         """
         await self.view.catch_up()
-        request, view, holds = self._request(pod), self.view.nodes.get(node), self.view.holds(node)
+        request = self._request(pod)
+        view = self.view.nodes.get(node)
+        holds = self.view.holds(node)
         uids = frozenset({pod.uid}) | holds.assumed  # binds of a node reserve one after the other
         if view is not None and holds.is_empty:  # no pod is waited for, and nothing is held beside the facts
             return self._verdicts.judge(request, view) or await self.lone.refusal(node, pod)
@@ -325,7 +330,8 @@ class Scheduler:
     def _note_asked(self, pod: PodToSchedule, request: Request, nodes: Sequence[NodeName]) -> None:
         """A single node may be that for which the pod is nominated: others may be for it, too."""
         if GANG in pod.request.annotations and len(nodes) > 1:
-            key, known = key_of_gang(pod, request), self.view.nodes
+            key = key_of_gang(pod, request)
+            known = self.view.nodes
             self._asked[key] = tuple(known[node].name for node in nodes if node in known)  # no copies of the names
             self._asked.move_to_end(key)
             if len(self._asked) > GANGS_KEPT:

@@ -37,7 +37,10 @@ class PodEvents:
         UID counts against the quota of its namespace, as a pod of this node, while this is open; raises where there is no
         room for it. `nodes`: how many the cluster has.
         """
-        self._binder, self._reserved, self._tell, self._claim = binder, reserved, tell, claim
+        self._binder = binder
+        self._reserved = reserved
+        self._tell = tell
+        self._claim = claim
         self._nodes = nodes
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
@@ -57,7 +60,8 @@ class PodEvents:
 
     def refuse(self, pod: PodToSchedule, counts: Counter[str]) -> None:
         """No node takes the pod; `counts`: label of a refusal -> how many nodes refuse for this."""
-        namespace, name = pod.request.namespace, pod.request.name
+        namespace = pod.request.namespace
+        name = pod.request.name
         why = "; ".join(f"{label} on {count}" for label, count in counts.most_common(MOST_CODES))
         asked = f"{counts.total()} node{'s' if counts.total() != 1 else ''} that the scheduler asked about"
         note = (

@@ -35,7 +35,8 @@ REFUSALS = frozenset(
 """`status.reason` of a pod that its node refused (kubelet v1.36, admission): alignment, devices, room, labels."""
 OTHERS = "OutOf"
 """How the reason begins where any other resource was short: `OutOfnvidia.com/gpu`."""
-DELETED, DELETED_SECONDS = 6, 60.0
+DELETED = 6
+DELETED_SECONDS = 60.0
 MOST_WAITING = 1000
 
 log = structlog.get_logger("topoalign.registry.scheduling")
@@ -81,7 +82,10 @@ class RefusedPods:
         self.counts: Counter[tuple[str, bool]] = Counter()
         """Reason, and whether the pod was reserved here -> pods."""
         self.deleted = 0
-        self._api, self._clock, self._reservations, self._delete = api, clock, reservations, delete
+        self._api = api
+        self._clock = clock
+        self._reservations = reservations
+        self._delete = delete
         self._tell = tell
         self._pace = Pace(clock, DELETED, DELETED_SECONDS)
         self._waiting = Queue[SeenPod](MOST_WAITING)

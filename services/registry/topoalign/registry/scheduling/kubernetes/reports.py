@@ -19,7 +19,8 @@ from topoalign.registry.scheduling.kubernetes.requeue import Pace
 
 AGAIN_SECONDS = 600.0
 """An event lives for an hour; a repetition within ten minutes says nothing new."""
-BURST, BURST_SECONDS = 60, 30.0
+BURST = 60
+BURST_SECONDS = 30.0
 MOST_REMEMBERED = 10_000
 MOST_WAITING = 100
 
@@ -32,7 +33,8 @@ class Reports:
     def __init__(self, api: KubernetesApi, clock: Clock) -> None:
         self.counts: Counter[str] = Counter()
         """`written`, `repeated`, `dropped`, `failed`."""
-        self._api, self._clock = api, clock
+        self._api = api
+        self._clock = clock
         self._pace = Pace(clock, BURST, BURST_SECONDS)
         self._told: OrderedDict[tuple[str, str, str], float] = OrderedDict()
         """`Report.key` -> when it was last written, in monotonic seconds; the longest ago first."""
@@ -40,7 +42,8 @@ class Reports:
 
     def tell(self, report: Report) -> None:
         """Has the report written, unless one of the same key was lately."""
-        key, now = report.key, self._clock.monotonic()
+        key = report.key
+        now = self._clock.monotonic()
         last = self._told.get(key)
         if last is not None and now < last + AGAIN_SECONDS:
             self.counts["repeated"] += 1

@@ -34,7 +34,9 @@ class Pace:
     """
 
     def __init__(self, clock: Clock, most: int, seconds: float) -> None:
-        self._clock, self._most, self._each = clock, most, seconds / most
+        self._clock = clock
+        self._most = most
+        self._each = seconds / most
         self._full_at = clock.monotonic()
         """When all tokens will be there."""
 
@@ -68,14 +70,19 @@ class WakeUps:
         """`waiting`: whether any pod waits. `nodes`: those that Kubernetes has."""
         self.done = 0
         """How often pods were woken."""
-        self._api, self._clock, self._waiting, self._nodes = api, clock, waiting, nodes
-        self._why, self._since = "", 0.0
+        self._api = api
+        self._clock = clock
+        self._waiting = waiting
+        self._nodes = nodes
+        self._why = ""
+        self._since = 0.0
         """What was asked for last and is not done, and when: monotonic seconds."""
         self._news = anyio.Event()
 
     def ask(self, why: str) -> None:
         """Pods that were refused may fit now. `why` is a word for people who look at the node."""
-        self._why, self._since = why, self._clock.monotonic()
+        self._why = why
+        self._since = self._clock.monotonic()
         self._news.set()
 
     def show(self) -> None:
@@ -98,7 +105,8 @@ class WakeUps:
         node = next(iter(self._nodes()), None)
         if node is None:
             return False
-        why, self._why = self._why, ""
+        why = self._why
+        self._why = ""
         try:
             await self._api.wake(node, f"{why} {self._clock.wall():.3f}")
             self.done += 1

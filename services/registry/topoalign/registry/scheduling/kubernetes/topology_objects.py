@@ -35,7 +35,10 @@ class TopologyObjects:
         """`uid_of`: the UID of a Kubernetes Node; None: there is none of that name, so nothing is written."""
         self.written = 0
         """How many objects were written."""
-        self._api, self._clock, self._view, self._uid_of = api, clock, view, uid_of
+        self._api = api
+        self._clock = clock
+        self._view = view
+        self._uid_of = uid_of
         self._version = 0
         """Of the view, up to which changes were looked at."""
         self._due: set[NodeName] = set()
@@ -70,7 +73,8 @@ class TopologyObjects:
 
     def _object(self, node: NodeName) -> dict[str, Any] | None:
         """The object of a node; None where the node is not offered, or not in Kubernetes."""
-        view, uid = self._view.nodes.get(node), self._uid_of(node)
+        view = self._view.nodes.get(node)
+        uid = self._uid_of(node)
         if view is None or view.kind is None or uid is None:
             return None
         basis = self._view.basis(view)

@@ -78,15 +78,20 @@ class KubernetesWatch:
         """Receives the pods that waited and are bound."""
         self.version: tuple[int, int] | None = None
         """Of the API server. None: not known yet."""
-        self._api, self._clock, self._view, self._reservations = api, clock, view, reservations
-        self._gangs, self._foreign = gangs, foreign or ForeignNodes(clock)
+        self._api = api
+        self._clock = clock
+        self._view = view
+        self._reservations = reservations
+        self._gangs = gangs
+        self._foreign = foreign or ForeignNodes(clock)
         self._quotas = quotas or Quotas(view.offers, dict)
         self.pods = ShownPods()
         self._ended: set[str] = set()
         """UIDs of finished pods that are still there."""
         self._traits: dict[NodeName, NodeTraits] = {}
         self._synced: set[str] = set()
-        self._cancelled, self._is_cancelled = dict[str, None](), anyio.Event()
+        self._cancelled = dict[str, None]()
+        self._is_cancelled = anyio.Event()
         """UIDs of pods whose reservations are to be ended."""
 
     def behind(self) -> str | None:

@@ -38,7 +38,8 @@ LARGEST_REVIEW = 3 * 1024 * 1024
 """Bytes: a pod before and after an update, of 1.5 MiB each at most."""
 BINDINGS = (("pods", "binding"), ("bindings", ""))
 """Resource and subresource of what is created to bind a pod; the second is the older form of the first."""
-API_VERSION, KIND = "admission.k8s.io/v1", "AdmissionReview"
+API_VERSION = "admission.k8s.io/v1"
+KIND = "AdmissionReview"
 
 log = structlog.get_logger("topoalign.registry.webhook")
 
@@ -123,8 +124,11 @@ class Webhook:
         warn: Warn = no_warnings,
         seconds: float = BODY_SECONDS,
     ) -> None:
-        self._scheduler, self._offered, self._seconds = scheduler, offered, seconds
-        self._check, self._left_out = check, left_out
+        self._scheduler = scheduler
+        self._offered = offered
+        self._seconds = seconds
+        self._check = check
+        self._left_out = left_out
         self._check_updated = check_updated
         self._warn = warn
 
@@ -207,7 +211,8 @@ def denied(uid: str, error: TopoalignError) -> bytes:
     """The answer that the pod may not be."""
     code, reason = (403, "Forbidden") if isinstance(error, Forbidden | OverQuota) else (422, "Invalid")
     if isinstance(error, Unavailable):
-        code, reason = 503, "ServiceUnavailable"
+        code = 503
+        reason = "ServiceUnavailable"
     message = f"topoalign: {clean(error.finding, 1000)}; {clean(error.remedy, 1000)}"
     return encoded(Response(uid=uid, allowed=False, status=Status(code=code, message=message, reason=reason)))
 

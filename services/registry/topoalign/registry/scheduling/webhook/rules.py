@@ -204,7 +204,8 @@ def changes_of(filled: FilledIn, spec: Spec) -> Iterator[Change]:
     """What is filled in of one container. A variable that it sets itself stays."""
     found = PLACE.fullmatch(filled.where)
     assert found is not None, "spec.containers[0]"
-    group, position = found[1], int(found[2])
+    group = found[1]
+    position = int(found[2])
     at = f"/spec/{group}/{position}"
     for name, amount in filled.limits.items():
         yield Change(path=f"{at}/resources/limits/{name.replace('~', '~0').replace('/', '~1')}", value=str(amount))
