@@ -10,8 +10,14 @@ from unit_support import CORES, DGX, MEMORY, holds, in_units
 from use_node_support import TRAIN, Node
 from use_support import GIB, INSTANCES, MACHINE, NODE, UIDS, held
 
-from topoalign.allocator.metrics.division_families import Amounts, Row, hami, own, rows_of
-from topoalign.allocator.metrics.use_families import Family
+from topoalign.allocator.metrics.use_families import (
+    Amounts,
+    Family,
+    Row,
+    hami_partition_families,
+    own_partition_families,
+    rows_of,
+)
 from topoalign.allocator.metrics.use_series import UseSeries
 from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.events import (
@@ -131,7 +137,7 @@ def test_instances_are_told_by_their_memory_and_not_by_time() -> None:
 
 def test_what_has_no_amount_has_no_sample_under_our_names() -> None:
     state = node(in_units(DGX))
-    found = samples(list(own(rows_of(divisions(state), state.hardware)[:1])))
+    found = samples(list(own_partition_families(rows_of(divisions(state), state.hardware)[:1])))
     gpu = frozenset({"gpu_uuid": GPU0, "mig_uuid": ""}.items())
 
     assert {
@@ -150,7 +156,7 @@ def test_under_the_names_of_hamis_scheduler_percent_is_of_what_is_offered(offere
     """33 cores of 150 are 22 percent; its ratio of memory is one."""
     gpu, none = DGX.gpus[0], Amounts(0, 0, 0)
     row = Row(gpu, 2, Amounts(offered, 80 * GIB, 10), Amounts(33, 20 * GIB, 2), none)
-    found = samples(list(hami([row], NodeName("node-1"))))
+    found = samples(list(hami_partition_families([row], NodeName("node-1"))))
     short = {"node": "node-1", "device_uuid": GPU0, "device_index": str(gpu.index)}
     at = frozenset({**short, "device_type": gpu.name}.items())
 

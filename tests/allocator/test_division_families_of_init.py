@@ -6,7 +6,7 @@ from decision_support import NODE, node
 from slot_support import MIB, in_slots
 from unit_support import CORES, DGX, MEMORY, holds, in_units
 
-from topoalign.allocator.metrics.division_families import Amounts, Row, rows_of
+from topoalign.allocator.metrics.use_families import Amounts, Row, rows_of
 from topoalign.core.model.allocations import Allocation, Owner, Role
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount

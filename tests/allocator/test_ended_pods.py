@@ -14,8 +14,7 @@ from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
-from topoalign.allocator.requests.kubelet_files import KubeletFiles
-from topoalign.allocator.requests.kubelet_watch import POLL_SECONDS, READ_SECONDS, KubeletWatch
+from topoalign.allocator.requests.kubelet_files import POLL_SECONDS, REREAD_SECONDS, KubeletFiles, KubeletWatch
 from topoalign.allocator.requests.predictions import Predictions
 from topoalign.core.admission.prediction import predict
 from topoalign.core.model.decisions import Admission, Decision, Refusal
@@ -177,7 +176,7 @@ async def test_an_ended_pod_without_volumes_stays_free_after_its_release(monkeyp
         await it.pass_second()
         for _ in range(4):  # two until the release, and one reading after it
             await it.allocations.reconcile()
-            await it.next_poll(READ_SECONDS)
+            await it.next_poll(REREAD_SECONDS)
 
         assert {} == it.ledger.state.allocations
         assert () == it.known.entries

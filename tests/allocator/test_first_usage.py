@@ -5,7 +5,7 @@ from device_allocations_support import NODE, Node, owner
 
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.reconciliation.usage import FIRST_SECONDS, HELD_SECONDS, UsageTeller
-from topoalign.allocator.requests.heartbeat import Standings
+from topoalign.allocator.service import Standings
 from topoalign.core import wire
 from topoalign.core.admission.prediction import kubelet_rules
 from topoalign.core.model.errors import BusUnavailable

@@ -15,7 +15,7 @@ from slot_node_support import EACH, MACHINE, SLOTS, Ask, slot_node
 from slot_support import MIB, in_slots
 
 from topoalign.allocator.containers.hami_core.answers import HamiCoreTeller, held_in_order, limits_of
-from topoalign.allocator.containers.host import ContainerUnready
+from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID

@@ -16,7 +16,7 @@ from region_support import LIBRARIES, NAME, put_region
 from slot_node_support import Ask
 from structlog.testing import capture_logs
 
-from topoalign.allocator.containers.hami_core import region, shared_files
+from topoalign.allocator.containers.hami_core import shared_files
 from topoalign.allocator.containers.hami_core.on_demand import SharedFilesOnDemand
 from topoalign.allocator.containers.hami_core.shared_files import Limited, SharedFiles
 from topoalign.core import wire
@@ -182,13 +182,13 @@ async def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(monkeypatch: 
     async with hami_core_node() as (it, _):
         await it.run_pod("a", Ask(memory=1_000))
         path = put_region(it.cache("a") / NAME, gpus_of(it, "a")[0], ONE)
-        uuids_of = region.Layout.uuids_of
+        uuids_of = shared_files.Layout.uuids_of
 
-        def cut(layout: region.Layout, head: bytes) -> list[str]:
+        def cut(layout: shared_files.Layout, head: bytes) -> list[str]:
             os.truncate(path, 4_096)
             return uuids_of(layout, head)
 
-        monkeypatch.setattr(region.Layout, "uuids_of", cut)
+        monkeypatch.setattr(shared_files.Layout, "uuids_of", cut)
         (use,) = (await files_of(it).read()).containers
 
         assert "it is cut off" == use.failure
@@ -300,13 +300,13 @@ async def test_what_files_say_is_told_over_the_bus() -> None:
 
 
 @given(
-    st.sampled_from(region.LAYOUTS),
+    st.sampled_from(shared_files.LAYOUTS),
     st.binary(min_size=1_888, max_size=1_888),
     st.binary(max_size=2 * 1_960),
     st.binary(min_size=24, max_size=24),
 )
 def test_no_bytes_have_another_end_than_counts_or_a_reason(
-    layout: region.Layout, head: bytes, processes: bytes, tail: bytes
+    layout: shared_files.Layout, head: bytes, processes: bytes, tail: bytes
 ) -> None:
     """Whatever a container writes; half of the cases begin as they should."""
     at = 56 + layout.shift
@@ -319,9 +319,9 @@ def test_no_bytes_have_another_end_than_counts_or_a_reason(
         for count in (tail[:4], struct.pack("<i", len(processes) // 1_960)):
             try:
                 uuids = layout.uuids_of(start)
-                found = region.tail_of(count + tail[4:])
+                found = shared_files.tail_of(count + tail[4:])
                 counts = [*layout.counts_of(uuids, processes, found, {*uuids})]  # type: ignore[arg-type]  # as ids
-            except region.Unusable as error:
+            except shared_files.Unusable as error:
                 assert str(error)
             else:
                 assert all(0 <= each.memory <= 2**53 for each in counts)

@@ -16,8 +16,7 @@ from slot_node_support import Ask
 from topoalign.allocator.mig.calls import SEEN_SECONDS
 from topoalign.allocator.mig.garbage_collection import PROBE_SECONDS, SWEEP_SECONDS, lost_note, sweep_instances
 from topoalign.allocator.mig.instance_log import AWAY_SECONDS
-from topoalign.allocator.mig.instances import InstancesNeedKubelet, check_no_instances, report_fault
-from topoalign.allocator.mig.port import InstanceInUse
+from topoalign.allocator.mig.instances import InstanceInUse, InstancesNeedKubelet, check_no_instances, report_fault
 from topoalign.allocator.ports import Poll
 from topoalign.cli.divisions import document, holder_text
 from topoalign.core import wire

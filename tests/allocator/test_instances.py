@@ -16,8 +16,7 @@ from instance_support import A100, GIB, GPU, Killed, PlayedGpus, place
 
 from topoalign.allocator.mig import instance_log as books
 from topoalign.allocator.mig.instance_log import InstanceBook, OwnInstance
-from topoalign.allocator.mig.instances import Instances, NoPlace
-from topoalign.allocator.mig.port import InstanceInUse, PlaceTaken
+from topoalign.allocator.mig.instances import InstanceInUse, Instances, NoPlace, PlaceTaken
 from topoalign.core.model.errors import DriverFault, StateFault
 from topoalign.core.model.ids import DeviceID
 

@@ -14,8 +14,7 @@ from reservation_support import reservation
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests import kubelet_files
 from topoalign.allocator.requests.admissions import Admissions
-from topoalign.allocator.requests.kubelet_files import KubeletFiles
-from topoalign.allocator.requests.kubelet_watch import READ_SECONDS, KubeletWatch
+from topoalign.allocator.requests.kubelet_files import REREAD_SECONDS, KubeletFiles, KubeletWatch
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.prediction import INSTEAD
@@ -181,7 +180,7 @@ async def test_a_confirmation_reads_files_that_have_changed_or_are_old(
     assert [((1,), 1), ((1,), 1)] == [await confirmed(), await confirmed()]
     write_files(root, STATE, configuration.load_configuration(root / "config.yaml"))
     assert [((0,), 2), ((0,), 2)] == [await confirmed(), await confirmed()]
-    await it.clock.advance(READ_SECONDS)
+    await it.clock.advance(REREAD_SECONDS)
     assert ((0,), 3) == await confirmed()
 
 

@@ -12,8 +12,7 @@ from prediction_support import FPGA, Listener, OtherPlugin, listening
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation.pod_resources import Listed, PodResourcesClient
-from topoalign.allocator.requests.kubelet_files import KubeletFiles
-from topoalign.allocator.requests.kubelet_watch import POLL_SECONDS, READ_SECONDS, KubeletWatch
+from topoalign.allocator.requests.kubelet_files import POLL_SECONDS, REREAD_SECONDS, KubeletFiles, KubeletWatch
 from topoalign.core.admission.prediction import predict
 from topoalign.core.model.decisions import Decision
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, PodName, ResourceName
@@ -318,7 +317,7 @@ async def test_where_changes_are_told_files_are_polled_after_them(tmp_path: Path
         tasks.start_soon(watch.run)
         first = await next_poll(0)
         second = await next_poll(POLL_SECONDS)
-        idle = await next_poll(READ_SECONDS)
+        idle = await next_poll(REREAD_SECONDS)
         change = changes.next_change
         (tmp_path / "pods").mkdir()
         await change.wait()

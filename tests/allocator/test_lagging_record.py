@@ -18,8 +18,7 @@ from kubelet_support import short_directory
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
-from topoalign.allocator.requests.kubelet_files import KubeletFiles
-from topoalign.allocator.requests.kubelet_watch import KubeletWatch
+from topoalign.allocator.requests.kubelet_files import KubeletFiles, KubeletWatch
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import Allocation, Owner

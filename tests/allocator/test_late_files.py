@@ -8,8 +8,14 @@ import pytest
 from kubelet_support import NODE, MemoryAllocator, pod, two_nodes
 
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.requests.kubelet_files import LATE, KubeletFiles
-from topoalign.allocator.requests.kubelet_watch import LONGEST_PAUSE, POLL_SECONDS, READ_SECONDS, KubeletWatch
+from topoalign.allocator.requests.kubelet_files import (
+    LATE,
+    LONGEST_PAUSE,
+    POLL_SECONDS,
+    REREAD_SECONDS,
+    KubeletFiles,
+    KubeletWatch,
+)
 from topoalign.core.admission.prediction import predict
 from topoalign.core.model.ids import AllocationID
 from topoalign.core.model.kubelet import KubeletObserved
@@ -47,7 +53,7 @@ class Node:
         self.files = SlowFiles(root / "config.yaml", root, AdmissionRules())
         self.watch = KubeletWatch(self.ledger, self.files, self.clock)
 
-    async def poll(self, seconds: float = READ_SECONDS) -> KubeletObserved:
+    async def poll(self, seconds: float = REREAD_SECONDS) -> KubeletObserved:
         """What is known of the kubelet after a poll so many seconds later."""
         await self.clock.advance(seconds)
         await self.watch.poll()

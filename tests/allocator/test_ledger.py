@@ -8,8 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from topoalign.allocator.ledger.drafts import Binding
-from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.core.model.errors import NotFound, StateFault
 from topoalign.core.model.events import Allocation, AllocationsSnapshot, Owner
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName

@@ -26,8 +26,7 @@ from topoalign.allocator.reconciliation import pod_resources as podresources
 from topoalign.allocator.reconciliation.liveness import UNWRITTEN_SECONDS
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.admissions import Admissions
-from topoalign.allocator.requests.kubelet_files import KubeletFiles
-from topoalign.allocator.requests.kubelet_watch import READ_SECONDS, KubeletWatch
+from topoalign.allocator.requests.kubelet_files import REREAD_SECONDS, KubeletFiles, KubeletWatch
 from topoalign.core.admission.prediction import predict
 from topoalign.core.model.decisions import Decision
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, Placement
@@ -82,7 +81,7 @@ async def run(seed: int, directory: Path) -> list[Predicted]:
                     await kubelet.remove(*chance.choice(sorted(kubelet.running)))
                 spoilt = chance.random() < SPOILT
                 config.write_text("{" if spoilt else content)
-                await clock.advance(READ_SECONDS)
+                await clock.advance(REREAD_SECONDS)
                 await watch.poll()
                 await listener.caught_up()
                 asked = some_pod(chance, f"pod-{number}", fpgas=0.4)

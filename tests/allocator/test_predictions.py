@@ -17,8 +17,7 @@ from topoalign.allocator.reconciliation import pod_resources as podresources
 from topoalign.allocator.reconciliation.liveness import UNWRITTEN_SECONDS
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.admissions import Admissions
-from topoalign.allocator.requests.kubelet_files import KubeletFiles
-from topoalign.allocator.requests.kubelet_watch import KubeletWatch
+from topoalign.allocator.requests.kubelet_files import KubeletFiles, KubeletWatch
 from topoalign.core.model.ids import ContainerName, PodName
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, ContainerRequest, Placement, PodRequest
 from topoalign.kubelet.files import configuration

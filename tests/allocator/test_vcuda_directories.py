@@ -15,7 +15,7 @@ from vcuda_support import vcuda_node
 
 from topoalign.allocator.containers import limiter_files
 from topoalign.allocator.containers.vcuda import directories
-from topoalign.allocator.containers.vcuda.limits import CONFIG_FILE, Limits, config_of, pids_of
+from topoalign.allocator.containers.vcuda.directories import CONFIG_FILE, Limits, config_of, pids_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 
 NAME = f"units-{'a' * 32}"

@@ -13,10 +13,9 @@ from unit_support import CORES, MEMORY
 from vcuda_support import TWO, Host, Read, read_config, register, vcuda_node, with_addresses
 
 from topoalign.allocator.containers.containers import Containers
-from topoalign.allocator.containers.host import ContainerUnready
-from topoalign.allocator.containers.vcuda.directories import name_of
-from topoalign.allocator.containers.vcuda.limits import Limits
-from topoalign.allocator.containers.vcuda.owners import Calls, limits_for
+from topoalign.allocator.containers.host_files import ContainerUnready
+from topoalign.allocator.containers.vcuda.directories import Limits, name_of
+from topoalign.allocator.containers.vcuda.limiter import Calls, limits_for
 from topoalign.allocator.ports import Part
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import Unavailable

@@ -11,7 +11,7 @@ from typing import Any
 
 from topoalign.allocator.containers import limiter_files
 from topoalign.allocator.containers.vcuda import directories
-from topoalign.allocator.containers.vcuda.limits import Limits
+from topoalign.allocator.containers.vcuda.directories import Limits
 
 CALLS = ("mkdir", "rename", "replace", "write", "fsync", "unlink", "rmdir", "open")
 FORMER, LIMITS = Limits("uid-former", "c0", 10, 1 << 30), Limits("uid-p", "c0", 20, 4 << 30)

@@ -31,7 +31,7 @@ from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import HardwareEvent, Occurrence, Stream
 from topoalign.discovery.device_health import HealthKeeper
-from topoalign.discovery.drivers.described import DescribedDriver
+from topoalign.discovery.drivers.auto import DescribedDriver
 from topoalign.discovery.record import RecordFile
 from topoalign.discovery.xids import XidRules
 from topoalign.runtime.clock import SystemClock

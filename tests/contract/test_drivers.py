@@ -15,8 +15,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.processes import DeviceUse
 from topoalign.core.model.topology.validate import validate
 from topoalign.core.ports import Driver, HardwareEvent, Inventory
-from topoalign.discovery.drivers.auto import AutoDriver
-from topoalign.discovery.drivers.described import DescribedDriver
+from topoalign.discovery.drivers.auto import AutoDriver, DescribedDriver
 from topoalign.discovery.drivers.nvml.driver import NvmlDriver
 from topoalign.discovery.drivers.sysfs import SysfsDriver
 from topoalign.machines.sysfs import read_gpus

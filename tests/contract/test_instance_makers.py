@@ -10,9 +10,8 @@ from instance_support import A100, GIB, GPU, PlayedGpus, instance_line, place, p
 from nvml_support import StandIn, standing_in
 
 from topoalign.allocator.mig.instance_log import InstanceBook
-from topoalign.allocator.mig.instances import Instances
+from topoalign.allocator.mig.instances import InstanceInUse, InstanceMaker, Instances, PlaceTaken
 from topoalign.allocator.mig.nvml import NvmlInstances
-from topoalign.allocator.mig.port import InstanceInUse, InstanceMaker, PlaceTaken
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import DeviceID
 from topoalign.runtime.clock import SystemClock

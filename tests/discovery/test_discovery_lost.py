@@ -8,7 +8,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.links import Link, PcieClass
 from topoalign.core.model.topology.model import Gpu, Nic, NumaNode, PciBridge, Topology
 from topoalign.core.model.topology.validate import validate
-from topoalign.discovery.lost import with_lost
+from topoalign.discovery.service import with_lost
 
 
 def machine(gpus: list[int], nics: int = 2) -> Topology:

@@ -11,7 +11,7 @@ from topoalign.core.model.errors import DriverFault, InvalidField, InvalidMachin
 from topoalign.core.model.events import HealthState, TopologyDiscovered
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.ports import HardwareEvent, Occurrence, Stream
-from topoalign.discovery.drivers.described import DescribedDriver
+from topoalign.discovery.drivers.auto import DescribedDriver
 from topoalign.discovery.drivers.sysfs import SysfsDriver
 from topoalign.discovery.main import driver_for, follow, serve
 from topoalign.discovery.settings import DiscoverySettings

@@ -6,8 +6,16 @@ from pathlib import Path
 import pytest
 
 from topoalign.core.model.errors import InvalidField
-from topoalign.discovery.xid_catalog import XID_CATALOG, Action, CatalogEntry
-from topoalign.discovery.xids import IGNORED_XIDS, Severity, XidRules, describe_xid, xid_rules
+from topoalign.discovery.xids import (
+    IGNORED_XIDS,
+    XID_CATALOG,
+    Action,
+    CatalogEntry,
+    Severity,
+    XidRules,
+    describe_xid,
+    xid_rules,
+)
 from topoalign.plugin_config.configuration import Health
 
 DOC = Path(__file__).parents[2] / "docs" / "health.md"

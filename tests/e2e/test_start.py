@@ -81,7 +81,7 @@ LATER = {
     "topoalign.allocator.containers.vcuda.answers": "tells of the limiter vcuda",
     "topoalign.allocator.containers.vcuda.limiter": "keeps the files of the limiter vcuda",
     "topoalign.allocator.containers.hami_core.answers": "tells of the limiter hami-core",
-    "topoalign.allocator.containers.hami_core.sweeps": "keeps the directories of the limiter hami-core",
+    "topoalign.allocator.containers.hami_core.directories": "keeps the directories of the limiter hami-core",
     "topoalign.allocator.containers.hami_core.shared_files": "reads the files of the limiter hami-core",
     "topoalign.allocator.containers.hami_core.feedback": "writes to them",
     "topoalign.plugin_config.hook_files": "tells whether HAMi-core is in place",

@@ -10,7 +10,7 @@ from containers_support import CDI_FILE as FILE
 from containers_support import DRIVER, LIBRARIES, Host, check_specification, machine, nodes_of
 from disk_support import fill, small_disk
 
-from topoalign.allocator.containers import driver_files
+from topoalign.allocator.containers import host_files
 from topoalign.allocator.containers.containers import Containers
 from topoalign.core.model.ids import GPU
 
@@ -133,7 +133,7 @@ def test_of_the_thousands_of_files_beside_the_driver_s_none_is_looked_at(
 ) -> None:
     """It is done again every few seconds, in the event loop."""
     looked_at: list[str] = []
-    is_regular = driver_files.is_regular
+    is_regular = host_files.is_regular
 
     def noting(path: Path) -> bool:
         looked_at.append(path.name)
@@ -141,7 +141,7 @@ def test_of_the_thousands_of_files_beside_the_driver_s_none_is_looked_at(
 
     for number in range(3_000):
         (host.root / LIBRARIES / f"libother{number}.so.1").touch()
-    monkeypatch.setattr(driver_files, "is_regular", noting)
+    monkeypatch.setattr(host_files, "is_regular", noting)
     Following(host)
 
     assert [] == [name for name in looked_at if "other" in name]

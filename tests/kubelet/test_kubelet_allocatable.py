@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubelet_support import node, two_nodes
 
-from topoalign.allocator.device_plugin import guard
+from topoalign.allocator.device_plugin import front
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.topology.offers import Offer
 from topoalign.kubelet.grpc.allocatable import allocatable_devices
@@ -58,11 +58,11 @@ async def test_of_thousands_of_shares_one_is_read(monkeypatch: pytest.MonkeyPatc
             read.append(resource)
             yield resource, devices
 
-    monkeypatch.setattr(guard, "allocatable_devices", counted)
+    monkeypatch.setattr(front, "allocatable_devices", counted)
     gpus = tuple(two_nodes().gpu_by_id)
     offer = Offer(resource=GPU, devices=gpus, replicas=100)
     async with node(msgspec.structs.replace(two_nodes(), offers=(offer,)), clock=ManualClock()) as it:
-        watch = guard.Guard(it.channel, SystemClock(), it.front.plugins.values)
+        watch = front.Guard(it.channel, SystemClock(), it.front.plugins.values)
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 800)
         await watch.poll()
 

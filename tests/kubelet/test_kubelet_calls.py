@@ -11,7 +11,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from kubelet_support import MemoryAllocator, served, short_directory, two_nodes
 
-from topoalign.allocator.device_plugin import watches
+from topoalign.allocator.device_plugin import server as watches
 from topoalign.allocator.device_plugin.listing import EncodedDevices
 from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.core.model.errors import StateFault, UnknownDevice

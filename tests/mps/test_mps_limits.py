@@ -22,7 +22,7 @@ from slot_node_support import EACH, MACHINE, SLOTS, Ask
 from slot_support import MIB, in_slots
 from unit_support import CORES, in_units, spread
 
-from topoalign.allocator.containers.host import ContainerUnready
+from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.containers.mps import limits_of
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission, Refusal

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.discovery.drivers.nvml.nvlinks import DOWN, GPU_KIND, NPU_KIND, SWITCH_KIND, End, paired
+from topoalign.discovery.drivers.nvml.gpus import DOWN, GPU_KIND, NPU_KIND, SWITCH_KIND, End, paired
 
 NAMES = [DeviceID(f"GPU-{i}") for i in range(5)]
 ADDRESSES = {name: f"0000:0{i}:00.0" for i, name in enumerate(NAMES)}

@@ -11,7 +11,7 @@ from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.remote_errors import RemoteNoFit
 from topoalign.registry.scheduling.cluster_state import nodes
-from topoalign.registry.scheduling.extender.refusals import BY_CODE, text_of
+from topoalign.registry.scheduling.extender.answers import BY_CODE, text_of
 
 PRODUCT = ("topoalign.core", "topoalign.registry")
 

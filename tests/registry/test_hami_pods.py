@@ -20,8 +20,7 @@ from topoalign.core.scoring.scorers import Scoring, scorer_of
 from topoalign.core.sharing.pod_warnings import paths_of_limits
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
-from topoalign.registry.scheduling.filter.pod_checks import PodChecks
-from topoalign.registry.scheduling.filter.scheduler import Scheduler
+from topoalign.registry.scheduling.filter.scheduler import PodChecks, Scheduler
 from topoalign.testing.manual_clock import ManualClock
 
 HAMI = as_hami(RULES)

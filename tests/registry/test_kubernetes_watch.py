@@ -19,9 +19,8 @@ from topoalign.registry.ports import ApiUnavailable, Report
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.kubernetes.refused_pods import report_of
-from topoalign.registry.scheduling.kubernetes.reports import BURST, BURST_SECONDS
 from topoalign.registry.scheduling.kubernetes.requeue import KEPT_SECONDS
-from topoalign.registry.scheduling.kubernetes.watch import PAUSE, KubernetesWatch
+from topoalign.registry.scheduling.kubernetes.watch import BURST, BURST_SECONDS, PAUSE, KubernetesWatch
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked

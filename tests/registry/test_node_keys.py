@@ -1,6 +1,6 @@
 """The keys of nodes for one request: numbers instead of keys, and when they are computed anew."""
 
-from topoalign.registry.scheduling.cluster_state.node_keys import NodeKeys
+from topoalign.registry.scheduling.filter.decision_cache import NodeKeys
 
 
 def test_keys_are_stale_once_most_belong_to_no_node() -> None:

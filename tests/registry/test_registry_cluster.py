@@ -20,10 +20,9 @@ from topoalign.core.model.events import (
 )
 from topoalign.core.model.ids import AllocationID, ContainerName, Namespace, NodeName, PodName
 from topoalign.core.state.fold import NodeState
-from topoalign.registry import index
+from topoalign.registry import paging
 from topoalign.registry.cluster import Cluster
-from topoalign.registry.index import AllocationIndex
-from topoalign.registry.paging import Key, page
+from topoalign.registry.paging import AllocationIndex, Key, page
 
 NODES = tuple(map(NodeName, ("a", "a.b", "b", "c")))
 IDS = tuple(map(AllocationID, ("0", "1", "10", "2")))
@@ -213,7 +212,7 @@ def test_a_snapshot_that_changes_nothing_moves_no_entry(monkeypatch: pytest.Monk
     entries, moved = AllocationIndex(), []
     had = {AllocationID(name): allocation(name, "p", 0) for name in ("a", "b")}
     entries.update(NodeName("n"), {}, had)
-    monkeypatch.setattr(index, "insort", lambda *args: moved.append(args))
+    monkeypatch.setattr(paging, "insort", lambda *args: moved.append(args))
     entries.update(NodeName("n"), had, {name: copy(held) for name, held in had.items()})
 
     assert [] == moved

@@ -12,9 +12,8 @@ from topoalign.core.model.events import AllocationsSnapshot
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import Standing
 from topoalign.registry.cluster import Cluster
-from topoalign.registry.lateness import Lateness
 from topoalign.registry.metrics import Metrics
-from topoalign.registry.service import ASKED_AT_ONCE, MOST_TRIES, PAUSE, Registry
+from topoalign.registry.service import ASKED_AT_ONCE, MOST_TRIES, PAUSE, Lateness, Registry
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background

@@ -12,8 +12,7 @@ from topoalign.core.state.fold import NodeState
 from topoalign.registry import series, views
 from topoalign.registry.api import Api
 from topoalign.registry.cluster import Cluster
-from topoalign.registry.series import NodeSeries
-from topoalign.registry.turns import in_turns
+from topoalign.registry.series import NodeSeries, in_turns
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.request_turns import LONGEST_SECONDS
 from topoalign.runtime.tasks import background

@@ -15,8 +15,8 @@ from scheduling_support import FULL, RawClient, RecordedScheduling, go_json, par
 
 from topoalign.core.model.errors import InvalidField
 from topoalign.registry.scheduling.extender import server
-from topoalign.registry.scheduling.extender.certificates import POLL_SECONDS, Certificates, not_after
 from topoalign.registry.scheduling.extender.connection import IDLE_SECONDS
+from topoalign.registry.scheduling.extender.server import POLL_SECONDS, Certificates, not_after
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime import connections

@@ -18,14 +18,13 @@ from simulation.loop import Process
 from topoalign.allocator.allocate.reservations import Reservations
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.hardware_watch import HardwareWatch
-from topoalign.allocator.ledger.drafts import Binding
-from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.ledger.outbox import Outbox
 from topoalign.allocator.ports import Listing, Part, ShownDevices
 from topoalign.allocator.reconciliation.usage import UsageTeller
 from topoalign.allocator.requests.admissions import Admissions
-from topoalign.allocator.requests.heartbeat import Standings
-from topoalign.allocator.requests.kubelet_watch import KubeletWatch
+from topoalign.allocator.requests.kubelet_files import KubeletWatch
+from topoalign.allocator.service import Standings
 from topoalign.core import wire
 from topoalign.core.admission.prediction import admission_rules, predict
 from topoalign.core.model.allocations import Allocation, Owner

@@ -8,7 +8,7 @@ from topoalign.core.model.events import DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.model.requests import AliveRequest, AnnounceRequest
 from topoalign.core.ports import Bus, Endpoint
 from topoalign.discovery.announcer import Announcer
-from topoalign.discovery.epochs import Epochs
+from topoalign.discovery.service import Epochs
 from topoalign.runtime.answers import answering
 from topoalign.runtime.node_bus import NodeBus
 

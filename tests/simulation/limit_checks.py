@@ -16,7 +16,7 @@ from simulation.world import Violation, World
 
 from topoalign.allocator.containers.hami_core import directories as hami_core
 from topoalign.allocator.containers.vcuda import directories as vcuda
-from topoalign.allocator.containers.vcuda.limits import CONFIG_FILE
+from topoalign.allocator.containers.vcuda.directories import CONFIG_FILE
 from topoalign.core.model.ids import ContainerName
 from topoalign.core.state.fold import NodeState
 

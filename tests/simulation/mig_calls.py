@@ -14,7 +14,7 @@ from simulation.loop import Process
 from simulation.mig_driver import PROFILES, Call, Driver, Instance, outside
 from simulation.world import World
 
-from topoalign.allocator.mig.port import GpuInstance, InstanceInUse, PlaceTaken
+from topoalign.allocator.mig.instances import GpuInstance, InstanceInUse, PlaceTaken
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement

@@ -28,7 +28,7 @@ from simulation.world import NODE, Violation, World
 
 from topoalign.allocator.allocate.reservations import Reservations
 from topoalign.allocator.allocate.service import DeviceAllocations
-from topoalign.allocator.containers.hami_core.sweeps import Sweeps
+from topoalign.allocator.containers.hami_core.directories import Sweeps
 from topoalign.allocator.device_plugin.front import resources
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.ledger import Ledger

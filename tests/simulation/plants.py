@@ -31,9 +31,8 @@ from simulation.share_plants import (
 
 from topoalign.allocator.allocate.grants import AllocateCall, Grants, GroupCommit
 from topoalign.allocator.allocate.service import DeviceAllocations
-from topoalign.allocator.containers.hami_core.sweeps import Sweeps
-from topoalign.allocator.ledger.drafts import Draft
-from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.containers.hami_core.directories import Sweeps
+from topoalign.allocator.ledger.ledger import Draft, Ledger
 from topoalign.allocator.mig.instances import Instances
 from topoalign.allocator.ports import AskedDevices, Listing
 from topoalign.allocator.reconciliation.liveness import Liveness, places

@@ -36,12 +36,12 @@ from topoalign.core.ports import Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import with_reserved
 from topoalign.registry.ports import ApiUnavailable, SeenPod
-from topoalign.registry.scheduling.binding.binding import PODS_PENDING, Binder
+from topoalign.registry.scheduling.binding.binding import Binder
 from topoalign.registry.scheduling.binding.gangs import Gangs
 from topoalign.registry.scheduling.binding.reservations import Reservations
 from topoalign.registry.scheduling.cluster_state.shown_pods import ShownPods
 from topoalign.registry.scheduling.filter.admission_order import Comer, are_mistakable
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.model import PODS_PENDING, PodToSchedule
 from topoalign.testing.memory_kubernetes import MemoryKubernetes
 
 NODES = ("node-1", "node-2", "node-3")

@@ -16,7 +16,7 @@ from simulation.world import Violation
 from topoalign.allocator.allocate.joint_devices import CompanionsLacking
 from topoalign.allocator.allocate.reservations import Reservations
 from topoalign.allocator.allocate.service import DeviceAllocations
-from topoalign.allocator.ledger.drafts import Binding
+from topoalign.allocator.ledger.ledger import Binding
 from topoalign.allocator.ports import Listing, Part, ShownDevices
 from topoalign.core import wire
 from topoalign.core.deviceshare.names import JOINT_ANNOTATION

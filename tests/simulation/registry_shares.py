@@ -24,7 +24,7 @@ from simulation.world import Violation
 from slot_support import PLAIN, WITH_NUMA_NODES, in_slots
 from unit_support import in_units
 
-from topoalign.allocator.ledger.drafts import Binding
+from topoalign.allocator.ledger.ledger import Binding
 from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.holdings import Amount

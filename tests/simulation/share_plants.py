@@ -10,14 +10,13 @@ from typing import Any
 import msgspec
 from simulation.limiters import SocketlessLimiter
 
+from topoalign.allocator.allocate.pre_start import ShareStarts
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.allocate.slots import SlotGrants
-from topoalign.allocator.allocate.unit_starts import ShareStarts
 from topoalign.allocator.allocate.units import Shares
-from topoalign.allocator.containers.hami_core.directories import Owner
-from topoalign.allocator.containers.hami_core.sweeps import Sweeps
+from topoalign.allocator.containers.hami_core.directories import Owner, Sweeps
 from topoalign.allocator.containers.vcuda import directories
-from topoalign.allocator.containers.vcuda.limits import Limits
+from topoalign.allocator.containers.vcuda.directories import Limits
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import AskedDevices, Poll
 from topoalign.core.model.allocations import amounts_of

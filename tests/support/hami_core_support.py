@@ -11,8 +11,7 @@ from share_support import DEFAULT, running
 from slot_node_support import MACHINE, Ask, SlotNode
 
 from topoalign.allocator.containers.containers import Containers
-from topoalign.allocator.containers.hami_core.directories import name_of
-from topoalign.allocator.containers.hami_core.sweeps import Sweeps
+from topoalign.allocator.containers.hami_core.directories import Sweeps, name_of
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, ContainerName, PodName
 from topoalign.core.model.requests import Policy

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from topoalign.allocator.mig.port import GpuInstance, PlaceTaken
+from topoalign.allocator.mig.instances import GpuInstance, PlaceTaken
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement, MigProfile

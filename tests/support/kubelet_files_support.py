@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from topoalign.allocator.ledger.drafts import unobserved
+from topoalign.allocator.ledger.ledger import unobserved
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.core.admission.prediction import PredictionBasis, prediction_basis
 from topoalign.core.hints.cpu import shared_cpus

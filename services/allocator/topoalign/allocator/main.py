@@ -26,8 +26,7 @@ from topoalign.allocator.mig.instances import Instances, report_fault
 from topoalign.allocator.mig.nvml import NvmlInstances
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.admissions import Admissions
-from topoalign.allocator.requests.kubelet_files import KubeletFiles, lists_nothing
-from topoalign.allocator.requests.kubelet_watch import KubeletWatch
+from topoalign.allocator.requests.kubelet_files import KubeletFiles, KubeletWatch, lists_nothing
 from topoalign.allocator.service import Allocator, refuse_twin
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.allocator.takeover import Vacancy, hardware_known, open_in_turn, wait_for_successor

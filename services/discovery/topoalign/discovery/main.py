@@ -9,8 +9,7 @@ from anyio.abc import TaskStatus
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.ports import Clock, Driver, Inventory
 from topoalign.discovery.device_health import HealthKeeper
-from topoalign.discovery.drivers.auto import AutoDriver
-from topoalign.discovery.drivers.described import DescribedDriver
+from topoalign.discovery.drivers.auto import AutoDriver, DescribedDriver
 from topoalign.discovery.drivers.sysfs import SysfsDriver
 from topoalign.discovery.metrics import Metrics
 from topoalign.discovery.offering import Offering

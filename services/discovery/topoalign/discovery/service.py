@@ -7,31 +7,148 @@ overrides are weighed by the `HealthKeeper`. A change of health is published at 
 hold-down time has passed. Everything is published again on request, and when the stream has lost it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import combinations
+from typing import TypeVar
 
 import anyio
+import msgspec
 import structlog
 from anyio.abc import TaskStatus
 
 from topoalign.core import wire
 from topoalign.core.model.errors import DriverFault, HardwareUnknown, InvalidField
-from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, TopologyDiscovered
+from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.maintenance import DevicesRequest, Word
 from topoalign.core.model.requests import AliveRequest, AnnounceRequest
-from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.degraded import degraded_gpus
+from topoalign.core.model.topology.links import Link
+from topoalign.core.model.topology.model import Gpu, Nic, PciBridge, Topology
 from topoalign.core.ports import Bus, Clock, Driver, Endpoint, HardwareEvent, Inventory
 from topoalign.core.state.device_health import HandedOut
 from topoalign.discovery.announcer import Announcer
-from topoalign.discovery.degraded import DegradedGpus
 from topoalign.discovery.device_health import HealthKeeper
-from topoalign.discovery.epochs import Epochs
-from topoalign.discovery.lost import health_of, with_lost
 from topoalign.discovery.metrics import Metrics
 from topoalign.discovery.names import meant
 from topoalign.runtime.answers import answering
 from topoalign.runtime.backoff import backoff_seconds
+
+# Keeps devices listed that are no longer found.
+#
+# A GPU that falls off the bus still has a container on it, and a kubelet forgets a device that is no longer listed. So
+# a missing device keeps its place with its last known values, until it comes back under the same uuid, at any index. It
+# is dropped only when another device has its PCI address.
+
+
+D = TypeVar("D", Gpu, Nic)
+
+
+def with_lost(had: Topology, found: Topology) -> Topology:
+    """`found`, and the GPUs and NICs of `had` that it lacks."""
+    nodes = set(found.node_ids)
+    gpus = kept(had.gpus, found.gpus, nodes)
+    nics = kept(had.nics, found.nics, nodes)
+    if len(gpus) == len(found.gpus) and len(nics) == len(found.nics):
+        return found
+    ids = [*(gpu.id for gpu in gpus), *(nic.id for nic in nics)]
+    return msgspec.structs.replace(
+        found,
+        gpus=gpus,
+        nics=nics,
+        bridges=bridges(had, found, gpus, nics),
+        links=links(had.link_by_pair, found.link_by_pair, ids),
+    )
+
+
+def kept(had: Sequence[D], found: Sequence[D], nodes: set[int]) -> tuple[D, ...]:
+    """Those found, and those missing; one whose index another has now goes to the end."""
+    ids = {device.id for device in found}
+    addresses = {device.pci for device in found}
+    taken = {device.index for device in found}
+    listed: list[D] = list(found)
+    for device in had:
+        if device.id in ids or (device.pci is not None and device.pci in addresses):
+            continue
+        index = device.index if device.index not in taken else 1 + max(taken)
+        taken.add(index)
+        listed.append(msgspec.structs.replace(near(device, nodes), index=index))
+    return tuple(sorted(listed, key=lambda device: device.index))
+
+
+def near(device: D, nodes: set[int]) -> D:
+    """The device without NUMA nodes that are no longer there."""
+    if isinstance(device, Gpu) and device.memory_node not in nodes:
+        device = msgspec.structs.replace(device, memory_node=None)
+    return msgspec.structs.replace(device, numa_affinity=tuple(n for n in device.numa_affinity if n in nodes))
+
+
+def bridges(had: Topology, found: Topology, gpus: Sequence[Gpu], nics: Sequence[Nic]) -> tuple[PciBridge, ...]:
+    """Those found, and of the others those above a device."""
+    old = {bridge.address: bridge for bridge in had.bridges}
+    known = {bridge.address: bridge for bridge in found.bridges}
+    for at in (*(gpu.bridge for gpu in gpus), *(nic.bridge for nic in nics)):
+        chain: list[PciBridge] = []
+        while at is not None and at not in known and at in old:
+            chain.append(old[at])
+            at = old[at].parent
+        known |= {bridge.address: bridge for bridge in reversed(chain)}
+    return tuple(known.values())
+
+
+def links(
+    had: Mapping[tuple[DeviceID, DeviceID], Link],
+    found: Mapping[tuple[DeviceID, DeviceID], Link],
+    ids: Sequence[DeviceID],
+) -> tuple[Link, ...]:
+    """The links between these devices in the order of `ids`: as found now, else as they were before."""
+    pairs = list(combinations(ids, 2))
+    known = [found.get(pair) or had.get(pair) for pair in pairs]
+    return tuple(link for link in known if link is not None)
+
+
+def health_of(topology: Topology, inventory: Inventory, source: str) -> dict[DeviceID, DeviceHealth]:
+    """Of all devices: as the driver says, or lost."""
+    found: Mapping[DeviceID, object] = {**inventory.topology.gpu_by_id, **inventory.topology.nic_by_id}
+    lost = DeviceHealth(state=HealthState.UNHEALTHY, reason=f"lost: {source} no longer finds it")
+    unjudged = DeviceHealth(state=HealthState.UNKNOWN, reason=f"{source} does not say how it is")
+    return {
+        device: inventory.health.get(device, unjudged) if device in found else lost
+        for device in (*topology.gpu_by_id, *topology.nic_by_id)
+    }
+
+
+# The epoch of discovery's messages.
+#
+# A subscriber drops a message whose revision is not greater than the newest one of the same epoch. So a forged reading
+# with a large revision would make everybody ignore discovery until the epoch ends. Therefore discovery begins a new
+# epoch when another client has published for its node or a subscriber requests everything again. It begins at most one
+# every few seconds, because each is recorded on disk and forged messages may come in any number.
+
+
+RENEW_SECONDS = 5.0
+"""Between two epochs of one run. Below the ten seconds after which a registry and an allocator ask again."""
+
+
+class Epochs:
+    """Numbers the epochs of one run."""
+
+    def __init__(self, begin: Callable[[], int], clock: Clock) -> None:
+        """`begin` gives a number above those of earlier runs, as far as they are on record."""
+        self._begin = begin
+        self._clock = clock
+        self.current = begin()
+        self._since = clock.monotonic()
+
+    def renew(self) -> bool:
+        """Begins a new epoch, unless one has just begun. Returns whether it did."""
+        if self._clock.monotonic() < self._since + RENEW_SECONDS:
+            return False
+        self.current = max(self._begin(), self.current + 1)
+        self._since = self._clock.monotonic()
+        return True
+
 
 SERVICE = "topoalign-discovery"
 
@@ -301,3 +418,34 @@ class Discovery:
             devices=devices,
         )
         self.announcer.say(self._health)
+
+
+# Reports degraded GPUs: a warning in the log when a GPU becomes degraded, an entry when it recovers, and metrics.
+#
+# Their health stays as it is, because a degraded GPU still works for pods with one GPU.
+
+
+REMEDY = (
+    "compare with `nvidia-smi nvlink -s` and `nvidia-smi -q`; check that the fabric manager runs, then reset the GPU or "
+    "have the board examined"
+)
+
+
+class DegradedGpus:
+    """Of one node."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._findings: Mapping[DeviceID, str] = {}
+
+    def update(self, topology: Topology) -> None:
+        """Compare the topology of the newest reading with the one before."""
+        had = self._findings
+        findings = degraded_gpus(topology)
+        for gpu, finding in findings.items():
+            if had.get(gpu) != finding:
+                log.warning("a GPU is degraded", gpu=gpu, finding=finding, remedy=REMEDY)
+        for gpu in had.keys() - findings.keys():
+            log.info("a GPU is no longer degraded", gpu=gpu)
+        self._findings = findings
+        self._metrics.set_degraded({gpu.id: gpu.nvlinks_down for gpu in topology.gpus}, findings)

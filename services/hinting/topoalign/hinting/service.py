@@ -7,6 +7,7 @@ the asker asks its own providers instead.
 """
 
 import anyio
+import msgspec
 from anyio.abc import TaskStatus
 
 from topoalign.client import Client
@@ -18,6 +19,16 @@ from topoalign.core.model.hints import HintAnswer, HintQuestion
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Endpoint
 from topoalign.runtime.answers import answering
+
+# The settings of hinting.
+
+
+class HintingSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`TOPOALIGN_<FIELD>` each; the runner fills in `node`."""
+
+    node: NodeName
+    """Name of the Kubernetes node, or of this host, whose questions are answered."""
+
 
 SERVICE = "topoalign-hinting"
 

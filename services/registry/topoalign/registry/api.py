@@ -36,9 +36,8 @@ from topoalign.registry import views
 from topoalign.registry.cluster import Cluster, Member
 from topoalign.registry.foreign import ForeignNodes
 from topoalign.registry.paging import Page, key_of, limit_of, page
-from topoalign.registry.shares import counted, measured, shares_view
-from topoalign.registry.turns import in_turns
-from topoalign.registry.views import AllocationView, NodeSummary
+from topoalign.registry.series import in_turns
+from topoalign.registry.views import AllocationView, NodeSummary, measured, read_library, shares_view
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 STATUS = {NotFound: 404, BadRequest: 400, NoFit: 409, Unavailable: 503}
@@ -125,7 +124,7 @@ class Api:
         node = NodeName(query["node"])
         self._cluster.member(node)
         measurement = await measured(self._bus, node)
-        reading = await counted(self._bus, self._cluster.member(node))
+        reading = await read_library(self._bus, self._cluster.member(node))
         return json(shares_view(self._cluster.member(node), measurement, reading))
 
 

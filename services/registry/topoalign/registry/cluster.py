@@ -28,8 +28,7 @@ from topoalign.core.model.events import (
 )
 from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.state.fold import NodeState
-from topoalign.registry.index import AllocationIndex, AllocationKey
-from topoalign.registry.paging import Key
+from topoalign.registry.paging import AllocationIndex, AllocationKey, Key
 
 T = TypeVar("T")
 

@@ -16,17 +16,21 @@ An annotation that cannot be read tells nothing about cards; it is said once. On
 same, and one of a pod that asks for devices that it has a share.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
+import anyio
 import msgspec
 import structlog
+from anyio.abc import TaskStatus
 
+from topoalign.core import wire
 from topoalign.core.demand.share_annotations import DEVICES_ALLOCATED
-from topoalign.core.diagnosis.foreign import CONTESTED_NODE, FOREIGN_NODE
-from topoalign.core.model.errors import clean
+from topoalign.core.diagnosis.foreign import CONTESTED_NODE, FOREIGN_NODE, ForeignPage, ForeignRequest
+from topoalign.core.model.errors import Unavailable, clean
 from topoalign.core.model.ids import NodeName
-from topoalign.core.ports import Clock
+from topoalign.core.ports import Bus, Clock, Endpoint
 from topoalign.core.sharing.hami.foreign import (
     ForeignCard,
     ForeignPod,
@@ -40,6 +44,7 @@ from topoalign.core.sharing.hami.registration import InvalidAnnotation, Register
 from topoalign.kubelet.files.manifest import Pod, Spec
 from topoalign.kubelet.files.quantities import whole
 from topoalign.registry.ports import SeenNode, SeenPod
+from topoalign.runtime.answers import answering
 from topoalign.runtime.turns import Turns
 
 HAMI = "hami"
@@ -244,3 +249,44 @@ def asks_for_devices(pod: Pod) -> bool:
         for container in (*(spec.init_containers or ()), *(spec.containers or ()))
         for resource, amount in ((container.resources and container.resources.limits) or {}).items()
     )
+
+
+# Answers over the bus which nodes HAMi runs: `topoalign why` has no access to Kubernetes.
+
+
+SERVICE = "topoalign-registry"
+MOST = 1_000
+"""Nodes of a page: with names of 253 characters it is far below what a bus takes."""
+
+
+class NodesUnknown(Unavailable):
+    """Raised while it is not known which nodes HAMi runs."""
+
+    code = "NodesUnknown"
+
+    def __init__(self, finding: str) -> None:
+        super().__init__(finding, "wait until the registry has read what Kubernetes has; /readyz tells when")
+
+
+async def serve_foreign(
+    bus: Bus, foreign: ForeignNodes, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+) -> None:
+    """Answers `ForeignRequest`, for ever; has started once it does."""
+
+    async def page(request: ForeignRequest) -> ForeignPage:
+        if (finding := foreign.behind()) is not None:
+            raise NodesUnknown(finding)
+        return page_of(foreign, request)
+
+    endpoint = Endpoint(name="foreign", subject=wire.foreign_subject(), answer=answering(ForeignRequest, page))
+    async with bus.serve(SERVICE, [endpoint]):
+        task_status.started()
+        await anyio.sleep_forever()
+
+
+def page_of(foreign: ForeignNodes, request: ForeignRequest) -> ForeignPage:
+    """The nodes after the one that the request names."""
+    names = sorted(foreign.refusals)
+    start = bisect_right(names, request.after)
+    shown = names[start : start + MOST]
+    return ForeignPage(nodes={name: foreign.refusal(name) for name in shown}, has_more=start + MOST < len(names))

@@ -10,7 +10,8 @@ allocated GPU, so the number of its label values, which include pod names, is li
 """
 
 from collections import Counter as Tally
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import TypeVar
 
 from topoalign.core.model.errors import clean
 from topoalign.core.model.events import HealthState
@@ -18,8 +19,22 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster, Member
-from topoalign.registry.turns import in_turns
 from topoalign.runtime.series import LONGEST_LABEL, header, line
+from topoalign.runtime.turns import Turns
+
+# Goes through many rows with turns of the event loop in between, so that no long answer holds up the others.
+
+
+T = TypeVar("T")
+
+
+async def in_turns(rows: Iterable[T], clock: Clock) -> AsyncIterator[T]:
+    """The rows one by one, with a turn of the loop whenever one has lasted long."""
+    turns = Turns(clock)
+    for row in rows:
+        yield row
+        await turns.give()
+
 
 STATES = ("free", "allocated", "unhealthy", "unknown", "cordoned")
 """Of a GPU, each in exactly one: held by an allocation first, then what keeps it from being handed out."""

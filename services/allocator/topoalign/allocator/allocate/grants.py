@@ -13,9 +13,8 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from topoalign.allocator.allocate.joint_devices import ReservedCompanions, touching_companions
-from topoalign.allocator.allocate.preferences import Preferences
+from topoalign.allocator.allocate.pre_start import ShareStarts
 from topoalign.allocator.allocate.slots import SlotGrants
-from topoalign.allocator.allocate.unit_starts import ShareStarts
 from topoalign.allocator.allocate.units import ShareExclusion, Shares
 from topoalign.allocator.allocate.visible_gpus import VisibleGpus
 from topoalign.allocator.ledger.ledger import Ledger
@@ -52,6 +51,55 @@ from topoalign.core.ports import Clock
 from topoalign.core.sharing.reserved import ShareQuestion
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
+
+# Where the kubelet took other devices than were preferred.
+#
+# It need not follow GetPreferredAllocation, and an Allocate does not say which preference it follows: that is the last
+# one for its resource, if it was given a moment ago and for such a set.
+
+
+FOLLOWED_SECONDS = 10.0
+"""For so long an Allocate may follow from a preference; the kubelet needs milliseconds."""
+
+
+class Preference(NamedTuple):
+    """One answer to GetPreferredAllocation: what was available, what was chosen, and when (monotonic seconds)."""
+
+    available: Collection[DeviceID]
+    chosen: tuple[DeviceID, ...]
+    at: float
+
+
+class Preferences:
+    """Remembers the newest preference for each resource, and compares it with what the kubelet then allocates."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._newest: dict[ResourceName, Preference] = {}
+
+    def give(self, resource: ResourceName, available: Collection[DeviceID], chosen: tuple[DeviceID, ...]) -> None:
+        """Remembers that `chosen` was preferred among the `available` devices; it replaces the former preference."""
+        self._newest[resource] = Preference(available, chosen, self._clock.monotonic())
+
+    def deviations(
+        self, resource: ResourceName, granted: Sequence[Allocation]
+    ) -> dict[AllocationID, tuple[DeviceID, ...]]:
+        """
+        Maps an allocation to the devices that were preferred in its place; empty where the kubelet followed the preference.
+
+        The last preference for the resource is used up by this. It counts if it is at most `FOLLOWED_SECONDS` old, one
+        container was granted, and its devices are as many as were preferred and were all available.
+        """
+        given = self._newest.pop(resource, None)
+        if given is None or len(granted) != 1 or self._clock.monotonic() - given.at > FOLLOWED_SECONDS:
+            return {}
+        taken = {device for ids in granted[0].from_kubelet.values() for device in ids}
+        if taken == {*given.chosen} or len(taken) != len(given.chosen):
+            return {}
+        if not all(device in given.available for device in taken):
+            return {}
+        return {granted[0].id: given.chosen}
+
 
 # Allocate calls that are recorded together: one write to the journal and one sync for all that are ready.
 #

@@ -23,10 +23,9 @@ from functools import partial
 
 import anyio
 
-from topoalign.allocator.allocate.grants import AllocateCall, Grants, GroupCommit
+from topoalign.allocator.allocate.grants import AllocateCall, Grants, GroupCommit, Preferences
 from topoalign.allocator.allocate.joint_devices import ReservedCompanions
-from topoalign.allocator.allocate.preferences import Preferences
-from topoalign.allocator.allocate.slot_starts import SlotStarts
+from topoalign.allocator.allocate.pre_start import SlotStarts
 from topoalign.allocator.allocate.units import kind_of
 from topoalign.allocator.allocate.visible_gpus import VisibleGpus
 from topoalign.allocator.ledger.ledger import Ledger

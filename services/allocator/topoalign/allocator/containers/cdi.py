@@ -18,13 +18,14 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from glob import glob
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from topoalign.allocator.containers import device_nodes
-from topoalign.allocator.containers.driver_files import DriverFiles, find
-from topoalign.allocator.containers.host import ContainerUnready, Root, dev_root, driver_root
+from topoalign.allocator.containers import host_files
+from topoalign.allocator.containers.host_files import ContainerUnready, DriverFiles, Root, dev_root, driver_root, find
+from topoalign.core.model.errors import StateFault, clean
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.plugin_config.configuration import Configuration
@@ -138,7 +139,7 @@ def specifications(
     configuration: Configuration,
     topology: Topology,
     channels: Sequence[int],
-    minors: Mapping[device_nodes.Instance, int],
+    minors: Mapping[host_files.Instance, int],
 ) -> dict[str, Specification]:
     """
     Makes the CDI specifications of a node, by class; none for a node without GPUs.
@@ -154,7 +155,7 @@ def specifications(
         return {}
     found = {GPUS: specification(GPUS, devices, driver_edits(configuration, dev))}
     if channels:
-        nodes = {str(channel): (device_nodes.of_channel(channel),) for channel in channels}
+        nodes = {str(channel): (host_files.of_channel(channel),) for channel in channels}
         found[CHANNELS] = specification(CHANNELS, devices_of(nodes, dev))
     for name in extras(configuration):
         edits = extra_edits(EXTRAS[name], dev, driver_root(configuration.flags))
@@ -175,7 +176,7 @@ def specification(kind: str, devices: Sequence[Device], edits: Edits = NOTHING) 
     return Specification(cdi_version=VERSION, kind=f"{VENDOR}/{kind}", devices=tuple(devices), container_edits=edits)
 
 
-def gpu_devices(topology: Topology, dev: Root, minors: Mapping[device_nodes.Instance, int]) -> list[Device]:
+def gpu_devices(topology: Topology, dev: Root, minors: Mapping[host_files.Instance, int]) -> list[Device]:
     """
     The CDI devices of all GPUs and MIG instances, first by uuid and then by index. One without known nodes, or with a
     name that no runtime takes, is left out: it would spoil the others.
@@ -185,7 +186,7 @@ def gpu_devices(topology: Topology, dev: Root, minors: Mapping[device_nodes.Inst
     for gpu in topology.gpus:
         for instance in (None, *(gpu.mig or ())):
             try:
-                nodes = device_nodes.of_part(gpu, instance, minors)
+                nodes = host_files.of_part(gpu, instance, minors)
             except ContainerUnready:
                 continue
             by_uuid[gpu.id if instance is None else instance.uuid] = nodes
@@ -227,7 +228,7 @@ def driver_edits(configuration: Configuration, dev: Root) -> Edits:
     driver = find(root)
     return Edits(
         env=("NVIDIA_VISIBLE_DEVICES=void",),
-        device_nodes=edits_of(device_nodes.present(dev, device_nodes.SHARED), dev),
+        device_nodes=edits_of(host_files.present(dev, host_files.SHARED), dev),
         mounts=mounts((*driver.libraries, *driver.programs), root),
         hooks=hooks(hook_path(configuration, root), driver),
     )
@@ -276,7 +277,7 @@ def extra_edits(extra: Extra, dev: Root, root: Root) -> Edits:
     nodes = [path for pattern in extra.nodes for path in matching(dev, pattern)]
     return Edits(
         device_nodes=edits_of(nodes, dev),
-        mounts=mounts(device_nodes.present(root, extra.paths), root),
+        mounts=mounts(host_files.present(root, extra.paths), root),
     )
 
 
@@ -289,3 +290,93 @@ def matching(dev: Root, pattern: str) -> list[str]:
 def mounts(paths: Iterable[str], root: Root) -> tuple[Mount, ...]:
     """A read-only bind mount for each path below the driver's root, at the same path in the container."""
     return tuple(Mount(host_path=root.on_host(path), container_path=path, options=READ_ONLY) for path in paths)
+
+
+# Puts CDI specifications where the container runtime reads them.
+#
+# A file is replaced in one step, so that a runtime never reads half of one; it is not synced, because it is written
+# anew at the next start. Nothing is ever removed: containers that run refer to what is there, and are started again by
+# it.
+#
+# The directory must be there. If it were made here, then in a container that lacks the mount it would be made inside of
+# it, where no runtime reads.
+
+
+READABLE = 0o644
+"""Runtimes may run as another user than we do."""
+
+Stamp = tuple[int, int, int, int]
+"""Tells a file from what was put in its place: device, inode, time of change in nanoseconds, size."""
+
+
+class SpecificationFiles:
+    """Writes our CDI specification files in one directory, and checks that they stay as they were written."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._written: dict[Path, Stamp] = {}
+
+    def put(self, specifications: Mapping[str, Specification]) -> bool:
+        """
+        Writes the specifications (by class) that are missing or differ; returns whether it wrote any. Raises
+        StateFault.
+        """
+        self._written = {}
+        changed = False
+        for kind, specification in specifications.items():
+            path = self.directory / f"{VENDOR}-{kind}.json"
+            content = msgspec.json.format(msgspec.json.encode(specification), indent=2) + b"\n"
+            try:
+                if not is_there(path, content):
+                    replace(path, content)
+                    changed = True
+                self._written[path] = stamp(path)
+            except OSError as error:
+                raise StateFault(
+                    f"cannot write the CDI specification {clean(str(path), 200)}: {error.strerror}", remedy(error)
+                ) from error
+        return changed
+
+    def in_place(self) -> bool:
+        """Whether all files are unchanged since `put`."""
+        try:
+            return all(stamp(path) == written for path, written in self._written.items())
+        except OSError:
+            return False
+
+
+def is_there(path: Path, content: bytes) -> bool:
+    """Whether a file of this content stands there, readable for all."""
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            return mode & 0o777 == READABLE and file.read(len(content) + 1) == content
+    except OSError:
+        return False
+
+
+def replace(path: Path, content: bytes) -> None:
+    """
+    Replaces a file in one step. What an earlier process left unfinished is removed first. It has the ending `.new`, which
+    no runtime reads.
+    """
+    unfinished = path.with_name(f".{path.name}.new")
+    unfinished.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(unfinished, flags, READABLE), "wb") as file:
+        os.fchmod(file.fileno(), READABLE)  # whatever the umask says
+        file.write(content)
+    unfinished.replace(path)
+
+
+def stamp(path: Path) -> Stamp:
+    """What changes when a file is written or replaced. Raises OSError."""
+    found = path.lstat()
+    return found.st_dev, found.st_ino, found.st_ctime_ns, found.st_size
+
+
+def remedy(error: OSError) -> str:
+    """What an operator can do about a specification that cannot be written."""
+    if isinstance(error, FileNotFoundError):
+        return "make the directory on the node; in a container, mount the host's at the same path"
+    return "see whether the directory is writable and its disk not full, or set TOPOALIGN_CDI_DIR to another one"

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import structlog
 
-from topoalign.allocator.containers import cdi, device_nodes
-from topoalign.allocator.containers.cdi_files import SpecificationFiles
-from topoalign.allocator.containers.host import dev_root
+from topoalign.allocator.containers import cdi, host_files
+from topoalign.allocator.containers.cdi import SpecificationFiles
+from topoalign.allocator.containers.host_files import dev_root
 from topoalign.allocator.containers.responses import CDI, Teller
 from topoalign.allocator.ports import AllocatorPort
 from topoalign.core.demand.device_lists import has_gpus
@@ -65,7 +65,7 @@ class Containers:
         self._files = SpecificationFiles(cdi_dir)
         self._specified: Specified | None = None
         """None: nothing is in place, or the next call is to check it."""
-        self._minors: Mapping[device_nodes.Instance, int] | None = None
+        self._minors: Mapping[host_files.Instance, int] | None = None
         """Read from four thousand lines of /proc. None: not read since the last poll."""
         self._reason: str | None = None
 
@@ -141,14 +141,14 @@ class Containers:
         plugin = configuration.flags.plugin
         by_cdi = not CDI.isdisjoint(plugin.device_list_strategy)
         if self._minors is None and any(gpu.mig for gpu in topology.gpus):
-            self._minors = device_nodes.mig_minors(self._proc)
+            self._minors = host_files.mig_minors(self._proc)
         reads_dev = plugin.pass_device_specs or by_cdi or configuration.imex.channel_ids
         dev = dev_root(configuration.flags) if reads_dev else Teller().dev
         teller = Teller(
             configuration=configuration,
             dev=dev,
-            shared=device_nodes.present(dev, device_nodes.SHARED) if plugin.pass_device_specs else (),
-            channels=device_nodes.channels(dev, configuration.imex),
+            shared=host_files.present(dev, host_files.SHARED) if plugin.pass_device_specs else (),
+            channels=host_files.channels(dev, configuration.imex),
             minors=self._minors or {},
         )
         if not by_cdi:

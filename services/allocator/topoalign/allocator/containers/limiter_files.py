@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from secrets import token_hex
 
-from topoalign.allocator.containers.host import ContainerUnready
+from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology

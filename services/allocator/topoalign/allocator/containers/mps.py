@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from topoalign.allocator.containers.host import ContainerUnready
+from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.containers.limiter_files import amount_of_slot
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.holdings import Amount, base_of, unit_kind

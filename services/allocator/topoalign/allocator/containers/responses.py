@@ -20,8 +20,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from topoalign.allocator.allocate.joint_devices import companions_told
-from topoalign.allocator.containers import cdi, device_nodes
-from topoalign.allocator.containers.host import ContainerUnready, Root
+from topoalign.allocator.containers import cdi, host_files
+from topoalign.allocator.containers.host_files import ContainerUnready, Root
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import base_of
@@ -78,7 +78,7 @@ class Teller(NamedTuple):
     """IMEX channels."""
     extras: tuple[str, ...] = ()
     """CDI classes of which every container gets the one device."""
-    minors: Mapping[device_nodes.Instance, int] = MappingProxyType({})
+    minors: Mapping[host_files.Instance, int] = MappingProxyType({})
     """Of the capabilities of MIG instances."""
     mps: "MpsTeller | None" = None
     """None: nothing of the resource is shared by MPS."""
@@ -109,7 +109,7 @@ class Teller(NamedTuple):
         functions: list[Function] = []
         for base in bases_of(devices):
             check_name(base)
-            if (found := device_nodes.part_of(topology, base)) is not None:
+            if (found := host_files.part_of(topology, base)) is not None:
                 parts.append(Part(base, self.name_of(base, *found), *found))
             elif (function := function_of(topology, base)) is not None:
                 functions.append(function)
@@ -145,7 +145,7 @@ class Teller(NamedTuple):
         if names := [f.name for base in bases if (f := function_of(topology, base)) is not None and f.name]:
             told.envs[NICS_VARIABLE] = ",".join(names)
         ways = frozenset(self.configuration.flags.plugin.device_list_strategy)
-        gpus = [(base, found) for base in bases if (found := device_nodes.part_of(topology, base)) is not None]
+        gpus = [(base, found) for base in bases if (found := host_files.part_of(topology, base)) is not None]
         if gpus and "envvar" in ways and "volume-mounts" not in ways:  # mounts and CDI names add up
             told.envs[GPUS_VARIABLE] = ",".join(self.name_of(base, *found) for base, found in gpus)
         told.envs = dict(sorted(told.envs.items()))
@@ -183,8 +183,8 @@ class Teller(NamedTuple):
                 v1beta1.Mount(container_path=f"{LIST_DIRECTORY}/{name}", host_path=EMPTY_FILE) for name in listed
             ]
         if flags.plugin.pass_device_specs:
-            paths = [path for part in parts for path in device_nodes.of_part(part.gpu, part.instance, self.minors)]
-            paths += [*self.shared, *map(device_nodes.of_channel, self.channels)]
+            paths = [path for part in parts for path in host_files.of_part(part.gpu, part.instance, self.minors)]
+            paths += [*self.shared, *map(host_files.of_channel, self.channels)]
             told.devices += [node(path, self.dev.on_host(path)) for path in dict.fromkeys(paths)]
         for name in cdi.extras(self.configuration):
             told.envs[f"NVIDIA_{name.upper()}"] = "enabled"
@@ -198,7 +198,7 @@ class Teller(NamedTuple):
         Raises ContainerUnready for a part that the specification lacks, because its device nodes are not known.
         """
         for part in parts:
-            device_nodes.of_part(part.gpu, part.instance, self.minors)  # raises where the specification lacks it
+            host_files.of_part(part.gpu, part.instance, self.minors)  # raises where the specification lacks it
         devices = [
             *(cdi.qualified(cdi.GPUS, part.name) for part in parts),
             *(cdi.qualified(cdi.CHANNELS, str(channel)) for channel in self.channels),

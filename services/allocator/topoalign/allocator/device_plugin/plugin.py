@@ -20,7 +20,6 @@ import structlog
 
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.listing import health_of
-from topoalign.allocator.device_plugin.registration import register, socket_path
 from topoalign.allocator.device_plugin.registration_states import (
     POLL_SECONDS,
     QUIET_SECONDS,
@@ -30,6 +29,8 @@ from topoalign.allocator.device_plugin.registration_states import (
     Registration,
     Sign,
     State,
+    register,
+    socket_path,
 )
 from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.allocator.ports import AllocatorPort

@@ -24,7 +24,7 @@ from topoalign.runtime.clock import until_tick
 from topoalign.runtime.series import header, line
 
 if TYPE_CHECKING:  # nobody scrapes at the start
-    from topoalign.allocator.metrics.division_families import Row
+    from topoalign.allocator.metrics.use_families import Row
     from topoalign.core.model.library_use import LibraryReading
     from topoalign.core.state.fold import NodeState
     from topoalign.core.usage.attribution import NodeShares
@@ -93,12 +93,12 @@ class UseSeries:
 
     async def write(self) -> AsyncIterator[bytes]:
         """The text. Where nothing can be measured, that, and what needs no measurement: how GPUs are divided."""
-        from topoalign.allocator.metrics import division_families, use_families  # as above
+        from topoalign.allocator.metrics import use_families  # as above
 
         rows = self._divided()
-        yield use_families.text(division_families.own(rows))
+        yield use_families.text(use_families.own_partition_families(rows))
         if "hami" in self._also:
-            yield use_families.text(division_families.hami(rows, self._ledger.node))
+            yield use_families.text(use_families.hami_partition_families(rows, self._ledger.node))
         try:
             shares = await self.shares()
         except TopoalignError:
@@ -107,21 +107,21 @@ class UseSeries:
         yield line("topoalign_gpu_use_measured", shares is not None)
         if shares is None:
             return
-        yield use_families.text(use_families.own(shares, self._lasting(shares)))
+        yield use_families.text(use_families.own_use_families(shares, self._lasting(shares)))
         hardware = self._ledger.state.hardware
         there = tuple(each for each in shares.devices if each.card in hardware.gpu_by_id)  # one may have gone meanwhile
         shares = msgspec.structs.replace(shares, devices=there)
         if "gaia" in self._also:
             yield use_families.text(use_families.gaia(shares, hardware))
         if "hami" in self._also:
-            yield use_families.text(use_families.hami(shares, hardware))
+            yield use_families.text(use_families.hami_use_families(shares, hardware))
 
     def _divided(self) -> "Sequence[Row]":
         """
         How each GPU is divided. Counted anew when what is there, held or healthy has changed, and nothing else of the state:
         a node may hold 20,000 units.
         """
-        from topoalign.allocator.metrics.division_families import rows_of
+        from topoalign.allocator.metrics.use_families import rows_of
         from topoalign.core.state.divisions import divisions
 
         state = self._ledger.state

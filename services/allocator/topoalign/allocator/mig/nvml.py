@@ -12,7 +12,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, TypeVar
 
-from topoalign.allocator.mig.port import GpuInstance, InstanceInUse, PlaceTaken
+from topoalign.allocator.mig.instances import GpuInstance, InstanceInUse, PlaceTaken
 from topoalign.core.model.errors import DriverFault, clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement

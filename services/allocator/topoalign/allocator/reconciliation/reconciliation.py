@@ -30,9 +30,8 @@ from collections.abc import Sequence
 import structlog
 
 from topoalign.allocator.hardware_watch import is_confirmed
-from topoalign.allocator.ledger.drafts import Binding
 from topoalign.allocator.ledger.endings import titled
-from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.ports import Listing, Place, Poll, ShownDevices
 from topoalign.allocator.reconciliation.adoption import returned, unrecorded
 from topoalign.allocator.reconciliation.displacement import tell_forgotten, tell_readmitted

@@ -14,12 +14,10 @@ import anyio
 import msgspec
 import structlog
 
-from topoalign.allocator.ledger.drafts import Binding
-from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.mig.instances import check_no_instances
 from topoalign.allocator.ports import nothing_to_ask
-from topoalign.allocator.requests.kubelet_files import absence, lists_nothing
-from topoalign.allocator.requests.kubelet_watch import KubeletWatch
+from topoalign.allocator.requests.kubelet_files import KubeletWatch, absence, lists_nothing
 from topoalign.allocator.requests.predictions import Predictions, check_discovered, check_own
 from topoalign.core import wire
 from topoalign.core.admission.admit import answer_to, decided, drive_async

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.requests.kubelet_watch import KubeletWatch
+from topoalign.allocator.requests.kubelet_files import KubeletWatch
 from topoalign.core.admission.admit import decide
 from topoalign.core.admission.prediction import doubted, predict
 from topoalign.core.admission.resolvability import explained

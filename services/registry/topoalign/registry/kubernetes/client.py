@@ -19,8 +19,7 @@ from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
 from topoalign.registry.kubernetes import objects
-from topoalign.registry.kubernetes.credentials import Credentials
-from topoalign.registry.kubernetes.requests import CALL_SECONDS, Requests
+from topoalign.registry.kubernetes.requests import CALL_SECONDS, Credentials, Requests
 from topoalign.registry.kubernetes.watching import SILENT_SECONDS, Kind, Watch
 from topoalign.registry.ports import (
     ApiConflict,

@@ -15,6 +15,9 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest
 from topoalign.kubelet.files import manifest
 
+PODS_PENDING = "PodsPending"
+"""What `fits` answers where it cannot be told yet: this passes by itself."""
+
 
 class PodToSchedule(msgspec.Struct, frozen=True, kw_only=True):
     """A pod as the scheduler shows it."""

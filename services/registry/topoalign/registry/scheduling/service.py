@@ -1,14 +1,18 @@
 """Puts the scheduler's side of the registry together and runs it."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 import anyio
 from anyio.abc import TaskStatus
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from topoalign.client import Client
 from topoalign.client.kept_nodes import KeptNodes
 from topoalign.core.admission.gang_plan import Candidate
+from topoalign.core.diagnosis.foreign import CONTESTED_NODE, FOREIGN_NODE
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation
@@ -16,31 +20,88 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.scoring.scorers import scorer_of
 from topoalign.core.sharing.slot_defaults import FilledIn
 from topoalign.registry.cluster import Cluster
-from topoalign.registry.foreign import ForeignNodes
-from topoalign.registry.foreign_questions import serve_foreign
+from topoalign.registry.foreign import HAMI, ForeignNodes, serve_foreign
 from topoalign.registry.ports import KubernetesApi
-from topoalign.registry.scheduling.binding.bind_checks import BindChecks
-from topoalign.registry.scheduling.binding.binding import Binder, check_placement
+from topoalign.registry.scheduling.binding.binding import BindChecks, Binder, check_placement
 from topoalign.registry.scheduling.binding.gangs import Gangs
 from topoalign.registry.scheduling.binding.reservations import Reservations
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.extender.server import READINESS, serve_scheduler
-from topoalign.registry.scheduling.filter.pod_checks import PodChecks
 from topoalign.registry.scheduling.filter.quotas import Quotas
-from topoalign.registry.scheduling.filter.scheduler import Scheduler
+from topoalign.registry.scheduling.filter.scheduler import PodChecks, Scheduler
 from topoalign.registry.scheduling.kubernetes.bypassed_pods import BypassedPods
 from topoalign.registry.scheduling.kubernetes.pod_events import PodEvents
 from topoalign.registry.scheduling.kubernetes.topology_objects import TopologyObjects
 from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import UnmanagedNodes
 from topoalign.registry.scheduling.kubernetes.watch import KubernetesWatch, understood
-from topoalign.registry.scheduling.metrics import Figures
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.context import Context
+
+# What the scheduler's side counts, for Prometheus.
+
+
+class Figures(Collector):
+    """The counts of what was bound and reserved, and of what was done in Kubernetes."""
+
+    def __init__(
+        self,
+        watch: KubernetesWatch,
+        binds: Mapping[str, int],
+        reservations: Mapping[str, int],
+        foreign: ForeignNodes,
+    ) -> None:
+        """`binds` by how they ended; `reservations` by what was written of them."""
+        self._watch = watch
+        self._binds = binds
+        self._reservations = reservations
+        self._foreign = foreign
+
+    def collect(self) -> Iterator[Metric]:
+        """The counters as they are now."""
+        refused = self._watch.refused
+        reports = self._watch.reports
+        yield counted("binds", "Binds, by how they ended.", "outcome", self._binds)
+        yield counted("reservations", "What this registry wrote of reservations.", "what", self._reservations)
+        yield counted("reports", "Events of Kubernetes, by what became of them.", "outcome", reports.counts)
+        family = CounterMetricFamily(
+            "topoalign_registry_refused_pods",
+            "Pods that a node refused after they were bound to it.",
+            labels=["reason", "reserved"],
+        )
+        for (reason, reserved), number in refused.counts.items():
+            family.add_metric([reason, "true" if reserved else "false"], number)
+        yield family
+        yield CounterMetricFamily("topoalign_registry_deleted_pods", "Refused pods that were deleted.", refused.deleted)
+        yield from foreign_nodes(self._foreign)
+        woken = self._watch.wake_ups.done
+        yield CounterMetricFamily("topoalign_registry_wake_ups", "Times that waiting pods were woken.", woken)
+
+
+def foreign_nodes(foreign: ForeignNodes) -> Iterator[Metric]:
+    """Nodes that HAMi runs, and those of them for which topoalign speaks as well."""
+    codes = Counter(foreign.refusals.values())
+    nodes = GaugeMetricFamily(
+        "topoalign_registry_foreign_nodes",
+        "Nodes that are not offered because others give out their GPUs; contested: topoalign does as well.",
+        labels=["by", "contested"],
+    )
+    nodes.add_metric([HAMI, "false"], codes[FOREIGN_NODE])
+    nodes.add_metric([HAMI, "true"], codes[CONTESTED_NODE])
+    yield nodes
+
+
+def counted(name: str, meaning: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+    """A counter for each of these."""
+    family = CounterMetricFamily(f"topoalign_registry_{name}", meaning, labels=[label])
+    for each, number in counts.items():
+        family.add_metric([each], number)
+    return family
+
 
 NATS_AWAY_SECONDS = 5.0
 """After so long without NATS a registry that has not read the nodes serves the webhook. The network of a new pod may take

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from topoalign.allocator.containers.hami_core.directories import CACHE, LOCKS, Owner, make_locks, name_of, prepare
-from topoalign.allocator.containers.host import ContainerUnready
+from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.containers.limiter_files import amount_of_slot
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import StateFault, clean

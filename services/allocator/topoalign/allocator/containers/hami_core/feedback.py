@@ -20,9 +20,8 @@ from typing import NamedTuple
 import structlog
 from anyio import CancelScope, to_thread
 
-from topoalign.allocator.containers.hami_core import directories, region
-from topoalign.allocator.containers.hami_core.region import Unusable
-from topoalign.allocator.containers.hami_core.shared_files import MOST_CONTAINERS, all_limited, opened_file
+from topoalign.allocator.containers.hami_core import directories, shared_files
+from topoalign.allocator.containers.hami_core.shared_files import MOST_CONTAINERS, Unusable, all_limited, opened_file
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Clock
 from topoalign.core.sharing.priorities import Launches, next_notes
@@ -113,20 +112,20 @@ def tell_launches(root: Path, gpus: Mapping[str, frozenset[DeviceID]]) -> dict[s
     return unusable
 
 
-def tail_in(root: Path, name: str) -> region.Tail | None:
+def tail_in(root: Path, name: str) -> shared_files.Tail | None:
     """What stands at the end of the region in a directory; None: it is not ready, or cannot be read. Raises Unusable."""
     with suppress(OSError), opened_file(root, name, os.O_RDONLY) as found:
         return checked_tail(*found) if found is not None else None
     return None
 
 
-def checked_tail(file: int, layout: region.Layout) -> region.Tail | None:
+def checked_tail(file: int, layout: shared_files.Layout) -> shared_files.Tail | None:
     """What stands at the end of a region that is ready; None: it is not ready. Raises Unusable and OSError."""
     head = os.pread(file, layout.processes_at, 0)
-    if not region.is_written(head):
+    if not shared_files.is_written(head):
         return None
     layout.uuids_of(head)
-    return region.tail_of(os.pread(file, region.TAIL.size, layout.tail_at))
+    return shared_files.tail_of(os.pread(file, shared_files.TAIL.size, layout.tail_at))
 
 
 def write_note(root: Path, name: str, before: int, note: int) -> None:
@@ -139,4 +138,4 @@ def write_note(root: Path, name: str, before: int, note: int) -> None:
             return
         file, layout = found
         if note < 0 or tail.recent_kernel == before:
-            os.pwrite(file, region.RECENT_KERNEL.pack(note), layout.recent_kernel_at)
+            os.pwrite(file, shared_files.RECENT_KERNEL.pack(note), layout.recent_kernel_at)

@@ -17,8 +17,8 @@ from topoalign.runtime.clock import until_tick
 from topoalign.runtime.figures import Figure
 
 if TYPE_CHECKING:
+    from topoalign.allocator.containers.hami_core.directories import Allocations
     from topoalign.allocator.containers.hami_core.shared_files import SharedFiles
-    from topoalign.allocator.containers.hami_core.sweeps import Allocations
     from topoalign.core.model.library_use import LibraryReading
 
 LOOK_SECONDS = 5.0
@@ -29,7 +29,7 @@ async def keep_directories(root: Callable[[], str], allocations: "Allocations", 
     """`Sweeps.run`, from when there is a root."""
     while not root():
         await clock.sleep(until_tick(clock, LOOK_SECONDS))
-    from topoalign.allocator.containers.hami_core.sweeps import Sweeps  # few nodes have it
+    from topoalign.allocator.containers.hami_core.directories import Sweeps  # few nodes have it
 
     await Sweeps(root).run(allocations, clock)
 

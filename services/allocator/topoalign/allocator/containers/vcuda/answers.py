@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from topoalign.allocator.containers.host import ContainerUnready
+from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.containers.limiter_files import make_root
 from topoalign.allocator.containers.vcuda.directories import name_of
 from topoalign.core.model.ids import DeviceID, ResourceName

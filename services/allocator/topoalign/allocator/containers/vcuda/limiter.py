@@ -14,33 +14,172 @@ Calls and sweeps take turns; nothing here waits for a caller. What containers ha
 """
 
 from asyncio import shield
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import anyio
 import structlog
 from anyio import to_thread
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
 
-from topoalign.allocator.allocate.unit_starts import limits_of, live_parts, of
+from topoalign.allocator.allocate.pre_start import limits_of, live_parts, of
 from topoalign.allocator.containers import limiter_files
 from topoalign.allocator.containers.vcuda import directories
-from topoalign.allocator.containers.vcuda.limits import CONFIG_FILE, PIDS_FILE, Limits, config_of, pids_of
-from topoalign.allocator.containers.vcuda.owners import Calls, limits_for
-from topoalign.allocator.containers.vcuda.registrations import Refused, RegistrationServer
+from topoalign.allocator.containers.vcuda.directories import CONFIG_FILE, PIDS_FILE, SOCKET, Limits, config_of, pids_of
 from topoalign.allocator.ports import Part, Poll
+from topoalign.core.model.allocations import amounts_of
 from topoalign.core.model.errors import StateFault, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import CORES
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import Holder
 from topoalign.core.usage.cgroups import container_name_of, placement_of
 from topoalign.kubelet.control_groups import container_group, directory_of, processes_in
-from topoalign.kubelet.grpc.transport import Load
+from topoalign.kubelet.grpc import sockets
+from topoalign.kubelet.grpc.api import vcuda
+from topoalign.kubelet.grpc.connection import Connection
+from topoalign.kubelet.grpc.transport import LONGEST_MESSAGE, Load, Server, Servicer, caller
 from topoalign.kubelet.processes import text_of
 from topoalign.runtime.clock import until_tick
+
+# Whose a directory is, and what that container is limited to, by the entries of the kubelet's checkpoint.
+#
+# Two containers of one pod may have been given the same units: an app container takes over those of an init container.
+# Which of them starts, the units do not tell. The kubelet calls for all halves of a container, one right after the
+# other, before it starts it, and so there are these cases:
+#
+# - The half that only one of the two has was called for just before: it is that one (`Calls`).
+# - One of them has this half alone: it is that one. Should it be the other, the call for its other half comes next, and
+#   writes over it.
+# - Both halves of the two are the same, and so are their limits: what a directory says stays.
+
+
+TOLD_SECONDS = 5.0
+"""Between the calls for two halves of a container, at most: each takes milliseconds, and seconds on a busy node."""
+
+
+def holders(resource: ResourceName, units: frozenset[DeviceID], parts: Iterable[Part]) -> list[Holder]:
+    """The containers that have exactly these units, in the order of their names."""
+    return sorted({Holder(*each[2:]) for each in parts if each[:2] == (resource, units)})
+
+
+class Calls:
+    """Which halves of containers were called for a short while ago, where a half told which container starts."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, tuple[Holder, float]] = {}
+        """Pod UID -> the container, and when it was told, in monotonic seconds."""
+
+    def starting(
+        self,
+        resource: ResourceName,
+        units: frozenset[DeviceID],
+        parts: Sequence[Part],
+        written: tuple[str, str] | None,
+        at: float,
+    ) -> Holder:
+        """
+        Which container starts, where the kubelet calls for this half at this monotonic second. `written`: whose its
+        directory is. Raises Unavailable where that may be one of several pods, or none has it.
+        """
+        self._told = {pod: told for pod, told in self._told.items() if at - told[1] <= TOLD_SECONDS}
+        found = holders(resource, units, parts)
+        pods = {each.pod for each in found}
+        if len(pods) != 1:
+            raise Unavailable(
+                f"the kubelet's checkpoint has the units for containers of {len(pods)} pods",
+                "the kubelet starts the container again; see whether its device plugin directory can be read",
+            )
+        (pod,) = pods
+        if len(found) == 1:
+            self._told[pod] = found[0], at
+            return found[0]
+        told, _ = self._told.pop(pod, (None, at))
+        if told in found:
+            return told
+        alone = [each for each in found if len([*of(each, parts)]) == 1]
+        return next((each for each in alone or found if each == written), (alone or found)[0])
+
+
+def limits_for(holder: Holder, parts: Collection[Part], hardware: Topology) -> Limits:
+    """
+    What a container is limited to: of equal parts of several GPUs to one, as the library looks at its first GPU alone. Of
+    whole GPUs it has all memory, whatever it has asked for.
+    """
+    amounts = amounts_of(unit for part in of(holder, parts) for unit in part.devices)
+    gpus = [gpu for gpu in hardware.gpus if gpu.id in amounts]
+    cores = sum(each.cores for each in amounts.values())
+    memory = sum(each.memory for each in amounts.values())
+    if cores >= CORES:
+        memory = max(memory, sum(gpu.memory or 0 for gpu in gpus))
+    else:
+        cores, memory = (amount // max(1, len(amounts)) for amount in (cores, memory))
+    pci = next((gpu.pci for gpu in gpus if gpu.pci), "")
+    return Limits(holder.pod, str(holder.container), cores, memory, pci[-12:].upper())
+
+
+# The socket of one directory, on which the library's client registers a process: gRPC `vcuda.VCUDAService`.
+#
+# The client does it once for each process that begins to use CUDA, and reads `pids.config` afterwards. Any user of the
+# container may call. What a call says (bus id, pod UID, name and id of the container) is not looked at: who calls is
+# judged by `callers`. All sockets together have a bounded number of connections, so that one container takes nothing
+# from another.
+#
+# Source: gpu-manager 8cd842ed, pkg/services/virtual-manager; vcuda-controller 72e0115, src/register.c.
+
+
+FIELD = "flags.vcudaRoot"
+MOST_TOGETHER = 128
+"""Connections of all these sockets. A client needs one for milliseconds."""
+
+
+class Refused(Exception):
+    """Why a caller is not registered."""
+
+
+class Registrations(Servicer, vcuda.VcudaServiceBase):
+    """Answers on one socket."""
+
+    def __init__(self, register: Callable[[int], None]) -> None:
+        """`register` takes the caller's process id; raises Refused, and TopoalignError."""
+        self._register = register
+
+    async def register_v_device(self, message: vcuda.VDeviceRequest) -> vcuda.VDeviceResponse:
+        """Answers RegisterVDevice. Raises GRPCError PERMISSION_DENIED for a process of another container."""
+        connection = cast(Connection, caller())
+        await connection.server.turns.turn(connection)  # milliseconds each, more where processes are many
+        try:
+            self._register(connection.peer.pid)
+        except Refused as refused:
+            connection.server.complain("registration refused", str(refused), pid=connection.peer.pid)
+            raise GRPCError(Status.PERMISSION_DENIED, clean(str(refused), LONGEST_MESSAGE)) from refused
+        return vcuda.VDeviceResponse()
+
+
+class RegistrationServer(Server):
+    """The socket of one directory."""
+
+    mode = 0o666
+
+    def __init__(
+        self, directory: Path, register: Callable[[int], None], load: Load, others: Collection[Server]
+    ) -> None:
+        """`others`: all sockets with which this one shares the bound on connections."""
+        super().__init__(Registrations(register), directory / SOCKET, FIELD, load)
+        self._others = others
+        self.guard = directory.parent  # a container may lock its own: for that it is enough to read it
+
+    def is_welcome(self, peer: sockets.Peer) -> bool:
+        """Every process that reaches the socket: it is mounted into one container."""
+        if sum(len(each.connections) for each in self._others) >= MOST_TOGETHER:
+            max(self._others, key=lambda each: len(each.connections)).make_room(MOST_TOGETHER)
+        return True
+
 
 # Who calls on a socket: what the kernel tells of the process at its other end, and nothing that this says of itself.
 #

@@ -27,11 +27,18 @@ from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.validate import validate
 from topoalign.core.ports import Clock, Inventory, Listener
 from topoalign.discovery.drivers.health import nic_health, unhealthy
-from topoalign.discovery.drivers.nvml.codes import GPU_IS_LOST, NO_PERMISSION, OF_THE_LIBRARY, RESET_REQUIRED, UNKNOWN
 from topoalign.discovery.drivers.nvml.events import NvmlEvents
-from topoalign.discovery.drivers.nvml.gpus import Judged, Profiles, read_gpu
-from topoalign.discovery.drivers.nvml.library import CallFailed, Handle, Library
-from topoalign.discovery.drivers.nvml.nvlinks import End, NvLinks, paired, read_ends
+from topoalign.discovery.drivers.nvml.gpus import End, Judged, NvLinks, Profiles, paired, read_ends, read_gpu
+from topoalign.discovery.drivers.nvml.library import (
+    GPU_IS_LOST,
+    NO_PERMISSION,
+    OF_THE_LIBRARY,
+    RESET_REQUIRED,
+    UNKNOWN,
+    CallFailed,
+    Handle,
+    Library,
+)
 from topoalign.discovery.drivers.sysfs import files_below
 from topoalign.runtime.backoff import backoff_seconds
 from topoalign.runtime.driver_thread import DriverThread, Steps

@@ -27,14 +27,18 @@ import structlog
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Clock, HardwareEvent, Listener, Occurrence
-from topoalign.discovery.drivers.nvml.codes import (
+from topoalign.discovery.drivers.nvml.library import (
     FUNCTION_NOT_FOUND,
     GPU_IS_LOST,
     NO_PERMISSION,
     NOT_SUPPORTED,
     OF_THE_LIBRARY,
+    CallFailed,
+    Event,
+    Handle,
+    Library,
+    address_of,
 )
-from topoalign.discovery.drivers.nvml.library import CallFailed, Event, Handle, Library, address_of
 from topoalign.runtime.backoff import backoff_seconds
 from topoalign.runtime.driver_thread import DriverThread, Steps
 

@@ -6,19 +6,28 @@ node the files take precedence: they come from the kernel, while NVML's affinity
 """
 
 import re
-from collections.abc import Collection
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from ctypes import Structure, byref, c_uint
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from msgspec.structs import replace
 
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.events import DeviceHealth
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.mig import MigDevice, MigProfile
-from topoalign.core.model.topology.model import Gpu, Topology
+from topoalign.core.model.topology.mig import MigDevice, MigPlacement, MigProfile
+from topoalign.core.model.topology.model import Fabric, Gpu, Topology
 from topoalign.core.model.topology.validate import LARGEST_MEMORY
 from topoalign.discovery.drivers.health import HEALTHY, unhealthy
-from topoalign.discovery.drivers.nvml.codes import NOT_FOUND, NOT_TOLD
-from topoalign.discovery.drivers.nvml.fabric import fabric_state, joined_fabric
 from topoalign.discovery.drivers.nvml.library import (
+    MOST_NVLINKS,
+    NOT_FOUND,
+    NOT_TOLD,
+    NVLINK_COUNT,
     RECOVERY_ACTION,
     REMAPPING_FAILED,
     REMAPPING_PENDING,
@@ -26,7 +35,210 @@ from topoalign.discovery.drivers.nvml.library import (
     Handle,
     Library,
 )
-from topoalign.discovery.drivers.nvml.mig_profiles import NAMED, profile_name, read_placement, read_profiles
+
+# NVLinks: each GPU reports where its end leads, and pairs are made of two ends.
+#
+# An end leads to another GPU, whose PCI address it reports, or to an NVSwitch, behind which every other GPU on the
+# switch is reached. The number of NVLinks of a pair is that of its direct links if it has any, else the smaller of both
+# GPUs' links to the switch, which is what `nvidia-smi topo -m` prints. Example: GPUs with 12 and 11 links to the switch
+# are a pair with NV11. In a virtual machine the switch may be hidden, so an end that leads to an unknown device counts
+# as a switch (both rules: HAMi, as in its pull request 2103).
+#
+# Reading is one pass per GPU and not per pair; on a slow driver the difference is half a second.
+
+
+GPU_KIND = 0
+NPU_KIND = 1
+SWITCH_KIND = 2
+"""nvmlIntNvLinkDeviceType_t."""
+
+
+class End(NamedTuple):
+    """Where an NVLink leads."""
+
+    address: str | None
+    """PCI address. None: not reported."""
+    kind: int | None
+    """GPU_KIND, NPU_KIND, SWITCH_KIND, or another number. None: not reported."""
+    up: bool = True
+    """False: the GPU has the link, but it is not enabled; where it leads is not read."""
+
+
+DOWN = End(None, None, up=False)
+
+
+@dataclass(frozen=True)
+class NvLinks:
+    """The NVLinks of a machine."""
+
+    pairs: Mapping[tuple[DeviceID, DeviceID], int]
+    """Of each pair that has any, in the order of the GPUs."""
+    to_switch: Mapping[DeviceID, int]
+    findings: tuple[str, ...]
+    down: Mapping[DeviceID, int] = field(default_factory=dict)
+    """GPU -> its links that are not up."""
+
+    def counted(self, gpu: Gpu) -> Gpu:
+        """The GPU with the numbers of its NVLinks."""
+        return replace(gpu, nvswitch_links=self.to_switch.get(gpu.id, 0), nvlinks_down=self.down.get(gpu.id, 0))
+
+
+def read_ends(nvml: Library, device: Handle) -> list[End]:
+    """
+    The NVLinks of a GPU. Raises CallFailed.
+
+    NVML answers "invalid argument" or "not supported" for a link that the GPU does not have, so such a link is not down.
+    """
+    count = nvml.fields(device, (NVLINK_COUNT,)).get(NVLINK_COUNT, MOST_NVLINKS)
+    ends = []
+    for link in range(min(count, MOST_NVLINKS)):
+        if (enabled := nvml.nvlink_enabled(device, link)) is not None:
+            up = enabled and End(nvml.nvlink_remote(device, link), nvml.nvlink_remote_kind(device, link))
+            ends.append(up or DOWN)
+    return ends
+
+
+def paired(ends: Mapping[DeviceID, Sequence[End]], addresses: Mapping[DeviceID, str]) -> NvLinks:
+    """The NVLinks of GPUs, from what each of them says, and their PCI addresses as far as known."""
+    at = {address: gpu for gpu, address in addresses.items()}
+    direct: Counter[tuple[DeviceID, DeviceID]] = Counter()
+    to_switch: Counter[DeviceID] = Counter()
+    down = {gpu: sum(not end.up for end in own) for gpu, own in ends.items()}
+    for gpu, own in ends.items():
+        for end in own:
+            peer = at.get(end.address) if end.address is not None else None
+            if peer is not None and peer != gpu:
+                direct[gpu, peer] += 1
+            elif end.up and end.kind not in (GPU_KIND, NPU_KIND):
+                to_switch[gpu] += 1
+    pairs = {}
+    findings = []
+    for a, b in combinations(ends, 2):
+        there = direct[a, b]
+        back = direct[b, a]
+        if there != back:
+            findings.append(f"{a} sees {there} NVLinks to {b}, which sees {back}: the smaller number is used")
+        count = min(there, back) if there or back else min(to_switch[a], to_switch[b])
+        if count:
+            pairs[a, b] = count
+    return NvLinks(pairs=pairs, to_switch=dict(to_switch), findings=tuple(findings), down=down)
+
+
+# What a GPU in MIG mode can be divided into, and where its instances are.
+#
+# NVML counts the profiles of all architectures; a GPU has some of them. Where instances can be, and where they are, it
+# tells to privileged users alone: without the right to know there are no profiles, and no instance has a placement.
+# Drivers that do not name profiles do not tell of them in this way, and have none here.
+#
+# Source: nvidia-ml-py 13.615.71, nvmlGpuInstanceProfileInfo_v2_t; HAMi 4707fb02 for the cores of a profile.
+
+
+KINDS = 18
+"""NVML_GPU_INSTANCE_PROFILE_COUNT: the profiles that NVML counts."""
+MOST_PLACEMENTS = 64
+"""Of one profile: eight times what GPUs have."""
+
+NAMED = re.compile(r"(?:\d+c\.)?\d+g\.\d+gb(?:[+-][a-z.]+)*")
+"""The profile in the name of an instance, or in that of a profile: `1g.10gb+me`."""
+
+
+class Slices(Structure):
+    """nvmlGpuInstancePlacement_t."""
+
+    _fields_ = (("start", c_uint), ("size", c_uint))
+
+
+def read_profiles(nvml: Library, device: Handle, total: int | None) -> tuple[MigProfile, ...]:
+    """
+    The profiles of a GPU with this much memory (bytes), in NVML's order. Empty: the driver does not tell. Raises CallFailed.
+    """
+    asked = (nvml.maybe("nvmlDeviceGetGpuInstanceProfileInfo", device, kind) for kind in range(KINDS))
+    infos = [info for info in asked if info is not None]
+    whole = max((int(info.multiprocessorCount) for info in infos), default=0)
+    found: dict[str, MigProfile] = {}
+    for info in infos:
+        places = read_placements(nvml, device, info.id)
+        memory = int(info.memorySizeMB) << 20
+        slices = int(info.sliceCount)
+        named = NAMED.search(info.name)
+        name = named[0] if named else profile_name(slices, slices, memory, total)
+        if not places or name in found:
+            continue
+        cores = -(-int(info.multiprocessorCount) * 100 // whole) if whole else 0
+        found[name] = MigProfile(name=name, memory=memory, slices=slices, cores=cores, placements=places)
+    return tuple(found.values())
+
+
+def read_placements(nvml: Library, device: Handle, profile: int) -> tuple[MigPlacement, ...]:
+    """Where an instance of the profile with this id of NVML can be; empty: the driver does not tell. Raises CallFailed."""
+    places = (Slices * MOST_PLACEMENTS)()
+    count = c_uint(MOST_PLACEMENTS)
+    call = "nvmlDeviceGetGpuInstancePossiblePlacements"
+    if nvml.maybe(call, device, profile, places, byref(count)) is None:
+        return ()
+    return tuple(MigPlacement(start=place.start, size=place.size) for place in places[: count.value])
+
+
+def read_placement(nvml: Library, device: Handle, gpu_instance: int) -> MigPlacement | None:
+    """The slices of the GPU instance with this id; None: the driver does not tell. Raises CallFailed."""
+    try:
+        instance = nvml.maybe("nvmlDeviceGetGpuInstanceById", device, gpu_instance)
+        info = None if instance is None else nvml.maybe("nvmlGpuInstanceGetInfo", instance)
+    except CallFailed as error:
+        if error.code == NOT_FOUND:  # not every container may see all instances
+            return None
+        raise
+    return None if info is None else MigPlacement(start=info.placement.start, size=info.placement.size)
+
+
+def profile_name(gpu_slices: int, compute_slices: int, memory: int, total: int | None) -> str:
+    """
+    `1g.10gb`, or `1c.2g.20gb` for a part of a GPU instance, where the driver does not name it. `memory`, `total`: bytes of
+    the instance and of the GPU.
+
+    NVIDIA names the memory by eighths of the whole, rounded up (go-nvlib, mig_profile).
+    """
+    gib = 1 << 30
+    whole = -(-(total or memory) // gib)
+    eighths = -(-memory * 8 // (total or memory)) if memory else 0
+    part = f"{compute_slices}c." if compute_slices != gpu_slices else ""
+    return f"{part}{gpu_slices}g.{round(whole * eighths / 8)}gb"
+
+
+# The NVLink fabric of a GPU, as nvmlDeviceGetGpuFabricInfoV reports it. Constants: NVML as in nvidia-ml-py 13.615.71.
+
+
+NOT_STARTED = 1
+IN_PROGRESS = 2
+COMPLETED = 3
+"""nvmlGpuFabricState_t; 0 is not supported. Only `COMPLETED` has a status, a cluster and a health."""
+TRUE = 1
+"""Of a field of the healthMask that is a yes or no; 0 is not supported, 2 is false."""
+CONFIGURED = 1
+"""The largest value of the field INCORRECT_CONFIGURATION that is no error; 0 is not supported."""
+
+
+def joined_fabric(info: Any) -> Fabric | None:
+    """The NVLink domain that the GPU has joined; None for no domain, or one within the node, whose cluster is all zeros."""
+    if info is None or info.state != COMPLETED or info.status != 0 or not any(info.clusterUuid):
+        return None
+    return Fabric(cluster=str(UUID(bytes=bytes(info.clusterUuid))), clique=int(info.cliqueId))
+
+
+def fabric_state(info: Any) -> str:
+    """`Gpu.fabric_state`; empty if the fabric is in order or not supported."""
+    if info is None or info.state not in (NOT_STARTED, IN_PROGRESS, COMPLETED):
+        return ""
+    if info.state != COMPLETED:
+        return "not-started" if info.state == NOT_STARTED else "in-progress"
+    if info.status != 0:
+        return "failed"
+    health = int(getattr(info, "healthMask", 0))
+    degraded_bandwidth = health & 0x3 == TRUE
+    route_unhealthy = health >> 4 & 0x3 == TRUE
+    incorrect_configuration = health >> 8 & 0xF > CONFIGURED
+    return "degraded" if degraded_bandwidth or route_unhealthy or incorrect_configuration else ""
+
 
 RECOVERY = {
     1: "the driver asks for a reset of the GPU",

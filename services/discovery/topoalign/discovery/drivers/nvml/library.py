@@ -14,8 +14,47 @@ from typing import Any, NamedTuple
 
 from topoalign.core.model.errors import DriverFault, clean
 from topoalign.core.model.topology.links import NVML_LEVEL, PcieClass
-from topoalign.discovery.drivers.nvml.codes import GPU_IS_LOST, NO_TEXT, NOT_FOUND, NOT_TOLD, TIMEOUT, UNINITIALIZED
 from topoalign.runtime.driver_thread import Steps
+
+# Return codes of NVML calls (nvmlReturn_t, as in nvidia-ml-py 13.615.71), and whether a code concerns one GPU or all.
+
+
+UNINITIALIZED = 1
+INVALID_ARGUMENT = 2
+NOT_SUPPORTED = 3
+NO_PERMISSION = 4
+NOT_FOUND = 6
+INSUFFICIENT_SIZE = 7
+DRIVER_NOT_LOADED = 9
+TIMEOUT = 10
+LIBRARY_NOT_FOUND = 12
+FUNCTION_NOT_FOUND = 13
+GPU_IS_LOST = 15
+RESET_REQUIRED = 16
+LIB_RM_VERSION_MISMATCH = 18
+NO_DATA = 21
+ARGUMENT_VERSION_MISMATCH = 25
+DEPRECATED = 26
+UNKNOWN = 999
+
+NO_TEXT = -1
+"""Not NVML's own: what should be a text is none."""
+
+NOT_TOLD = {
+    INVALID_ARGUMENT,
+    NOT_SUPPORTED,
+    NO_PERMISSION,
+    INSUFFICIENT_SIZE,
+    FUNCTION_NOT_FOUND,
+    NO_DATA,
+    ARGUMENT_VERSION_MISMATCH,
+    DEPRECATED,
+    NO_TEXT,
+}
+"""Codes that mean: this value cannot be had here, and nothing is wrong."""
+OF_THE_LIBRARY = {UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, LIB_RM_VERSION_MISMATCH}
+"""Codes that no other GPU would answer differently."""
+
 
 Handle = Any
 """A device, as pynvml hands it out."""

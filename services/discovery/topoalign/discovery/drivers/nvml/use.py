@@ -15,8 +15,7 @@ from typing import Any, Final
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.processes import DeviceUse, GpuProcess, ProcessKind
-from topoalign.discovery.drivers.nvml.codes import NOT_FOUND, NOT_TOLD, OF_THE_LIBRARY
-from topoalign.discovery.drivers.nvml.library import CallFailed, Handle, Library
+from topoalign.discovery.drivers.nvml.library import NOT_FOUND, NOT_TOLD, OF_THE_LIBRARY, CallFailed, Handle, Library
 
 LISTS: Final[dict[ProcessKind, str]] = {
     "compute": "nvmlDeviceGetComputeRunningProcesses",

@@ -8,15 +8,151 @@ dropped.
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import msgspec
 from msgspec import field
 
-from topoalign.core.model.errors import TopoalignError
+from topoalign.core.model.decisions import Resolvability
+from topoalign.core.model.errors import TopoalignError, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.scheduling.extender.arguments import Asked, MetaPod, MetaVictims
-from topoalign.registry.scheduling.extender.refusals import text_of, text_of_error, text_of_pod
 from topoalign.registry.scheduling.model import Filtered, Victims
+
+# The text of each refusal, as it stands in a pod's events and in its condition PodScheduled.
+#
+# kube-scheduler groups nodes by the text, joins the groups by commas, and writes the result to the pod. The write wakes
+# the pod again, so a text that differs from one call to the next makes a loop of calls: 2,143 in 25 s for one pod.
+# Hence each code has one text, `Code: finding; remedy`, without numbers, names, times and commas, and one more for each
+# reason why the end of pods would not help (`NodeRefusal.resolvability`). `topoalign why` has the details. An invalid
+# pod has a text of its own, which names the field (`text_of_pod`).
+
+
+OTHER = "would refuse the pod; ask topoalign why"
+"""Said after a code that this version does not know, as a newer node may give."""
+UNANSWERED = "no answer at present; wait or look at the log of the registry"
+"""Said after the code of an error, which passes by itself."""
+
+LONGEST = 400
+"""Characters of a finding and of a remedy: a condition of a pod holds the text, and an Event is cut at 1,024 bytes."""
+
+FIELDS = ("spec", "metadata")
+
+FINDINGS: Mapping[str, str] = {
+    # amounts
+    "NotEnoughDevices": "too few free devices; wait until pods end or ask for fewer",
+    "NoHealthyDevice": "no healthy device; look at topoalign doctor on the node",
+    "TooLarge": "more devices than a node of this type has; ask for fewer",
+    "DevicesDoNotFit": "no free devices as the annotations ask; ease the annotations or wait until pods end",
+    "ShareSplit": "too few GPUs have what is asked for at once; wait until pods end or ease amounts and annotations",
+    "SlotsBeyondNumaNode": "more slots than a NUMA node has GPUs; ask for fewer or leave out sharing.slots.numaTopology",
+    "WholeGpuInUse": "a whole GPU of which others have parts; wait until pods end",
+    "MemoryAboveCard": "more memory than a card has; ask for less",
+    "NoCardAccepted": "no card that may be chosen; ease the lists in metadata.annotations or look at topoalign gpu list",
+    "NoFreeCard": "no card has enough left; wait until pods end or ask for less",
+    "NotEnoughShareCards": "fewer cards than asked; ask for fewer cards",
+    "NotEnoughUnusedCards": "too few cards that nobody uses; wait until pods end or ask for fewer",
+    "NotEnoughShareCores": "too few cores of a card left; wait until pods end or ask for less",
+    "NotEnoughShareMemory": "too little memory of a card left; wait until pods end or ask for less",
+    "NotEnoughShareSlots": "no slot of a card left; wait until pods end or ask for fewer",
+    "ShareDoesNotFit": "no share of a card left; wait until pods end or ask for less",
+    "NotEnoughCpus": "too few free exclusive CPUs; wait until pods end or ask for fewer",
+    "NotEnoughCores": "too few free whole cores; wait until pods end or ask for fewer CPUs",
+    "NotEnoughMemory": "too little free memory on the NUMA nodes; wait until pods end or ask for less",
+    # alignment
+    "NotAligned": "resources are free but not aligned as the topology policy asks; wait until pods end or ask for less",
+    "MemoryNotPreferred": "memory is free but spread over too many NUMA nodes; wait until pods end or ask for less",
+    "MemoryNotExtendable": "memory of the aligned NUMA nodes is too small; ask for less memory",
+    "MemoryExtensionNotPreferred": "memory would need more NUMA nodes than the policy allows; ask for less memory",
+    "MemoryGroupsWouldMix": "memory would mix groups of NUMA nodes that other pods use; wait until pods end",
+    "NotWholeCores": "whole cores only; ask for CPUs in multiples of the threads per core",
+    "SplitCore": "a core would be split; ask for CPUs in multiples of the threads per core",
+    "OverQuota": "the quota of the namespace for parts of GPUs is used up; wait until its pods end or raise the quota",
+    # what the node does not offer
+    "InvalidShare": "not a share of a GPU; ask for amounts that a GPU has and for one where annotations choose GPUs",
+    "UnknownResource": "a resource that the node does not offer; correct the name or label the nodes",
+    "PassedOverByKubelet": "names of Koordinator that a kubelet passes over; ask for units or slots or nvidia.com/gpu",
+    "SharesNeedUnits": "no GPU in units of which a part could be; offer GPUs in units or ask for whole ones",
+    # what is not known, or set so that a kubelet would not start
+    "KubeletUnknown": "the rules of the kubelet are not known; look at the allocator of the node",
+    "TopologyUnknown": "the hardware is not known; look at the discovery of the node",
+    "HardwareUnknown": "the hardware is not known; look at the discovery of the node",
+    "DevicesUnknown": "the devices of other plugins are not known; look at the allocator of the node",
+    "MemoryUnknown": "the memory of the NUMA nodes is not known; look at the discovery of the node",
+    "DistancesUnknown": "the distances of the NUMA nodes are not known; look at the discovery of the node",
+    "NumaIdsSparse": "the kubelet panics over the ids of the NUMA nodes; switch prefer-closest-numa-nodes off there",
+    "HugepagesUnevenlyKnown": "hugepages are known of some NUMA nodes only; look at the discovery of the node",
+    "CpuManagerWouldNotStart": "a kubelet would not start with this CPU manager; correct its configuration",
+    "MemoryManagerWouldNotStart": "a kubelet would not start with this memory manager; correct its configuration",
+    "TooManyNumaNodes": "more NUMA nodes than the kubelet takes; raise max-allowable-numa-nodes",
+    "TooMuchWork": "the search for an alignment is too long; ask for fewer kinds of resources",
+    "PreferenceFailed": "the device plugin gave no preference; look at the allocator of the node",
+    "PodHasAllocations": "a pod of this name still holds devices; wait until it has gone",
+    "DeviceInUse": "a device that is asked for is in use; wait until its pod ends",
+    # the node as a whole
+    "UnknownNode": "nothing is known of the node; look whether topoalign runs on it",
+    "NodeStale": "the allocator of the node does not answer; look whether topoalign runs on it",
+    "NodeNotWhole": "not all of the node is known yet; wait or look at topoalign doctor on the node",
+    "TwinNode": "two allocators speak for the node; stop one of them",
+    "ForeignNode": "HAMi gives out its GPUs; leave the pod to the scheduler of HAMi or move the node to topoalign",
+    "ContestedNode": "HAMi and topoalign both give out its GPUs; stop one of them and delete what HAMi wrote",
+    "PlannedElsewhere": "the pod is planned to another node with its gang; wait",
+    "GangFirst": "pods of a gang that are planned to the node would not fit any more; wait until they run",
+    "GangWaits": "the gang cannot start as a whole now; wait until pods end or all of its pods are there",
+    # binds
+    "NoKubernetes": "the registry has no access to Kubernetes; leave bindVerb out or give it access",
+    "NodeRefuses": "the node knows better than the registry did; the scheduler tries again",
+    "NodeNotAllowed": "Kubernetes keeps the pod off the node; look at its cordon and taints and at the affinity of the pod",
+    "OtherScheduler": "the pod names another scheduler; leave it to that one",
+    "PodsPending": "other pods of the node come first; the scheduler tries again",
+    "VictimsTerminating": "the node does not show yet that preempted pods are gone; the scheduler tries again",
+    "PodGone": "the pod is gone or another one has its name; nothing is to be done",
+    "BoundElsewhere": "the pod is bound to another node; nothing is to be done",
+    "BindUnknown": "not known in time whether the pod is bound; the scheduler tries again",
+    "ApiConflict": "the pod has changed meanwhile; the scheduler tries again",
+    "ApiUnavailable": "the API server does not answer; look at the API server",
+    "ApiRefused": "the API server refuses the request; look at the permissions of the registry",
+    "BusUnavailable": "the bus or the allocator of the node does not answer; look at NATS and the node",
+    # the pod
+    "InvalidField": "the pod asks for something that cannot be meant; correct its resources and annotations",
+}
+"""Code -> finding and remedy."""
+
+BY_CODE: Mapping[str, str] = {code: f"{code}: {finding}" for code, finding in FINDINGS.items()}
+
+
+CAUSES: Mapping[Resolvability, str] = {
+    Resolvability.NEVER: "even on an empty node; the pod never fits so ask topoalign why",
+    Resolvability.UNHEALTHY: "as devices are unhealthy or cordoned; look at topoalign topo",
+}
+"""What stands in the place of a remedy to wait."""
+
+
+@lru_cache(maxsize=512)
+def text_of(code: str, resolvability: Resolvability | None = None) -> str:
+    """The text of a refusal with this code and `NodeRefusal.resolvability`: always the same."""
+    finding, _, remedy = FINDINGS.get(code, OTHER).partition("; ")
+    cause = CAUSES.get(resolvability) if resolvability is not None else None
+    if cause is not None and "wait" in remedy:
+        return f"{code}: {finding} {cause}"
+    return BY_CODE.get(code) or f"{code}: {OTHER}"
+
+
+def text_of_pod(error: TopoalignError) -> str:
+    """
+    The text about a pod that cannot be meant on any node: in the words of the error, where these name a field of the pod.
+    Others have the text of the code: what is held of a quota changes, and how many bytes a pod has depends on the text
+    itself, which the pod carries back in its condition.
+    """
+    if not error.finding.startswith(FIELDS):
+        return text_of(error.code)
+    return f"{error.code}: {clean(error.finding, LONGEST)}; {clean(error.remedy, LONGEST)}"
+
+
+def text_of_error(code: str) -> str:
+    """The text of an error with this code, where it is not known whether a node would refuse the pod."""
+    return BY_CODE.get(code) or f"{code}: {UNANSWERED}"
+
 
 VICTIMS_COUNT_FROM = (1, 38)
 """

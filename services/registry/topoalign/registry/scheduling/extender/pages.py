@@ -25,8 +25,8 @@ from starlette.routing import BaseRoute, Route
 from topoalign.core.model.errors import InvalidField, NoFit, TopoalignError, clean, quoted
 from topoalign.registry.api import broken, error, failed
 from topoalign.registry.scheduling.extender import answers
+from topoalign.registry.scheduling.extender.answers import text_of_error
 from topoalign.registry.scheduling.extender.arguments import read_arguments, read_bind, read_pod, read_preempt
-from topoalign.registry.scheduling.extender.refusals import text_of_error
 from topoalign.registry.scheduling.model import Scheduling
 from topoalign.runtime.request_turns import outlive_connection, take_turn
 

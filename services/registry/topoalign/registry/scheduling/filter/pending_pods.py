@@ -26,7 +26,6 @@ from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.model.ids import NodeName, PodName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.state.terminated_pods import without_pods
-from topoalign.registry.scheduling.binding.binding import PODS_PENDING
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested, unknown_request
 from topoalign.registry.scheduling.cluster_state.nodes import NodeView
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
@@ -39,7 +38,7 @@ from topoalign.registry.scheduling.filter.admission_order import (
     leaves_room,
 )
 from topoalign.registry.scheduling.filter.decision_cache import Request
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.model import PODS_PENDING, PodToSchedule
 
 # Pods that no other pod waits beside: whether the end of others could lead a kubelet to refuse them. They ask for parts
 # of GPUs, or for NICs beside them by annotations, or for several containers, of which one may take what another was to

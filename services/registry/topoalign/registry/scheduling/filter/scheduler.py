@@ -14,23 +14,83 @@ from typing import Protocol
 
 import msgspec
 
-from topoalign.core.model.errors import Unavailable, clean
-from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import GANG
+from topoalign.core.demand.share_annotations import uuid_selection
+from topoalign.core.model.errors import InvalidField, NoFit, Unavailable, clean
+from topoalign.core.model.ids import NodeName, ResourceName
+from topoalign.core.model.requests import GANG, Compat, PodRequest
 from topoalign.core.scoring.scorers import HamiScorer
+from topoalign.core.sharing.pod_checks import check_gpus_known, check_pod
+from topoalign.core.sharing.pod_warnings import warnings_of
 from topoalign.core.sharing.quotas import OverQuota
 from topoalign.core.state.terminated_pods import without_pods
-from topoalign.registry.scheduling.binding.binding import PODS_PENDING
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested
 from topoalign.registry.scheduling.cluster_state.nodes import UNKNOWN_NODE
+from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.filter.admission_order import all_fit, are_mistakable, are_too_many, fit_as_equals
 from topoalign.registry.scheduling.filter.decision_cache import RefusedByAll, Request, Verdicts, decided
 from topoalign.registry.scheduling.filter.node_templates import NewNodes
 from topoalign.registry.scheduling.filter.pending_pods import LonePods, PlannedPods, later_than
-from topoalign.registry.scheduling.filter.pod_checks import PodChecks
 from topoalign.registry.scheduling.filter.quotas import Quotas, has_room
-from topoalign.registry.scheduling.model import Filtered, PodToSchedule, Victims
+from topoalign.registry.scheduling.model import PODS_PENDING, Filtered, PodToSchedule, Victims
+
+# Whether a pod can be meant in this cluster: what the webhook denies, and the filter refuses on all nodes alike.
+
+
+PODS_KEPT = 4_096
+"""Pods of which the answer is kept: those that wait are asked about again and again."""
+
+
+class PodChecks:
+    """Judges pods by what the nodes offer."""
+
+    def __init__(self, offers: OfferedResources, *, ranks_as_hami: bool = False) -> None:
+        """`ranks_as_hami`: whether a pod's policy of HAMi ranks the nodes for it."""
+        self._offers = offers
+        self._ranks_as_hami = ranks_as_hami
+        self._known: OrderedDict[str, tuple[PodRequest, object, InvalidField | NoFit | None]] = OrderedDict()
+        """UID -> the pod as it came, what was offered then, and why it cannot be meant."""
+
+    @property
+    def _compat(self) -> Compat:
+        """As for a pod that may come to any node with slots: HAMi's reading takes all that topoalign's does."""
+        return "hami" if "hami" in self._offers.compats else ""
+
+    def check(self, request: PodRequest) -> None:
+        """Raises what `check_pod` of the core does: a kubelet decides on every node of Kubernetes."""
+        offers = self._offers
+        check_pod(request, offers.units, offers.slots, self._compat, otherwise=offers.not_in_slots, by_kubelet=True)
+        check_gpus_known(request, offers.gpus, offers.slots, offers.not_in_slots)
+
+    def warnings(self, annotations: Mapping[str, str], limits: Mapping[ResourceName, str]) -> tuple[str, ...]:
+        """What of a pod probably means something else than it says (`warnings_of`)."""
+        return warnings_of(annotations, limits, self._offers.names, ranks_as_hami=self._ranks_as_hami)
+
+    def check_waiting(self, pod: PodToSchedule) -> None:
+        """The same of a pod that may come again."""
+        offers = self._offers
+        known = self._known.get(pod.uid)
+        offered = offers.units, offers.slots, offers.not_in_slots, self._compat, self._has_known(pod.request)
+        if known is None or known[0] is not pod.request or known[1] != offered:
+            known = pod.request, offered, self._error(pod.request)
+            self._known[pod.uid] = known
+            if len(self._known) > PODS_KEPT:
+                self._known.popitem(last=False)
+        self._known.move_to_end(pod.uid)
+        if known[2] is not None:
+            raise known[2].with_traceback(None)
+
+    def _has_known(self, request: PodRequest) -> bool:
+        """Whether some node has a GPU that is named as one to be used."""
+        return not self._offers.gpus.isdisjoint(uuid_selection(request.annotations).wanted or ())
+
+    def _error(self, request: PodRequest) -> InvalidField | NoFit | None:
+        try:
+            self.check(request)
+        except (InvalidField, NoFit) as error:
+            return error
+        return None
+
 
 PLANNED_ELSEWHERE = "PlannedElsewhere"
 """The pods of a gang are planned together, and this one to another node."""

@@ -1,0 +1,248 @@
+"""
+Where the host's files are, as the host names them and as this process sees them.
+
+The driver may be installed on the host itself or by a container of its own, and this process may run in a container, too:
+so a path has two roots. What is told to the kubelet is the host's name of a file; whether the file is there is looked up
+where it is mounted for us.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from topoalign.core.model.errors import Unavailable
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.mig import MigDevice
+from topoalign.core.model.topology.model import Gpu, Topology
+from topoalign.plugin_config.configuration import Flags, Imex
+
+
+class ContainerUnready(Unavailable):
+    """
+    Raised where a container that got devices now would lack device nodes, driver files or hooks: so it gets none.
+    """
+
+    code = "ContainerUnready"
+
+
+class Root(NamedTuple):
+    """A root directory on the host, and where this process sees it. Paths below it are given as if it were `/`."""
+
+    host: str
+    here: Path
+
+    def on_host(self, path: str) -> str:
+        """What the host calls this absolute path below the root."""
+        return os.path.join(self.host, path.lstrip("/"))
+
+    def below(self, path: str) -> Path:
+        """Where this process sees this absolute path below the root."""
+        return self.here / path.lstrip("/")
+
+    def has(self, path: str) -> bool:
+        """Whether a file is there that this process can see; a mount that fails has none."""
+        return os.path.exists(self.below(path))
+
+
+def driver_root(flags: Flags) -> Root:
+    """The root of the driver's libraries: `nvidiaDriverRoot`, seen at `containerDriverRoot` where that is there."""
+    mounted = Path(flags.plugin.container_driver_root)
+    return Root(flags.nvidia_driver_root, mounted if os.path.isdir(mounted) else Path(flags.nvidia_driver_root))
+
+
+def dev_root(flags: Flags) -> Root:
+    """
+    The root of /dev/nvidia*: `nvidiaDevRoot`, else the driver's.
+
+    Where none of these is mounted for us with a /dev in it our own
+    /dev is searched, which is the host's in a privileged container (k8s-device-plugin v0.20.0, root.getDevRoot).
+    """
+    host = flags.nvidia_dev_root or flags.nvidia_driver_root
+    places = [Path(host), Path("/")]
+    if host == flags.nvidia_driver_root:
+        places.insert(0, Path(flags.plugin.container_driver_root))
+    return Root(host, next((place for place in places if os.path.isdir(place / "dev")), Path("/")))
+
+
+# What a container needs of the driver beside device nodes: its user-space libraries, in the version of the kernel
+# module.
+#
+# They are found as NVIDIA's own tools find them: the directory that has a file `libcuda.so.<version>`, and in it
+# whatever bears that version at the end of its name. Only regular files count. A link could lead to a path of another
+# root, and the directory that it leads to is searched anyway.
+#
+# Sources: nvidia-container-toolkit v1.17 (pkg/nvcdi), of which this is the part for compute and utility.
+
+
+LIBRARIES = (
+    "/usr/lib64",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/lib64",
+    "/lib/x86_64-linux-gnu",
+    "/lib/aarch64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu/nvidia/current",
+    "/usr/lib/aarch64-linux-gnu/nvidia/current",
+)
+"""Where distributions install them."""
+
+PROGRAMS = (
+    "/usr/bin/nvidia-smi",
+    "/usr/bin/nvidia-debugdump",
+    "/usr/bin/nvidia-cuda-mps-control",
+    "/usr/bin/nvidia-cuda-mps-server",
+)
+
+_CUDA = re.compile(r"libcuda\.so\.(\d+(?:\.\d+){1,2})")
+
+
+class DriverFiles(NamedTuple):
+    """The driver's user-space files, by their paths below the driver's root; they have the same paths in a container."""
+
+    directory: str
+    """Of the libraries."""
+    version: str
+    libraries: tuple[str, ...]
+    programs: tuple[str, ...]
+
+
+def find(root: Root) -> DriverFiles:
+    """Finds the files of the one driver below the root. Raises ContainerUnready if there is none, or more than one."""
+    for directory in LIBRARIES:
+        here = root.below(directory)
+        names = library_names(here)
+        versions = [named[1] for name in names if (named := _CUDA.fullmatch(name)) and is_regular(here / name)]
+        if len(versions) > 1:
+            raise ContainerUnready(
+                f"{root.on_host(directory)} has libraries of drivers {' and '.join(versions)}",
+                "remove those of the driver that is not loaded",
+            )
+        if versions:
+            ending = f".so.{versions[0]}"
+            return DriverFiles(
+                directory,
+                versions[0],
+                tuple(f"{directory}/{name}" for name in names if name.endswith(ending) and is_regular(here / name)),
+                tuple(path for path in PROGRAMS if is_regular(root.below(path))),
+            )
+    raise ContainerUnready(
+        f"no libcuda.so.<version> is found below {root.here}, so that a CDI specification would give containers no driver",
+        "mount the driver's root into this container at containerDriverRoot, or use deviceListStrategy envvar",
+    )
+
+
+def library_names(directory: Path) -> list[str]:
+    """
+    The names in a directory, sorted; none where it cannot be read. A host has thousands there: only those of the driver
+    are checked one by one.
+    """
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
+def is_regular(path: Path) -> bool:
+    """Whether a regular file is at the path; links do not count."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+# The device nodes of GPUs, of MIG instances and of what stands beside them, by their paths in a container.
+#
+# A GPU is /dev/nvidia<minor>, which is not always its index. A MIG instance is its GPU's node and two capabilities, one
+# for the GPU instance and one for the compute instance; the driver numbers these in a file of /proc. All of them are of
+# no use without the nodes that every process shares.
+#
+# Sources: k8s-device-plugin v0.20.0 (internal/plugin, internal/rm, internal/mig, internal/imex).
+
+
+SHARED = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+"""What every container with a GPU is told of, as far as it is there."""
+
+MINORS = "driver/nvidia-caps/mig-minors"
+_MINOR = re.compile(r"gpu(\d+)/gi(\d+)(?:/ci(\d+))?/access (\d+)")
+MOST_MINORS = 1 << 20
+"""Bytes of that file that are read: it has some ten thousand lines at most."""
+
+Instance = tuple[int, int, int | None]
+"""GPU minor, GPU instance, compute instance; None for the GPU instance itself."""
+
+
+def present(root: Root, paths: Iterable[str]) -> tuple[str, ...]:
+    """Those of the paths that are there below the root."""
+    return tuple(path for path in paths if root.has(path))
+
+
+def part_of(topology: Topology, base: DeviceID) -> tuple[Gpu, MigDevice | None] | None:
+    """
+    The GPU, or GPU and MIG instance, that a device id without its share (`base`) names; None for any other device.
+    """
+    gpu = topology.gpu_by_id.get(topology.card_of(base))
+    if gpu is None or gpu.id == base:
+        return None if gpu is None else (gpu, None)
+    return next((gpu, instance) for instance in gpu.mig or () if instance.uuid == base)
+
+
+def of_part(gpu: Gpu, instance: MigDevice | None, minors: Mapping[Instance, int]) -> tuple[str, ...]:
+    """
+    The paths of the device nodes of a GPU, or of one MIG instance: the GPU's, and those of two capabilities.
+
+    `minors` numbers the capabilities. Raises ContainerUnready where the driver does not tell a number.
+    """
+    if gpu.minor is None:
+        raise ContainerUnready(
+            f"the driver does not tell the device node of {gpu.id}", "leave out passDeviceSpecs and the CDI strategies"
+        )
+    node = f"/dev/nvidia{gpu.minor}"
+    if instance is None:
+        return (node,)
+    try:
+        whole = minors[gpu.minor, instance.gpu_instance, None]
+        part = minors[gpu.minor, instance.gpu_instance, instance.compute_instance]
+    except KeyError as error:
+        raise ContainerUnready(
+            f"the driver lists no capabilities for MIG instance {instance.uuid}",
+            f"see whether /proc/{MINORS} is there and readable",
+        ) from error
+    return (node, f"/dev/nvidia-caps/nvidia-cap{whole}", f"/dev/nvidia-caps/nvidia-cap{part}")
+
+
+def mig_minors(proc: Path) -> dict[Instance, int]:
+    """
+    Reads the minor numbers of the capabilities of all MIG instances from /proc; empty where the driver has no such
+    file.
+    """
+    try:
+        with (proc / MINORS).open(encoding="ascii", errors="replace") as lines:
+            text = lines.read(MOST_MINORS)
+    except OSError:
+        return {}
+    found = {}
+    for line in text.splitlines():
+        if named := _MINOR.fullmatch(line.strip()):
+            gpu, whole, part, minor = named.groups()
+            found[int(gpu), int(whole), None if part is None else int(part)] = int(minor)
+    return found
+
+
+def of_channel(channel: int) -> str:
+    """The path of the device node of an IMEX channel."""
+    return f"/dev/nvidia-caps-imex-channels/channel{channel}"
+
+
+def channels(root: Root, imex: Imex) -> tuple[int, ...]:
+    """The configured IMEX channels that are there. Raises ContainerUnready if one is missing that must be there."""
+    found = tuple(channel for channel in imex.channel_ids if root.has(of_channel(channel)))
+    missing = [channel for channel in imex.channel_ids if channel not in found]
+    if missing and imex.required:
+        raise ContainerUnready(
+            f"IMEX channel {missing[0]} is required, and {root.on_host(of_channel(missing[0]))} is not there",
+            "create the channel (nvidia-modprobe, or the driver's NVreg_CreateImexChannel0), or set imex.required to false",
+        )
+    return found
