@@ -17,13 +17,19 @@ from topoalign.allocator.service import refuse_twin
 from topoalign.core import wire
 from topoalign.core.hints.providers import answer, request_of
 from topoalign.core.model.decisions import Admission, Explained, Refusal
-from topoalign.core.model.errors import NotFound, StateFault, Unavailable
+from topoalign.core.model.errors import (
+    NotFound,
+    RemoteBadRequest,
+    RemoteNoFit,
+    RemoteUnavailable,
+    StateFault,
+    Unavailable,
+)
 from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.hints import HintAnswer, HintQuestion, TopologyHint
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import CPU, GPU, NIC, ContainerName, NodeName, PodName, ResourceName
 from topoalign.core.model.maintenance import TrustRequest
-from topoalign.core.model.remote_errors import RemoteBadRequest, RemoteNoFit, RemoteUnavailable
 from topoalign.core.model.requests import (
     AdmissionRules,
     AllocateRequest,

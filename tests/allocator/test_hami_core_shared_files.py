@@ -23,7 +23,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.library_use import LibraryReading, LibraryUse
+from topoalign.core.model.processes import LibraryReading, LibraryUse
 from topoalign.core.model.requests import UseRequest
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.manual_clock import ManualClock

@@ -6,7 +6,7 @@ from slot_node_support import EACH, MACHINE, SLOTS, Ask, numa_slot_node, slot_no
 from slot_support import MIB, in_mig_mode
 
 from topoalign.core.admission.admit import decide
-from topoalign.core.admission.reserving import reserved_for
+from topoalign.core.admission.gang_plan import reserved_for
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.holdings import Amount

@@ -13,7 +13,7 @@ from topoalign.allocator.settings import AllocatorSettings
 from topoalign.core.model.errors import DriverFault, InvalidField
 from topoalign.core.model.events import UsageObserved
 from topoalign.core.model.ids import AllocationID, DeviceID
-from topoalign.core.model.library_use import LibraryCount, LibraryReading, LibraryUse
+from topoalign.core.model.processes import LibraryCount, LibraryReading, LibraryUse
 
 pytestmark = pytest.mark.anyio
 

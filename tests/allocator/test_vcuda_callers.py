@@ -22,7 +22,7 @@ from vcuda_support import PARTS, Host, read_config, read_pids, register, registe
 from topoalign.allocator.containers.vcuda import limiter
 from topoalign.allocator.containers.vcuda.limiter import CGROUPS, VcudaLimiter
 from topoalign.core.model.decisions import Admission
-from topoalign.kubelet.processes import sees_all_processes
+from topoalign.kubelet.control_groups import sees_all_processes
 from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio

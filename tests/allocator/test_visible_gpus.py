@@ -15,7 +15,7 @@ from topoalign.allocator.allocate.visible_gpus import NotVisible
 from topoalign.allocator.containers.hami_core.answers import held_in_order, limits_of
 from topoalign.allocator.requests.predictions import Predictions
 from topoalign.core.admission.admit import decide
-from topoalign.core.admission.reserving import reserved_for
+from topoalign.core.admission.gang_plan import reserved_for
 from topoalign.core.demand.device_lists import gpu_lists, lists_asked
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission, Decision, Refusal

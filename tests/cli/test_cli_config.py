@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from serving_support import gpu, machine
 
-from topoalign.cli import errors, root, settings
+from topoalign.cli import config, errors, root
 from topoalign.machines import Machine, document
 from topoalign.runtime.installed import kinds
 from topoalign.runtime.settings import RuntimeSettings
@@ -108,8 +108,8 @@ def test_a_variable_that_no_service_reads_is_named(
 )
 def test_credentials_in_addresses_are_not_shown(url: str, hosts: str) -> None:
     """C58: however they are written."""
-    assert hosts == settings.shown("TOPOALIGN_NATS_URL", url)
-    assert "canary" not in settings.shown("TOPOALIGN_NATS_URL", url)
+    assert hosts == config.shown("TOPOALIGN_NATS_URL", url)
+    assert "canary" not in config.shown("TOPOALIGN_NATS_URL", url)
 
 
 def test_no_secret_is_in_any_output(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_no_secret_is_in_any_output(capsys: pytest.CaptureFixture[str], monkeypa
     assert "nats://[redacted]@hub:4222" in printed.out
     assert "canary" not in printed.out + printed.err
     assert SEED not in printed.out + printed.err
-    assert "[redacted]" == settings.shown("TOPOALIGN_API_TOKEN", "canary")
+    assert "[redacted]" == config.shown("TOPOALIGN_API_TOKEN", "canary")
 
 
 @pytest.mark.parametrize("arguments", [("--policy", "restricted", "--config", "/nowhere/at/all")])

@@ -16,9 +16,8 @@ from unit_support import CORES, DGX, MEMORY, holds, in_units
 from topoalign.cli import link, root
 from topoalign.cli.draw.diagram import Diagram, diagram_of
 from topoalign.cli.draw.layout import scene_of
-from topoalign.cli.draw.png import png
 from topoalign.cli.draw.scene import Box, Text
-from topoalign.cli.draw.svg import svg
+from topoalign.cli.draw.svg import png, svg
 from topoalign.cli.draw.text import text
 from topoalign.cli.explain import show_cards
 from topoalign.cli.formatting import brief, show_allocation

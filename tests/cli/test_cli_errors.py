@@ -11,13 +11,16 @@ from topoalign.cli import errors, root
 from topoalign.core.model.errors import (
     BusUnavailable,
     DeviceInUse,
+    Failure,
     InvalidField,
     KubeletOwnsDevices,
     NotFound,
+    RemoteBadRequest,
+    RemoteNoFit,
+    RemoteUnavailable,
     TopoalignError,
     Undecodable,
 )
-from topoalign.core.model.remote_errors import Failure, RemoteBadRequest, RemoteNoFit, RemoteUnavailable
 
 
 def remote(fault: str, code: str) -> Failure:

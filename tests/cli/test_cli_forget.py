@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from topoalign.cli import forget, root
-from topoalign.client.forgetting import forget_node, has_spoken
+from topoalign.client.records import forget_node, has_spoken
 from topoalign.core import wire
 from topoalign.core.model.events import AllocationsSnapshot
 from topoalign.core.model.ids import NodeName

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.cli.quantities import MOST, Count, Size, binary
+from topoalign.cli.formatting import MOST, Count, Size, binary
 from topoalign.core.model.requests import LARGEST_QUANTITY
 from topoalign.kubelet.files.quantities import whole
 

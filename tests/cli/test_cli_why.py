@@ -17,8 +17,7 @@ from unit_support import CORES, DGX, MEMORY, in_units
 
 from topoalign.cli import root
 from topoalign.core import wire
-from topoalign.core.diagnosis.record_file import decode_lines, encode_lines
-from topoalign.core.diagnosis.records import ClusterRecord
+from topoalign.core.diagnosis.records import ClusterRecord, decode_lines, encode_lines
 from topoalign.core.model.ids import DeviceID, NodeName, ResourceName
 from topoalign.core.model.kubelet import ListedDevices
 from topoalign.core.model.requests import Standing
@@ -328,7 +327,7 @@ def test_an_answer_of_kubectl_about_the_nodes_is_bounded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_kubectl(tmp_path, pod_with(2), NODES)
-    monkeypatch.setattr("topoalign.cli.kubectl.LARGEST_NODES", 100)
+    monkeypatch.setattr("topoalign.cli.cluster.LARGEST_NODES", 100)
 
     assert "not looked at: kubectl printed more than" in run("why --pod-file pod", capsys)[2]
 

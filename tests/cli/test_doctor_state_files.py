@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from topoalign.cli import root
-from topoalign.kubelet.files import checkpoint_checksum, cpu_checkpoint, device_checkpoint, memory_checkpoint
+from topoalign.kubelet.files import checkpoint, cpu_checkpoint, device_checkpoint, memory_checkpoint
 
 CPUS, MEMORY, DEVICES = "CPU manager state", "memory manager state", "device checkpoint"
 CONFIG = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
@@ -23,7 +23,7 @@ def cpu_file(shared: str, policy: str = "static") -> str:
         "Entries:(map[string]map[string]string)<nil>", "Entries:(map[string]map[string]string)map[]"
     )
     return json.dumps(
-        {"policyName": policy, "defaultCpuSet": shared, "entries": {}, "checksum": checkpoint_checksum.fnv1a(text)}
+        {"policyName": policy, "defaultCpuSet": shared, "entries": {}, "checksum": checkpoint.fnv1a(text)}
     )
 
 

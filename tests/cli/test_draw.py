@@ -27,13 +27,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from topoalign.cli.draw import palette
+from topoalign.cli.draw import scene as palette
 from topoalign.cli.draw.device import key
 from topoalign.cli.draw.diagram import diagram_of
 from topoalign.cli.draw.layout import scene_of
-from topoalign.cli.draw.png import SCALE, png
 from topoalign.cli.draw.scene import Box, Line, Text, fitted, text_width, wrapped
-from topoalign.cli.draw.svg import svg
+from topoalign.cli.draw.svg import SCALE, png, svg
 from topoalign.cli.draw.text import MARKS, text
 from topoalign.core.model.events import DeviceHealth, HealthState, Owner
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName

@@ -29,7 +29,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from topoalign.cli import root
 from topoalign.cli.draw.diagram import diagram_of
 from topoalign.cli.draw.layout import scene_of
-from topoalign.cli.draw.png import png
+from topoalign.cli.draw.svg import png
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission, Alignment, Considered, Explained, Explanation, Refusal
 from topoalign.core.model.events import (

@@ -8,18 +8,17 @@ import pytest
 from fact_support import Writer
 from structlog.testing import capture_logs
 
-from topoalign.client import Client, kept_nodes
+from topoalign.client import Client, superseded
 from topoalign.client.healing import ASK_AGAIN_SECONDS
-from topoalign.client.kept_nodes import KeptNodes
-from topoalign.client.superseded import newest_snapshots
+from topoalign.client.superseded import KeptNodes, newest_snapshots
 from topoalign.core import wire
 from topoalign.core.model.events import DeviceHealthChanged, LedgerEvent
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import Standing
 from topoalign.core.ports import Endpoint, Stream
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.request_turns import Turns
 from topoalign.runtime.tasks import background
-from topoalign.runtime.turns import Turns
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +28,7 @@ INVENTED = [f"invented-{number}" for number in range(10 * MOST)]
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_nodes, "MOST_STRANGERS", MOST)
+    monkeypatch.setattr(superseded, "MOST_STRANGERS", MOST)
 
 
 def test_the_stranger_is_forgotten_that_was_silent_for_longest() -> None:

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.client import Client
-from topoalign.client.pace import MOST_WAITING
+from topoalign.client.subscriber import MOST_WAITING
 from topoalign.core import wire
 from topoalign.core.model.events import LedgerFact
 from topoalign.core.ports import Stream

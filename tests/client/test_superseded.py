@@ -20,8 +20,8 @@ from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.ports import Message, Received, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.request_turns import Turns
 from topoalign.runtime.tasks import background
-from topoalign.runtime.turns import Turns
 from topoalign.testing.manual_clock import ManualClock
 
 NODES = ("a", "b.example.com", "c")

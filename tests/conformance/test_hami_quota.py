@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.kubelet.files.resource_quota import limits_of
+from topoalign.kubelet.files.manifest import limits_of
 from topoalign.tools.conformance.hami_cases import Share
 from topoalign.tools.conformance.hami_decision_cases import Quota, QuotaExpected, QuotaInput
 from topoalign.tools.conformance.hami_decisions import quota_fit

@@ -11,9 +11,8 @@ from bus_support import GRANTED, bodies, granted, heard, said
 from simulation.bus import Broker, FaultyBus
 
 from topoalign.core import wire
-from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken
+from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken, RemoteUnavailable
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.remote_errors import RemoteUnavailable
 from topoalign.core.ports import Bus, Endpoint, Message, Stream
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import connect_bus

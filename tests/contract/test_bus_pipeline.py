@@ -13,7 +13,7 @@ from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.ports import Message, Stream
 from topoalign.runtime.nats_bus import connect_bus, publication
 from topoalign.runtime.nats_bus.connection import Connection
-from topoalign.runtime.nats_bus.pipeline import Acknowledgements
+from topoalign.runtime.nats_bus.publication import Acknowledgements
 
 pytestmark = pytest.mark.anyio
 

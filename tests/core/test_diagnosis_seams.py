@@ -8,10 +8,9 @@ from decision_support import container, pod
 from diagnosis_support import RULES, TIME, cluster, machines, node_with
 
 from topoalign.core.admission.prediction import predict
-from topoalign.core.diagnosis.diagnosis import diagnose
+from topoalign.core.diagnosis.diagnosis import diagnose, members_of
 from topoalign.core.diagnosis.nodes import Nodes
 from topoalign.core.diagnosis.records import NodeRecord, state_of
-from topoalign.core.diagnosis.seams import members_of
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID

@@ -9,8 +9,19 @@ from hypothesis import strategies as st
 
 from topoalign import core
 from topoalign.core.model import errors
-from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, Unavailable, clean, quoted
-from topoalign.core.model.remote_errors import Failure, RemoteBadRequest, RemoteNoFit, RemoteUnavailable, remote
+from topoalign.core.model.errors import (
+    BadRequest,
+    Failure,
+    NoFit,
+    RemoteBadRequest,
+    RemoteNoFit,
+    RemoteUnavailable,
+    TopoalignError,
+    Unavailable,
+    clean,
+    quoted,
+    remote,
+)
 
 CODES = {
     BadRequest: {

@@ -17,8 +17,7 @@ from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.demand.share_annotations import NODE_POLICY
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.scoring.hami import fullness, node_policy, order, policy_of
-from topoalign.core.scoring.scorers import by_place
+from topoalign.core.scoring.scorers import by_place, fullness, hami_order, node_policy, policy_of
 
 
 def saying(policy: str, request: PodRequest) -> PodRequest:
@@ -49,7 +48,7 @@ def test_nodes_are_ranked_by_hamis_score_before_the_pod(several: list[Used], pol
     scores = [fullness(state_of(used)) for used in several]
 
     better = [len({other for other in exact if other > each}) for each in exact]
-    found = by_place([order(policy, score) for score in scores])
+    found = by_place([hami_order(policy, score) for score in scores])
 
     assert [max(1, 10 - ahead) for ahead in better] == found
 
@@ -62,7 +61,9 @@ def test_the_documented_nodes_are_ranked_so() -> None:
     scores = [fullness(holding(empty, each)) for each in ((0, 25, 2_000), (1, 75, 6_000))]
 
     assert [pytest.approx(3.0), pytest.approx(8.0)] == scores
-    assert ([9, 10], [10, 9]) == tuple(by_place([order(policy, each) for each in scores]) for policy in ("", "spread"))
+    assert ([9, 10], [10, 9]) == tuple(
+        by_place([hami_order(policy, each) for each in scores]) for policy in ("", "spread")
+    )
 
 
 def test_gpus_that_are_not_in_slots_count_nothing() -> None:
@@ -79,7 +80,7 @@ def test_to_pods_without_gpus_all_nodes_are_equal() -> None:
     plain, share = (read_pod(saying("spread", pod(each)), as_hami(KUBELET)) for each in (container(nics=1), asks()))
 
     assert (None, "spread") == (policy_of(hardware(), plain), policy_of(hardware(), share))
-    assert [10, 10] == by_place([order(None, each) for each in (1.0, 2.0)])
+    assert [10, 10] == by_place([hami_order(None, each) for each in (1.0, 2.0)])
 
 
 def test_a_policy_for_nodes_refuses_only_where_hami_chooses() -> None:
@@ -102,7 +103,7 @@ def test_a_policy_for_nodes_refuses_only_where_hami_chooses() -> None:
     ],
 )
 def test_every_policy_but_spread_takes_the_fullest_first(policy: str, scores: list[float], expected: list[int]) -> None:
-    assert expected == by_place([order(policy, each) for each in scores])
+    assert expected == by_place([hami_order(policy, each) for each in scores])
 
 
 def test_a_pod_can_say_how_its_node_is_chosen() -> None:

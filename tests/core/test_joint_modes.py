@@ -8,11 +8,10 @@ import pytest
 from joint_support import GPU, GPUS, NIC, SAME_PCIE, TOGETHER, UNITS, box, chosen, demand
 
 from topoalign.core.deviceshare.allocate import allocate
-from topoalign.core.deviceshare.candidates import Asked, Candidate
+from topoalign.core.deviceshare.candidates import Asked, Candidate, by_preferred_pcie
 from topoalign.core.deviceshare.gpus import NOT_ENOUGH
 from topoalign.core.deviceshare.inventory import Device, Inventory, Partition, Place
 from topoalign.core.deviceshare.names import CORE, RATIO
-from topoalign.core.deviceshare.picking import by_preferred_pcie
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit
 from topoalign.core.deviceshare.scores import Packing, Scorer
 from topoalign.core.model.errors import InvalidField

@@ -12,10 +12,10 @@ from joint_support import GPUS, SAME_PCIE, TOGETHER, UNITS, Spot, box, chosen, d
 
 from topoalign.core.deviceshare.annotations import quantity
 from topoalign.core.deviceshare.candidates import Asked
+from topoalign.core.deviceshare.gpus import feasible_partitions
 from topoalign.core.deviceshare.inventory import ANYWHERE, Device, Inventory, Partition, Place
 from topoalign.core.deviceshare.names import DeviceType
 from topoalign.core.deviceshare.numa_hints import NumaHint, numa_hints
-from topoalign.core.deviceshare.partitions import feasible_partitions
 from topoalign.core.deviceshare.quantities import GpuDemand, by_type, gpu_demand
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit, NotMeant, Status
 from topoalign.core.deviceshare.scores import Packing, Scorer, device_score, node_score

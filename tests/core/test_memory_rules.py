@@ -7,7 +7,7 @@ import pytest
 from decision_support import GIB, admitted, container, machine, node, pod, refused
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.demand.rules import check_rules
+from topoalign.core.demand.pod_demand import check_rules
 from topoalign.core.model.decisions import Refusal
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import MEMORY, ResourceName

@@ -15,9 +15,8 @@ from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID
 from topoalign.core.model.topology.links import Link
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.placement.gpus.best_effort import BestEffort
-from topoalign.core.placement.gpus.device_policy import GpuChoice
-from topoalign.core.placement.gpus.scores import Scores, total
+from topoalign.core.placement.gpus.device_policy import BestEffort, GpuChoice
+from topoalign.core.placement.gpus.seam import Scores, total
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.partition import MOST_STEPS, best_split
 from topoalign.core.placement.partition.lagrangian import best_by_prices

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.device_sets import Devices
 from topoalign.core.placement.devices import Choice, choose_devices, sides
-from topoalign.core.placement.gpus.device_policy import GpuChoice
+from topoalign.core.placement.gpus.device_policy import GpuChoice, Simple
 from topoalign.core.placement.gpus.set_scorer import SetScorer
-from topoalign.core.placement.gpus.simple import Simple
 
 A, B, C, D, X = (DeviceID(name) for name in "abcdx")
 DEVICES = Devices({A: (0,), B: (0,), C: (1,), D: (1,), X: None})

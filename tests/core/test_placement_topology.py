@@ -19,11 +19,9 @@ from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Fabric, Topology
 from topoalign.core.placement.fragmentation import fragmentation
 from topoalign.core.placement.gpus import set_scorer
-from topoalign.core.placement.gpus.best_effort import BestEffort
-from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice
+from topoalign.core.placement.gpus.device_policy import BestEffort, DevicePolicy, GpuChoice
 from topoalign.core.placement.gpus.nics import NicLocality, Nics
-from topoalign.core.placement.gpus.scores import Members
-from topoalign.core.placement.gpus.seam import Links, Seam
+from topoalign.core.placement.gpus.seam import Links, Members, Seam
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import ByTopology, SetOrder, by_topology
 from topoalign.core.placement.preference import choose, prefer

@@ -15,8 +15,8 @@ from unit_support import DGX, KUBELET
 from unit_support import MEMORY as MEMORY_UNITS
 
 from topoalign.core.admission.admit import decide
-from topoalign.core.admission.remedies import format_amount, smaller_requests
 from topoalign.core.admission.resolvability import HEAL, NEVER, WAIT, explained
+from topoalign.core.admission.shortages import format_amount, smaller_requests
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.model.decisions import Admission, Refusal, Resolvability
 from topoalign.core.model.events import DeviceHealth, HealthState

@@ -14,7 +14,7 @@ from topoalign.core.model.topology.model import PluginDevice, Topology
 from topoalign.core.model.topology.offers import Offer
 from topoalign.core.model.topology.queries import pair_score
 from topoalign.core.model.topology.shapes import Shapes, positions, renamed, uuids
-from topoalign.core.placement.gpus.scores import gpu_scores
+from topoalign.core.placement.gpus.seam import gpu_scores
 from topoalign.machines import load_machine
 from topoalign.machines.catalogue import names
 

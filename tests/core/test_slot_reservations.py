@@ -9,7 +9,7 @@ from reservation_support import changed, reservation
 from slot_support import MIB, asks, holding, in_mig_mode, in_slots
 from unit_support import DGX, KUBELET, admitted
 
-from topoalign.core.admission.reserving import reserved_for
+from topoalign.core.admission.gang_plan import reserved_for
 from topoalign.core.model.allocations import Allocation, Owner, Role
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount

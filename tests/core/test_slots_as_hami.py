@@ -16,7 +16,7 @@ from slot_support import MIB, asks, given, holding, in_slots
 from unit_support import BEST, DGX, KUBELET, admitted, refused
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.reserving import has_its_own
+from topoalign.core.admission.gang_plan import has_its_own
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy

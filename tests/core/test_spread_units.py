@@ -23,7 +23,7 @@ from unit_support import (
 )
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.reserving import has_its_own, reserved_for
+from topoalign.core.admission.gang_plan import has_its_own, reserved_for
 from topoalign.core.demand.shares import Share, cards_said, gpus_with_room
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import InvalidField
@@ -31,7 +31,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.requests import CARDS, AdmissionRules, Mode, Policy
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import MEMORY_BLOCK
-from topoalign.core.placement.gpus.scores import gpu_scores
+from topoalign.core.placement.gpus.seam import gpu_scores
 from topoalign.core.sharing.choosers import units_on
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import UnitsLeft

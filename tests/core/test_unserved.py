@@ -6,9 +6,16 @@ from decision_support import container, pod
 from slot_support import in_slots
 from unit_support import DGX, in_units
 
-from topoalign.core.demand.other_names import SETTINGS, VOLCANO, nearest_name
 from topoalign.core.demand.pod_demand import pod_demand
-from topoalign.core.demand.unserved import UnservedResource, remedy_for, served_by, unserved_names
+from topoalign.core.demand.unserved import (
+    SETTINGS,
+    VOLCANO,
+    UnservedResource,
+    nearest_name,
+    remedy_for,
+    served_by,
+    unserved_names,
+)
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode

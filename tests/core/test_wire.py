@@ -7,9 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.client.dead_letters import dead_letter
+from topoalign.client.subscriber import dead_letter
 from topoalign.core import wire
-from topoalign.core.model.errors import BusUnavailable, NotFound, TopoalignError, Undecodable
+from topoalign.core.model.errors import (
+    BusUnavailable,
+    NotFound,
+    RemoteBadRequest,
+    RemoteUnavailable,
+    TopoalignError,
+    Undecodable,
+)
 from topoalign.core.model.events import (
     Allocation,
     AllocationBound,
@@ -34,7 +41,6 @@ from topoalign.core.model.events import (
 )
 from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, KubeletRules, ListedDevices
-from topoalign.core.model.remote_errors import RemoteBadRequest, RemoteUnavailable
 from topoalign.core.model.requests import SnapshotRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.model import Topology

@@ -5,20 +5,23 @@ import hashlib
 import msgspec
 import pytest
 
-from topoalign.client.dead_letters import dead_letter
+from topoalign.client.subscriber import dead_letter
 from topoalign.core import wire
 from topoalign.core.model.errors import (
     BadRequest,
     BusRefused,
     Contradiction,
+    Failure,
     NotFound,
+    RemoteBadRequest,
+    RemoteNoFit,
+    RemoteUnavailable,
     TooMuchWork,
     TopoalignError,
     Undecodable,
 )
 from topoalign.core.model.events import Allocation, AllocationGranted, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import AllocationID, NodeName
-from topoalign.core.model.remote_errors import Failure, RemoteBadRequest, RemoteNoFit, RemoteUnavailable
 from topoalign.core.model.requests import SnapshotRequest
 from topoalign.core.model.topology.model import NumaNode, Topology
 from topoalign.core.ports import Message, Stream

@@ -7,11 +7,10 @@ from topoalign.core import wire
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.hints import providers
 from topoalign.core.hints.provider import HintRequest
-from topoalign.core.model.errors import BadRequest, Unavailable
+from topoalign.core.model.errors import BadRequest, RemoteFailure, Unavailable
 from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.hints import HintAnswer, HintQuestion
 from topoalign.core.model.ids import CPU, GPU, ContainerName, NodeName, PodName
-from topoalign.core.model.remote_errors import RemoteFailure
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
 from topoalign.core.state.fold import NodeState
 from topoalign.hinting.main import serve

@@ -11,14 +11,7 @@ from kubelet_support import serving
 
 from topoalign.kubelet.grpc import connection
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.coalescing import (
-    DATA,
-    END_STREAM,
-    HEADERS,
-    MOST_BYTES,
-    CoalescingTransport,
-    ends_stream,
-)
+from topoalign.kubelet.grpc.connection import DATA, END_STREAM, HEADERS, MOST_BYTES, CoalescingTransport, ends_stream
 from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio

@@ -11,8 +11,7 @@ from topoalign.core.model.requests import MOST_CONTAINERS
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.arriving import MOST_NAMES
 from topoalign.kubelet.grpc.codec import CODEC
-from topoalign.kubelet.grpc.decoding import FIRST_PIECE, NAMING, PIECE, Decoding, fields_of
-from topoalign.kubelet.grpc.protobuf import field, varint
+from topoalign.kubelet.grpc.decoding import FIRST_PIECE, NAMING, PIECE, Decoding, field, fields_of, varint
 
 NAMES = st.lists(st.text(min_size=1, max_size=60) | st.text(min_size=127, max_size=200), max_size=5).flatmap(
     lambda names: (

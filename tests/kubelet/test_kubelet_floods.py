@@ -27,12 +27,10 @@ from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.kubelet.grpc import arriving, connection, sockets
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.arriving import LOOKS, SMALL_REQUEST
-from topoalign.kubelet.grpc.complaints import Complaints
 from topoalign.kubelet.grpc.connection import MOST_CALLS, TABLE_BYTES
-from topoalign.kubelet.grpc.decoding import Decoding
+from topoalign.kubelet.grpc.decoding import Decoding, field
 from topoalign.kubelet.grpc.frames import CONTROLS_PER_RESET, END_HEADERS, END_STREAM, MOST_CONTROLS, PREFACE, Kind
-from topoalign.kubelet.grpc.protobuf import field
-from topoalign.kubelet.grpc.transport import MOST_CONNECTIONS, Load, Server
+from topoalign.kubelet.grpc.transport import MOST_CONNECTIONS, Complaints, Load, Server
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.protobuf import field, fields, number_field, varint
+from topoalign.kubelet.grpc.decoding import field, fields, number_field, varint
 
 NUMBERS = st.integers(0, 2**63 - 1)
 

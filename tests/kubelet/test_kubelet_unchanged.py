@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.codec import Undecoded
-from topoalign.kubelet.grpc.protobuf import field
-from topoalign.kubelet.grpc.unchanged import UNCHANGED, ComparingCodec
+from topoalign.kubelet.grpc.decoding import field
+from topoalign.kubelet.grpc.listed_pods import UNCHANGED, ComparingCodec
 
 KIND = v1.AllocatableResourcesResponse
 

@@ -14,8 +14,8 @@ from process_support import CONTAINER_ID, POD_UID, STATIC_POD_UID, mounts, pod_c
 from topoalign.core.model.ids import ContainerName
 from topoalign.core.model.processes import ProcessIdentity
 from topoalign.core.usage.cgroups import Placement, container_name_of, placement_of
-from topoalign.kubelet import processes
-from topoalign.kubelet.processes import identity_of, sees_all_processes
+from topoalign.kubelet import control_groups
+from topoalign.kubelet.control_groups import identity_of, sees_all_processes
 
 SYSTEMD_UID = POD_UID.replace("-", "_")
 SYSTEMD = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SYSTEMD_UID}.slice"
@@ -177,7 +177,7 @@ def test_real_processes_are_found_and_gone(tmp_path: Path) -> None:
 
 
 def test_a_file_without_end_is_read_to_its_bound(tmp_path: Path) -> None:
-    put_process(tmp_path, 41, cgroup=pod_cgroup(), mountinfo="x" * processes.LONGEST_FILE + "\n" + mounts())
+    put_process(tmp_path, 41, cgroup=pod_cgroup(), mountinfo="x" * control_groups.LONGEST_FILE + "\n" + mounts())
 
     found = identity_of(tmp_path, 41)
     assert found is not None and (POD_UID, "") == (found.pod_uid, found.container)

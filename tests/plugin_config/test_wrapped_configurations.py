@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from topoalign.core.model.errors import BadRequest, InvalidField
-from topoalign.plugin_config.file import load_content, load_plugin_config
-from topoalign.plugin_config.wrapped import configurations
+from topoalign.plugin_config.file import configurations, load_content, load_plugin_config
 
 FILE = "version: v1\nflags: {migStrategy: single}\n"
 CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"any": FILE}}

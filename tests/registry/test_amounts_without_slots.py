@@ -19,8 +19,7 @@ from topoalign.cli.cluster import ClusterOptions, ask
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.prediction import predict
 from topoalign.core.demand.share_annotations import InvalidShare
-from topoalign.core.diagnosis.record_file import encode_lines
-from topoalign.core.diagnosis.records import NodeRecord
+from topoalign.core.diagnosis.records import NodeRecord, encode_lines
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.model import Topology

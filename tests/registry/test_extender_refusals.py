@@ -8,8 +8,7 @@ from pathlib import Path
 import topoalign.core
 import topoalign.registry
 from topoalign.core.model.decisions import Resolvability
-from topoalign.core.model.errors import NoFit
-from topoalign.core.model.remote_errors import RemoteNoFit
+from topoalign.core.model.errors import NoFit, RemoteNoFit
 from topoalign.registry.scheduling.cluster_state import nodes
 from topoalign.registry.scheduling.extender.answers import BY_CODE, text_of
 

@@ -10,7 +10,7 @@ from reservation_support import container as reserved
 from reservation_support import reservation
 from view_support import NODE, RULES, Says, asked
 
-from topoalign.client import kept_nodes
+from topoalign.client import superseded
 from topoalign.core import wire
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.events import ReservationsChanged
@@ -26,7 +26,7 @@ INVENTED = [f"invented-{number}" for number in range(10 * MOST)]
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(kept_nodes, "MOST_STRANGERS", MOST)
+    monkeypatch.setattr(superseded, "MOST_STRANGERS", MOST)
     return World()
 
 

@@ -21,8 +21,7 @@ from topoalign.core.model.events import (
 )
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, NodeName, ResourceName
-from topoalign.core.model.library_use import LibraryCount, LibraryReading, LibraryUse
-from topoalign.core.model.processes import Measurement
+from topoalign.core.model.processes import LibraryCount, LibraryReading, LibraryUse, Measurement
 from topoalign.core.model.requests import UseRequest
 from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.ports import Endpoint

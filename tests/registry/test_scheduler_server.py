@@ -20,8 +20,8 @@ from topoalign.registry.scheduling.extender.server import POLL_SECONDS, Certific
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime import connections
+from topoalign.runtime.connections import Handshake
 from topoalign.runtime.context import Context
-from topoalign.runtime.handshakes import Handshake
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 

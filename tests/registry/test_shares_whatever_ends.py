@@ -19,7 +19,7 @@ from topoalign.core.model.ids import MEMORY as HOST_MEMORY
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy, Scope
 from topoalign.core.model.topology.model import Topology
 from topoalign.registry.scheduling.filter.admission_order import Comer, all_fit
-from topoalign.runtime.turns import Turns
+from topoalign.runtime.request_turns import Turns
 from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio

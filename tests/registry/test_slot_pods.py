@@ -13,7 +13,7 @@ from unit_support import admitted, refused
 from view_support import NODE, RULES, OneNode, asked
 
 from topoalign.core.admission.feasibility import machine_key
-from topoalign.core.admission.reserving import reserved_for
+from topoalign.core.admission.gang_plan import reserved_for
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.demand.share_annotations import InvalidShare
 from topoalign.core.model.decisions import Resolvability
@@ -30,7 +30,7 @@ from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
 from topoalign.registry.scheduling.filter.admission_order import Comer, all_fit, are_mistakable
 from topoalign.registry.scheduling.filter.decision_cache import Verdicts
 from topoalign.runtime.memory_bus import MemoryBus
-from topoalign.runtime.turns import Turns
+from topoalign.runtime.request_turns import Turns
 from topoalign.testing.manual_clock import ManualClock
 
 EACH = 40_000

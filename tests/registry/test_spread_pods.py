@@ -12,8 +12,8 @@ from realignment_support import with_pod
 from unit_support import CORES, KUBELET, MEMORY, admitted, asks, in_units, spread
 from view_support import NODE, RULES, OneNode, asked
 
+from topoalign.core.admission.gang_plan import reserved_for
 from topoalign.core.admission.prediction import predict
-from topoalign.core.admission.reserving import reserved_for
 from topoalign.core.admission.share_alignment import finds_gpus
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.allocations import amounts_of
@@ -26,7 +26,7 @@ from topoalign.core.model.topology.offers import MEMORY_BLOCK
 from topoalign.registry.scheduling.binding import reservations
 from topoalign.registry.scheduling.filter.admission_order import Comer, all_fit, are_mistakable
 from topoalign.runtime.memory_bus import MemoryBus
-from topoalign.runtime.turns import Turns
+from topoalign.runtime.request_turns import Turns
 from topoalign.testing.manual_clock import ManualClock
 
 BLOCKS = 40

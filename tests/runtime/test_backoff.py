@@ -2,7 +2,7 @@
 
 import pytest
 
-from topoalign.runtime.backoff import backoff_seconds
+from topoalign.runtime.clock import backoff_seconds
 
 
 @pytest.mark.parametrize(

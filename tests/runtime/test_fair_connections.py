@@ -18,8 +18,7 @@ from topoalign.runtime import connections
 from topoalign.runtime.connections import Connection, FairConnection
 from topoalign.runtime.http_server import listen, serve_application
 from topoalign.runtime.httptools_connections import MOST_PIPELINED, HttpToolsConnection
-from topoalign.runtime.request_turns import LONGEST_SECONDS, RequestTurns, outlive_connection, take_turn
-from topoalign.runtime.turns import Turns
+from topoalign.runtime.request_turns import LONGEST_SECONDS, RequestTurns, Turns, outlive_connection, take_turn
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio

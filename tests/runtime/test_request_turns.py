@@ -6,8 +6,7 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from topoalign.runtime.request_turns import LONGEST_SECONDS, WORKING, RequestTurns, Working, take_turn
-from topoalign.runtime.turns import Turns
+from topoalign.runtime.request_turns import LONGEST_SECONDS, WORKING, RequestTurns, Turns, Working, take_turn
 from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio

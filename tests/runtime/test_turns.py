@@ -5,9 +5,8 @@ from itertools import count
 import anyio
 import pytest
 
-from topoalign.runtime.request_turns import LONGEST_SECONDS
+from topoalign.runtime.request_turns import LONGEST_SECONDS, Turns
 from topoalign.runtime.tasks import background
-from topoalign.runtime.turns import Turns
 from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio

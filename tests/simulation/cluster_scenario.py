@@ -33,7 +33,7 @@ from simulation.world import Violation
 
 from topoalign.core import wire
 from topoalign.core.model.ids import NodeName
-from topoalign.runtime.turns import Turns
+from topoalign.runtime.request_turns import Turns
 from topoalign.testing.fake_scheduler.preemption import Preemption
 from topoalign.testing.fake_scheduler.scheduler import FakeScheduler
 

@@ -26,7 +26,7 @@ from topoalign.allocator.containers.limiter_files import write_file
 from topoalign.allocator.containers.vcuda import directories as vcuda
 from topoalign.allocator.containers.vcuda import limiter as vcuda_limiter
 from topoalign.allocator.containers.vcuda.limiter import VcudaLimiter
-from topoalign.kubelet.processes import FIRST_NAMESPACE
+from topoalign.kubelet.control_groups import FIRST_NAMESPACE
 from topoalign.plugin_config.configuration import Configuration, Flags, GpuSlots, Sharing, Units
 from topoalign.plugin_config.hook_files import LIBRARY, PRELOAD, install
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from itertools import combinations
 from random import Random
 
-from topoalign.core.placement.gpus.scores import Scores, total
+from topoalign.core.placement.gpus.seam import Scores, total
 
 Split = list[tuple[int, ...]]
 

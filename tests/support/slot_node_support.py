@@ -12,7 +12,7 @@ from share_support import DEFAULT, GPUS, PLAIN, ShareNode, running
 from slot_support import MIB, WITH_NUMA_NODES, asks, in_slots
 
 from topoalign.core.admission.admit import decide
-from topoalign.core.admission.reserving import reserved_for
+from topoalign.core.admission.gang_plan import reserved_for
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission, Decision

@@ -5,7 +5,7 @@ from itertools import combinations
 
 from seam_reference import naive_rank
 
-from topoalign.core.placement.gpus.scores import Scores
+from topoalign.core.placement.gpus.seam import Scores
 
 
 class Reference:

@@ -20,7 +20,7 @@ from topoalign.allocator.containers.vcuda.limiter import VcudaLimiter
 from topoalign.core.model.ids import PodName, ResourceName
 from topoalign.core.model.requests import Policy
 from topoalign.core.model.topology.model import Topology
-from topoalign.kubelet.processes import FIRST_NAMESPACE
+from topoalign.kubelet.control_groups import FIRST_NAMESPACE
 from topoalign.plugin_config.configuration import Configuration, Flags, Sharing, Units
 from topoalign.testing.manual_clock import all_tasks_blocked
 

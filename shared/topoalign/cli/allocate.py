@@ -9,8 +9,8 @@ import click
 from topoalign.cli import formatting, options, output
 from topoalign.cli.effects import Effect, printing
 from topoalign.cli.errors import REFUSED
+from topoalign.cli.formatting import Count, Size
 from topoalign.cli.link import Link, on_node
-from topoalign.cli.quantities import Count, Size
 from topoalign.core.demand.unserved import UnservedResource, served_by
 from topoalign.core.model.decisions import Decision, Refusal, noted
 from topoalign.core.model.errors import clean

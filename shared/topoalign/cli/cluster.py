@@ -6,6 +6,7 @@ from these facts alone.
 """
 
 import os
+import subprocess
 from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
@@ -15,24 +16,23 @@ import anyio
 import click
 import msgspec
 
-from topoalign.cli import formatting, kubectl, link, output
+from topoalign.cli import formatting, link, output
 from topoalign.cli.allocate import Changes
 from topoalign.cli.errors import REFUSED
-from topoalign.cli.quantities import Count
+from topoalign.cli.formatting import Count
 from topoalign.client.records import read_cluster
 from topoalign.core.admission.pipeline import HALVES_BY_RESERVATION
-from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed
+from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, NodeTraits, Taint
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.demand.shares import asks_for_both_halves
 from topoalign.core.demand.unserved import UnservedResource, asked_names, served_by
 from topoalign.core.diagnosis.answers import Answer, Reason
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import Nodes
-from topoalign.core.diagnosis.record_file import LONGEST_LINE, decode_lines, encode_lines
-from topoalign.core.diagnosis.records import ClusterRecord
+from topoalign.core.diagnosis.records import LONGEST_LINE, ClusterRecord, decode_lines, encode_lines
 from topoalign.core.model.decisions import Resolvability
-from topoalign.core.model.errors import NotFound, clean
-from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.errors import NotFound, Unavailable, clean
+from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scoring, scorer_of
@@ -144,8 +144,8 @@ def with_node_objects(record: ClusterRecord, file: Path | None) -> tuple[Cluster
     if file is not None:
         return record, "" if record.has_traits else "the file does not have them"
     try:
-        traits = kubectl.read_nodes()
-    except kubectl.KubectlFailed as error:
+        traits = read_nodes()
+    except KubectlFailed as error:
         return record, error.finding
     nodes = tuple(msgspec.structs.replace(each, traits=traits.get(each.node)) for each in record.nodes)
     record = msgspec.structs.replace(record, nodes=nodes)
@@ -300,3 +300,91 @@ def document(record: ClusterRecord, answer: Answer) -> int | None:
 def status(answer: Answer) -> int | None:
     """The exit code of a refusal, None where all pods fit."""
     return None if answer.fit == answer.pods else REFUSED
+
+
+# What kubectl shows of a cluster: a pod, and of all nodes what kube-scheduler's filters look at.
+#
+# kubectl decides by its own configuration which cluster is asked and as whom. It has 15 s for an answer.
+
+
+SECONDS = 15.0
+LARGEST_NODES = 256 << 20
+"""Bytes of the answer about all nodes; 5,000 of them with their lists of images have some 100 MB."""
+
+
+class KubectlFailed(Unavailable):
+    """kubectl gives no answer that can be used."""
+
+    code = "KubectlFailed"
+
+    def __init__(self, finding: str) -> None:
+        super().__init__(
+            clean(finding, 300), "see that kubectl is installed and can read pods and nodes of the cluster"
+        )
+
+
+class Metadata(msgspec.Struct, frozen=True):
+    """The fields of a node's `metadata` that the filters look at."""
+
+    name: NodeName
+    labels: dict[str, str] | None = None
+
+
+class Spec(msgspec.Struct, frozen=True):
+    """The fields of a node's `spec` that the filters look at."""
+
+    taints: tuple[Taint, ...] | None = None
+    unschedulable: bool | None = None
+
+
+class Node(msgspec.Struct, frozen=True):
+    """A v1 Node."""
+
+    metadata: Metadata
+    spec: Spec | None = None
+
+
+class NodeList(msgspec.Struct, frozen=True):
+    """The nodes of a cluster, as `kubectl get nodes --output=json` prints them."""
+
+    items: list[Node]
+
+
+def get(*arguments: str) -> bytes:
+    """What `kubectl get` prints with these arguments. Raises KubectlFailed."""
+    try:
+        done = subprocess.run(["kubectl", "get", *arguments], capture_output=True, timeout=SECONDS, check=False)
+    except FileNotFoundError:
+        raise KubectlFailed("there is no kubectl here") from None
+    except subprocess.TimeoutExpired:
+        raise KubectlFailed(f"kubectl did not answer within {SECONDS:g} s") from None
+    if done.returncode:
+        lines = (
+            done.stderr.decode(errors="replace").strip().splitlines()
+        )  # the last one is the error, others are its log
+        raise KubectlFailed(lines[-1] if lines else f"kubectl ended with {done.returncode}")
+    return done.stdout
+
+
+def read_nodes() -> dict[NodeName, NodeTraits]:
+    """Name -> labels, taints and cordon of each node of the cluster. Raises KubectlFailed."""
+    answer = get("nodes", "--output=json")
+    if len(answer) > LARGEST_NODES:
+        raise KubectlFailed(f"kubectl printed more than {LARGEST_NODES >> 20} MiB about the nodes")
+    try:
+        nodes = msgspec.json.decode(answer, type=NodeList).items
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise KubectlFailed(f"kubectl printed no list of nodes: {error}") from error
+    return {node.metadata.name: traits_of(node) for node in nodes}
+
+
+def traits_of(node: Node) -> NodeTraits:
+    """What the filters look at of a node."""
+    metadata = node.metadata
+    spec = node.spec or Spec()
+    return NodeTraits(
+        name=metadata.name,
+        labels=metadata.labels or {},
+        taints=spec.taints or (),
+        unschedulable=bool(spec.unschedulable),
+    )

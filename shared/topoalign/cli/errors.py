@@ -57,7 +57,7 @@ def exit_code(error: TopoalignError) -> int:
 
 def code_of(error: TopoalignError) -> str:
     """The stable word for the error: where another process failed, its word."""
-    from topoalign.core.model.remote_errors import RemoteFailure  # only now: most commands end without an error
+    from topoalign.core.model.errors import RemoteFailure  # only now: most commands end without an error
 
     return error.failure.code if isinstance(error, RemoteFailure) else error.code
 

@@ -8,7 +8,7 @@ import msgspec
 
 from topoalign.cli import options, output
 from topoalign.cli.link import CONNECT_SECONDS, connected, located
-from topoalign.client.forgetting import forget_node, has_spoken
+from topoalign.client.records import forget_node, has_spoken
 from topoalign.core import wire
 from topoalign.core.model.errors import (
     BadRequest,

@@ -1,11 +1,14 @@
-"""`topoalign health` with all its options. The common forms are answered faster by `topoalign.cli.probe`."""
+"""`topoalign health` with all its options. The common forms are answered faster by `topoalign.cli.health`."""
 
 import os
+import socket
+import sys
+from collections.abc import Mapping
+from time import monotonic
 
 import click
 
 from topoalign.cli import output
-from topoalign.cli.probe import LIVE, READY, check, page_at, page_of
 from topoalign.core.model.errors import InvalidField, Unavailable
 
 
@@ -47,3 +50,118 @@ def health(url: str | None, live: bool, as_json: bool) -> None:
     if not ready:
         raise NotReady(lines)
     output.document({"ready": True, "lines": lines}) if as_json else output.say("\n".join(lines))
+
+
+# `topoalign health` as health checks call it: `health`, `health --live`, `health URL`.
+#
+# The `topoalign` script calls `quick` before it imports the command line, because a check that runs every few seconds
+# must be cheap. So this module imports no library, and `topoalign.core.model.errors` only if a check fails. All other
+# forms (help, mistakes, --json) are left to `topoalign.cli.health`, which gives the same answers.
+
+
+SECONDS = 2.0
+"""How long the answer may take. A loaded machine takes tenths of a second; an event loop that is stuck never answers."""
+READY = "/readyz"
+LIVE = "/livez"
+UNAVAILABLE = 69
+"""The exit code for a service that is not there, as in `topoalign.cli.errors`, which would import the command line."""
+URL_PREFIX = "http://"
+
+Page = tuple[str, int, str]
+"""Host, port and path of what is asked."""
+
+
+def quick(arguments: list[str]) -> int | None:
+    """The exit code of a health check; None for any other command line, nothing has been printed then."""
+    match arguments:
+        case ["health"]:
+            page = page_of(os.environ, READY)
+        case ["health", "--live"]:
+            page = page_of(os.environ, LIVE)
+        case ["health", url]:
+            page = page_at(url, READY)
+        case _:
+            return None
+    if page is None:
+        return None
+    ready, lines = check(page)
+    print(*lines, sep="\n", file=sys.stdout if ready else sys.stderr, flush=True)
+    return 0 if ready else UNAVAILABLE
+
+
+def page_of(environment: Mapping[str, str], path: str) -> Page | None:
+    """The page of the service that these settings configure; None where they name no port."""
+    port = port_of(environment.get("TOPOALIGN_HTTP_PORT", ""))
+    return None if port is None else (environment.get("TOPOALIGN_HTTP_HOST") or "127.0.0.1", port, path)
+
+
+def page_at(url: str, path: str) -> Page | None:
+    """The page of a URL such as `http://127.0.0.1:8222/healthz`, by default `path`; None for anything else."""
+    address, slash, rest = url.removeprefix(URL_PREFIX).partition("/")
+    host, _, digits = address.rpartition(":")
+    port = port_of(digits)
+    if not url.startswith(URL_PREFIX) or not host or port is None or not (url.isascii() and url.isprintable()):
+        return None
+    return None if " " in url else (host.strip("[]"), port, slash + rest if slash else path)
+
+
+def port_of(text: str) -> int | None:
+    """A port from 1 to 65535; None for any other text."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) < 65_536 else None
+
+
+def check(page: Page) -> tuple[bool, list[str]]:
+    """Whether the page says ready, and what it says in lines that are safe to print."""
+    host, port, path = page
+    try:
+        ready, text = ask(host, port, path, SECONDS)
+    except (OSError, ValueError) as error:
+        ready = False
+        text = str(error)
+    if ready and text.isascii() and text.strip().isprintable():  # the usual `ok`
+        return True, [text.strip()]
+    from topoalign.core.model.errors import clean  # only now: a good answer needs no more than the lines above
+
+    lines = [clean(line, 400) for line in text.splitlines() if line.strip()]
+    return ready, lines if ready else [f"http://{host}:{port}{path}: {line}" for line in lines]
+
+
+# Asks a process whether it is ready: one HTTP request over a raw socket.
+#
+# A health check runs every few seconds in every container, also on a busy machine. So this module imports only `socket`
+# and `time`: importing an HTTP library alone costs more CPU than the whole of `topoalign health`.
+
+
+LONGEST_ANSWER = 65_536
+"""Bytes. /readyz?verbose has a line of at most 400 characters for each of some dozen checks."""
+ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # asked, not listened on
+"""Addresses that stand for all of the machine's own, and the one to ask instead."""
+
+
+def ask(host: str, port: int, path: str, seconds: float) -> tuple[bool, str]:
+    """
+    Whether `path`, for example `/readyz`, answers with status 200; and the body, which is foreign text.
+
+    `seconds` bound the whole question, from the connection to the last byte. Raises OSError where nobody listens,
+    TimeoutError (an OSError) where the answer is not whole in time, ValueError where what answers does not speak HTTP.
+    """
+    until = monotonic() + seconds
+    request = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\nAccept: text/plain\r\n\r\n"
+    answer = b""
+    address = ANY.get(host, host).encode("ascii")  # as bytes: text would import the codec for international names
+    with socket.create_connection((address, port), timeout=seconds) as connection:  # type: ignore[arg-type]  # bytes do
+        connection.sendall(request.encode("ascii"))
+        while len(answer) < LONGEST_ANSWER:
+            left = until - monotonic()
+            if left <= 0:
+                raise TimeoutError("timed out")
+            connection.settimeout(left)
+            part = connection.recv(LONGEST_ANSWER - len(answer))
+            if not part:
+                break
+            answer += part
+    head, _, body = answer.partition(b"\r\n\r\n")
+    version, _, status = head.partition(b"\r\n")[0].partition(b" ")
+    if not version.startswith(b"HTTP/1.") or not status[:3].isdigit():
+        raise ValueError("what listens there does not speak HTTP")
+    return status[:3] == b"200", body.decode("utf-8", "replace")

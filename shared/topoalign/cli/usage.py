@@ -7,11 +7,10 @@ import msgspec
 
 from topoalign.cli import formatting, output
 from topoalign.cli import link as links
+from topoalign.cli.formatting import binary
 from topoalign.cli.link import Link
-from topoalign.cli.quantities import binary
 from topoalign.core.model.errors import TopoalignError
-from topoalign.core.model.library_use import LibraryReading
-from topoalign.core.model.processes import GpuProcess
+from topoalign.core.model.processes import GpuProcess, LibraryReading
 from topoalign.core.model.requests import UseRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.usage.attribution import WHOLE_DEVICE, DeviceShares, HolderUse, NodeShares, OtherUse, Use, shares_of

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from topoalign.cli import kubectl, options
+from topoalign.cli import cluster, options
 from topoalign.cli.allocate import pod_name, pod_request, request_options
 from topoalign.cli.cluster import FILE, ClusterOptions, ask, of_cluster, show_why
 from topoalign.cli.explain import AskedPod, checked, pod_in, rules_alone
@@ -76,7 +76,7 @@ def pod_of_kubernetes(name: str, pod_file: Path | None, asked: dict[str, Any]) -
     from topoalign.kubelet.files import documents, manifest  # brings in YAML
 
     try:
-        shown = kubectl.get("pod", f"--namespace={namespace}", "--output=json", "--", pod)
-    except kubectl.KubectlFailed as error:
+        shown = cluster.get("pod", f"--namespace={namespace}", "--output=json", "--", pod)
+    except cluster.KubectlFailed as error:
         raise PodUnknown(name, error.finding) from error
     return checked(manifest.read_manifest(documents.read(shown, "the answer of kubectl")), rules)

@@ -20,7 +20,7 @@ from topoalign.core.model.errors import BadRequest, NoFit, Unavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import SnapshotRequest
 from topoalign.core.ports import Bus, Clock
-from topoalign.runtime.backoff import backoff_seconds
+from topoalign.runtime.clock import backoff_seconds
 
 SNAPSHOT_SECONDS = 1.0
 """For an allocator to announce itself anew. One that is down is known at once; only one that hangs takes this long."""

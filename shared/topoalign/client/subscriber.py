@@ -16,28 +16,118 @@ refuses, the subscriber waits as for a bus that is away, and logs the refusal on
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
+from urllib.parse import quote
 
 import anyio
 import msgspec
 import structlog
 
-from topoalign.client.dead_letters import DeadLetters
-from topoalign.client.fold import Counts, Fold
+from topoalign.client.fold import Counts, Fold, Heard, abridged, made_up, time_of
 from topoalign.client.healing import ASK_AGAIN_SECONDS, SNAPSHOT_SECONDS, Healer
-from topoalign.client.heard import Heard, abridged, made_up, time_of
-from topoalign.client.kept_nodes import KeptNodes
-from topoalign.client.pace import Pace
-from topoalign.client.superseded import Superseded, newest_snapshots
+from topoalign.client.superseded import KeptNodes, Superseded, newest_snapshots
 from topoalign.client.verifying import Unsettled, Verifier, kind_of
 from topoalign.core import wire
-from topoalign.core.model.errors import BusRefused, BusUnavailable, Contradiction, Undecodable
+from topoalign.core.model.errors import (
+    BusRefused,
+    BusUnavailable,
+    Contradiction,
+    TopoalignError,
+    Unavailable,
+    Undecodable,
+    clean,
+)
 from topoalign.core.model.events import LedgerFact, Reading, TopologyDiscovered, UsageObserved
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.topology.shapes import Shapes
-from topoalign.core.ports import Bus, Clock, Received, Stream
+from topoalign.core.ports import Bus, Clock, Message, Received, Stream
 from topoalign.core.state.fold import newer
 from topoalign.runtime.clock import SystemClock
-from topoalign.runtime.turns import Turns
+from topoalign.runtime.request_turns import Turns
+
+# How far behind its streams a subscriber is, and a log line when it begins and ends to be slow.
+
+
+MOST_WAITING = 1_000
+"""Messages behind which a subscriber that was up to date is told that it is slow: some ten thousand are read in a second."""
+
+
+class Pace:
+    """The pace of one client."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[Stream, int] = {}
+        """Messages of each stream that waited behind the last one read: what a slow subscriber has to catch up with."""
+        self._slow: set[Stream] = set()
+
+    def note(self, stream: Stream, received: Received, *, up_to_date: bool) -> None:
+        """Says once when a subscriber that was up to date has fallen behind, and once when it has caught up."""
+        self.waiting[stream] = received.waiting
+        if received.waiting > MOST_WAITING and up_to_date and stream not in self._slow:
+            self._slow.add(stream)
+            log.warning("slow subscriber: nothing is lost, all is late", stream=stream, waiting=received.waiting)
+        elif not received.waiting and stream in self._slow:
+            self._slow.discard(stream)
+            log.info("subscriber has caught up", stream=stream, position=received.position)
+
+
+# Puts messages that cannot be read on the dead-letter stream, with the reason.
+
+
+LONGEST_HEADER = 300
+"""Characters of one header that a dead letter keeps: it must fit where the message itself has."""
+
+KNOWN_HEADERS = (
+    "ce-id",
+    "ce-type",
+    "ce-source",
+    "ce-time",
+    "ce-specversion",
+    "ce-datacontenttype",
+    "traceparent",
+)
+"""What a dead letter keeps of the headers it was found with: those that events have."""
+
+
+class DeadLetters:
+    """Those of one client."""
+
+    def __init__(self, bus: Bus, clock: Clock, name: str, counts: Counts) -> None:
+        """`name`: of the client; the letters carry it."""
+        self._bus = bus
+        self._clock = clock
+        self._name = name
+        self._counts = counts
+
+    async def put(self, stream: Stream, received: Received, error: TopoalignError) -> None:
+        """Counts a message of this stream and publishes its letter once, if the bus is there."""
+        self._counts.undecodable += 1
+        log.warning("message put aside", stream=stream, position=received.position, finding=error.finding)
+        letter = dead_letter(self._name, received.message, error, self._clock.wall())
+        name = f"deadletter.{wire.token(self._name)}.{stream}.{received.position}"
+        try:
+            await self._bus.publish(msgspec.structs.replace(letter, headers={**letter.headers, "Nats-Msg-Id": name}))
+        except Unavailable as unavailable:
+            log.warning("dead letter not stored", finding=unavailable.finding, remedy=unavailable.remedy)
+
+
+def dead_letter(service: str, message: Message, error: TopoalignError, time: float) -> Message:
+    """Makes the report of a consumer on a message that it could not decode or apply: the message, and the reason."""
+    headers = {
+        key: quote(message.headers[key][:LONGEST_HEADER], safe=f"{wire.PLAIN}%", errors="replace")  # escaped already
+        for key in KNOWN_HEADERS
+        if key in message.headers
+    }
+    return Message(
+        subject=f"{wire.PREFIX}.deadletter.{wire.token(service)}",
+        headers={
+            **headers,
+            "topoalign-subject": quote(message.subject),
+            "topoalign-reason": quote(clean(str(error), 300)),
+            "topoalign-time": str(int(time)),
+        },
+        body=message.body[: wire.LARGEST_BODY],
+    )
+
 
 AT_ONCE = 256
 AT_ONCE_BYTES = 4 * 2**20

@@ -27,15 +27,14 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import structlog
 
-from topoalign.client.fold import REMEDY, Counts, Fold, View
-from topoalign.client.heard import Heard
+from topoalign.client.fold import REMEDY, Counts, Fold, Heard, View
 from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, NoFit, Unavailable
 from topoalign.core.model.events import Reading
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AliveRequest, AnnounceRequest, ExplainRequest, Standing
 from topoalign.core.ports import Bus, Clock
-from topoalign.runtime.backoff import backoff_seconds
+from topoalign.runtime.clock import backoff_seconds
 
 WRITER_SECONDS = 1.0
 """For the writer of a reading to answer."""

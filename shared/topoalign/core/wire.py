@@ -14,7 +14,16 @@ from urllib.parse import quote
 
 import msgspec
 
-from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, Undecodable, clean
+from topoalign.core.model.errors import (
+    BadRequest,
+    Failure,
+    NoFit,
+    RemoteFailure,
+    TopoalignError,
+    Undecodable,
+    clean,
+    remote,
+)
 from topoalign.core.model.events import (
     AllocationBound,
     AllocationDeviated,
@@ -32,7 +41,6 @@ from topoalign.core.model.events import (
 )
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.maintenance import Word
-from topoalign.core.model.remote_errors import Failure, RemoteFailure, remote
 from topoalign.core.model.topology.validate import check_bounds
 from topoalign.core.ports import Message, Stream
 

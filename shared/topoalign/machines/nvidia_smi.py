@@ -21,8 +21,7 @@ from collections.abc import Mapping, Sequence
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.links import Link, PcieClass
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
-from topoalign.machines.nvidia_smi_cells import ids_of, link
-from topoalign.machines.nvidia_smi_lines import COPY_AGAIN
+from topoalign.machines.nvidia_smi_lines import COPY_AGAIN, ids_of, link
 from topoalign.machines.nvidia_smi_matrix import Matrix, read_matrix
 from topoalign.machines.nvidia_smi_print import print_matrix
 from topoalign.machines.possible import possible

@@ -14,9 +14,18 @@ from itertools import islice
 
 from topoalign.core.model.errors import InvalidMachine, quoted
 from topoalign.core.model.topology.validate import MOST_GPUS, MOST_NICS
-from topoalign.machines.nvidia_smi_cells import CPU_AFFINITY, GPU_NUMA_ID, NUMA_AFFINITY, is_cell
 from topoalign.machines.nvidia_smi_instead import no_matrix
-from topoalign.machines.nvidia_smi_lines import Line, Word, lines_from, place, wrong
+from topoalign.machines.nvidia_smi_lines import (
+    CPU_AFFINITY,
+    GPU_NUMA_ID,
+    NUMA_AFFINITY,
+    Line,
+    Word,
+    is_cell,
+    lines_from,
+    place,
+    wrong,
+)
 
 MOST_CANDIDATES = 1_000
 """So many lines that begin with a GPU's label are looked at; then the text is no `topo -m` output."""

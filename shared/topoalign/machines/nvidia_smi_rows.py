@@ -12,9 +12,18 @@ from dataclasses import dataclass
 from functools import partial
 
 from topoalign.core.model.errors import quoted
-from topoalign.machines.nvidia_smi_cells import SELF, affinity_fault, cell_fault, is_affinity, is_cell
 from topoalign.machines.nvidia_smi_header import TITLE_WORDS, Header, is_glued, is_gpu, is_header_line, is_label
-from topoalign.machines.nvidia_smi_lines import Line, Word, lines_from, wrong
+from topoalign.machines.nvidia_smi_lines import (
+    SELF,
+    Line,
+    Word,
+    affinity_fault,
+    cell_fault,
+    is_affinity,
+    is_cell,
+    lines_from,
+    wrong,
+)
 
 TAB = 8
 """Columns between the stops at which terminals put what stands behind a tab."""

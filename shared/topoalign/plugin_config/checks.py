@@ -4,18 +4,19 @@ duplicates.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
 
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.ids import GPU, NIC
-from topoalign.plugin_config import mps_checks, names, slot_checks
+from topoalign.plugin_config import names
 from topoalign.plugin_config.configuration import (
     Configuration,
     Flags,
     GpuChoice,
+    GpuSlots,
     MigChoice,
     Mps,
     NicChoice,
@@ -56,12 +57,12 @@ def validate_configuration(configuration: Configuration) -> Configuration:
         mps=replicated("sharing.mps", configuration.sharing.mps),
         units=None if configuration.sharing.units is None else units("sharing.units", configuration.sharing),
         limiter=configuration.sharing.limiter,
-        slots=slot_checks.slots(configuration.sharing),
+        slots=slots(configuration.sharing),
     )
     found = replace(configuration, resources=resources, nics=nics, sharing=sharing)
-    mps_checks.check_mps(found, MIG_PREFIX)
-    slot_checks.check_instances(found, MIG_PREFIX)
-    slot_checks.check_dynamic(found)
+    check_mps(found, MIG_PREFIX)
+    check_instances(found, MIG_PREFIX)
+    check_dynamic(found)
     check_limiter(found)
     keep_apart(found)
     return found
@@ -171,10 +172,10 @@ def check_limiter(found: Configuration) -> None:
     if found.sharing.limiter == "none":
         return
     if found.sharing.limiter == "hami-core":
-        slot_checks.check_limiter(found, MIG_PREFIX)
+        check_slot_limiter(found, MIG_PREFIX)
         return
     if found.sharing.limiter == "mps":
-        mps_checks.check_limiter(found, MIG_PREFIX)
+        check_mps_limiter(found, MIG_PREFIX)
         return
     if found.sharing.units is None:
         remedy = "add sharing.units, or leave the limiter out"
@@ -259,7 +260,191 @@ def keep_apart(found: Configuration) -> None:
             if name in gpus | nics or name.startswith(MIG_PREFIX):
                 finding = f"{quoted([name])} is a resource of devices that are not in units"
                 raise InvalidField(f"sharing.units.{field}", finding, "use another name")
-    slot_checks.keep_apart(found.sharing, gpus | nics, MIG_PREFIX)
+    check_slot_resources(found.sharing, gpus | nics, MIG_PREFIX)
     for place, choice in enumerate(found.nics):
         if choice.name in gpus or choice.name.startswith(MIG_PREFIX):
             raise InvalidField(f"nics[{place}].name", f"{choice.name} is a resource of GPUs", "use another name")
+
+
+# Checks of what MPS is to do: share GPUs in equal parts (`sharing.mps`), or limit their units and slots
+# (`sharing.limiter`).
+
+
+MOST_CLIENTS = 48
+"""Of an MPS server on a GPU, whatever its architecture: more replicas are refused by NVIDIA's device plugin, too."""
+
+
+def check_mps(found: Configuration, mig_prefix: str) -> None:
+    """
+    Raises InvalidField for what MPS cannot share, as NVIDIA's device plugin v0.20.0 does, and for two ways to share.
+    Resources of MIG instances begin with `mig_prefix`.
+    """
+    mps = found.sharing.mps
+    if not mps.resources:
+        return
+    if found.flags.mig_strategy == "mixed":
+        raise InvalidField("flags.migStrategy", "mixed cannot be used with sharing.mps", "use none or single")
+    check_root(found, "sharing.mps")
+    whole = {str(GPU), *(each.name for each in found.resources.gpus)}
+    no_gpus = {str(NIC), *(each.name for each in found.nics), *({each.name for each in found.resources.mig} - whole)}
+    in_time = {name for each in found.sharing.time_slicing.resources for name in (each.name, each.rename)}
+    replicas: dict[str, int] = {}
+    for place, each in enumerate(mps.resources):
+        path = f"sharing.mps.resources[{place}]"
+        called = each.rename or each.name
+        if not 2 <= each.replicas <= MOST_CLIENTS:
+            finding = f"{each.replicas} shares of a GPU by MPS"
+            raise InvalidField(f"{path}.replicas", finding, f"use 2 to {MOST_CLIENTS}: a server has no more clients")
+        if each.name in no_gpus or each.name.startswith(mig_prefix):
+            raise InvalidField(
+                f"{path}.name", f"{each.name} is not a resource of whole GPUs", "share it by timeSlicing"
+            )
+        if not in_time.isdisjoint((each.name, called)):
+            finding = f"{called} is shared by timeSlicing, too"
+            raise InvalidField(f"{path}.name", finding, "share it in one way, or give some GPUs a name of their own")
+        if replicas.setdefault(called, each.replicas) != each.replicas:
+            finding = f"{called} has {replicas[called]} shares of other GPUs, and one daemon has one limit for all"
+            raise InvalidField(f"{path}.replicas", finding, "use the same number, or another rename")
+        if each.devices != "all" and called == each.name and not mps.fail_requests_greater_than_one:
+            finding = "a container could get a share and a whole GPU, which its daemon does not serve"
+            raise InvalidField(f"{path}.rename", finding, "give the shares a name of their own")
+
+
+def check_mps_limiter(found: Configuration, mig_prefix: str) -> None:
+    """Raises InvalidField where MPS is to limit nothing, MIG instances, or more containers than a server has clients."""
+    slots = found.sharing.slots
+    if slots is None and found.sharing.units is None:
+        remedy = (
+            "add sharing.units or sharing.slots, or leave the limiter out: shares by sharing.mps are limited anyway"
+        )
+        raise InvalidField("sharing.limiter", "mps limits GPUs in units or slots, and none are offered so", remedy)
+    if slots is not None:
+        instances = {each.name for each in found.resources.mig} - {
+            str(GPU),
+            *(each.name for each in found.resources.gpus),
+        }
+        if slots.name in instances or slots.name.startswith(mig_prefix):
+            finding = f"mps does not limit MIG instances, which {quoted([slots.name])} is a resource of"
+            remedy = "leave the limiter out: an instance keeps its containers from other instances"
+            raise InvalidField("sharing.limiter", finding, remedy)
+        if slots.replicas > MOST_CLIENTS:
+            finding = f"{slots.replicas} slots of a GPU by MPS"
+            remedy = f"use 2 to {MOST_CLIENTS}: a server has no more clients"
+            raise InvalidField("sharing.slots.replicas", finding, remedy)
+    check_root(found, "the limiter mps")
+
+
+def check_root(found: Configuration, needed_by: str) -> None:
+    """Raises InvalidField where there is no directory for the pipes of the daemons."""
+    if not found.flags.mps_root:
+        remedy = "name the directory on the host where topoalign mps has its pipes, such as /run/nvidia/mps"
+        raise InvalidField("flags.mpsRoot", f"is missing, and {needed_by} needs it", remedy)
+
+
+# Checks of the section `sharing.slots`: the slots of a resource, and the resources by which amounts are asked for, are
+# apart from all others. A kubelet that lists one of the latter would be asked for it.
+
+
+PATH = "sharing.slots"
+AMOUNTS = ("memory", "percentage", "cores", "priority")
+
+
+def check_instances(found: Configuration, mig_prefix: str) -> None:
+    """Raises InvalidField for slots of MIG instances that no GPU is divided into by this configuration."""
+    slots = found.sharing.slots
+    strategy = found.flags.mig_strategy
+    if slots is None or not slots.name.startswith(mig_prefix) or strategy == "mixed":
+        return
+    if slots.name in {*(each.name for each in found.resources.gpus), *(each.name for each in found.resources.mig)}:
+        return
+    finding = f"{quoted([slots.name])} is offered by flags.migStrategy mixed, and it is {strategy}"
+    raise InvalidField(f"{PATH}.name", finding, "set flags.migStrategy to mixed, or use nvidia.com/gpu with single")
+
+
+def check_dynamic(found: Configuration) -> None:
+    """Raises InvalidField for what cannot be where slots become MIG instances."""
+    if found.flags.mig_strategy != "dynamic":
+        return
+    slots = found.sharing.slots
+    path = "flags.migStrategy"
+    if slots is None:
+        raise InvalidField(path, "dynamic makes MIG instances of slots, and none are offered", "add sharing.slots: {}")
+    if (limiter := found.sharing.limiter) in ("hami-core", "mps"):
+        raise InvalidField(
+            "sharing.limiter", f"{limiter} does not limit MIG instances", "leave it out: the hardware limits them"
+        )
+    if found.sharing.mps.resources:
+        raise InvalidField(path, "dynamic cannot be used with sharing.mps", "use none or single")
+    if found.resources.mig:
+        raise InvalidField(
+            "resources.mig", "names instances, and dynamic makes them itself", "leave it out, or use mixed"
+        )
+    for field, scaling in (("memoryScaling", slots.memory_scaling), ("coreScaling", slots.core_scaling)):
+        if scaling != 1:
+            raise InvalidField(
+                f"{PATH}.{field}", "an instance has what it has", "leave it out with migStrategy dynamic"
+            )
+
+
+def slots(sharing: Sharing) -> GpuSlots | None:
+    """The section with complete resource names. Raises InvalidField for names that are taken within `sharing`."""
+    found = sharing.slots
+    if found is None:
+        return None
+    named = replace(
+        found,
+        name=names.resource(f"{PATH}.name", found.name),
+        **{each: names.resource(f"{PATH}.{each}", getattr(found, each)) for each in AMOUNTS},
+    )
+    if named.priorities and sharing.limiter != "hami-core":
+        remedy = "add sharing.limiter: hami-core, or leave it out"
+        raise InvalidField(f"{PATH}.priorities", "has an effect with the limiter hami-core alone", remedy)
+    shared = {"timeSlicing": sharing.time_slicing.resources, "mps": sharing.mps.resources}
+    ways = {way: {names.qualified(each.name, names.GPU_DOMAIN) for each in some} for way, some in shared.items()}
+    if sharing.units is not None:
+        ways["units"] = {names.qualified(sharing.units.name, names.GPU_DOMAIN)}
+    for way, taken in ways.items():
+        if named.name in taken:
+            raise InvalidField(
+                f"{PATH}.name",
+                f"{quoted([named.name])} is shared by sharing.{way}",
+                "share it in one way; resources.gpus can give some GPUs another name",
+            )
+    return named
+
+
+def check_slot_limiter(found: Configuration, mig_prefix: str) -> None:
+    """Raises InvalidField where HAMi-core is to limit nothing, or MIG instances, or has no directory."""
+    slots = found.sharing.slots
+    if slots is None:
+        remedy = "add sharing.slots, or leave the limiter out"
+        raise InvalidField("sharing.limiter", "hami-core limits GPUs in slots, and none are offered so", remedy)
+    instances = {each.name for each in found.resources.mig} - {str(GPU), *(each.name for each in found.resources.gpus)}
+    if slots.name in instances or slots.name.startswith(mig_prefix):
+        finding = f"hami-core does not limit MIG instances, which {quoted([slots.name])} is a resource of"
+        remedy = (
+            "leave the limiter out: an instance keeps its containers from other instances, and none from one another"
+        )
+        raise InvalidField("sharing.limiter", finding, remedy)
+    if not found.flags.hami_root.rstrip("/"):
+        remedy = "name a directory on the host that is for this alone: /var/lib/topoalign/hami"
+        raise InvalidField("flags.hamiRoot", "is missing, and the limiter hami-core needs it", remedy)
+
+
+def check_slot_resources(sharing: Sharing, others: Collection[str], mig_prefix: str) -> None:
+    """
+    Raises InvalidField for a resource of amounts that is another one as well. `others`: all that GPUs and NICs may be
+    offered as; those of MIG instances begin with `mig_prefix`.
+    """
+    if sharing.slots is None:
+        return
+    seen = {*others, sharing.slots.name}
+    if sharing.units is not None:
+        seen |= {sharing.units.cores, sharing.units.memory}
+    for field in AMOUNTS:
+        name = getattr(sharing.slots, field)
+        if name in seen or name.startswith(mig_prefix):
+            raise InvalidField(
+                f"{PATH}.{field}", f"{quoted([name])} is the name of another resource", "use another name"
+            )
+        seen.add(name)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
     from prometheus_client.registry import Collector as PrometheusCollector
+from topoalign.core.model.errors import clean
 
 Kind = Literal["gauge", "counter"]
 
@@ -96,3 +97,26 @@ def registry_of(collectors: Sequence[Collector]) -> "CollectorRegistry":
     registry = CollectorRegistry()
     registry.register(cast("PrometheusCollector", Gathered(collectors)))
     return registry
+
+
+# Families of metrics as text, in the form that Prometheus reads, for services that write their series themselves.
+
+
+LONGEST_LABEL = 253
+"""Characters of a label's value: as many as a name in Kubernetes may have."""
+
+
+def header(name: str, meaning: str) -> bytes:
+    """What stands above the series of a gauge."""
+    return f"# HELP {name} {meaning}\n# TYPE {name} gauge\n".encode()
+
+
+def line(name: str, value: float, **labels: str) -> bytes:
+    """One sample; its labels in alphabetical order, each one printable, bounded and escaped."""
+    pairs = (f'{label}="{escaped(clean(text, LONGEST_LABEL))}"' for label, text in sorted(labels.items()))
+    return f"{name}{{{','.join(pairs)}}} {float(value)}\n".encode()
+
+
+def escaped(text: str) -> str:
+    """A label's value without an end of its own; `clean` has replaced line ends."""
+    return text.replace("\\", r"\\").replace('"', r"\"")

@@ -19,8 +19,7 @@ from anyio.abc import TaskStatus
 from starlette.applications import Starlette
 
 from topoalign.core.model.errors import Unavailable, clean
-from topoalign.runtime.connections import Connection, FairConnection
-from topoalign.runtime.handshakes import Handshake
+from topoalign.runtime.connections import Connection, FairConnection, Handshake
 from topoalign.runtime.request_turns import RequestTurns
 
 log = logging.getLogger("uvicorn.error")

@@ -10,11 +10,29 @@ import codecs
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from textwrap import indent
 from typing import Any
 
-from topoalign.runtime.optional import without
+# Imports a library without what it uses only where it is installed.
+
+
+@contextmanager
+def without(module: str) -> Iterator[None]:
+    """
+    What is imported in this block finds a module not installed, unless it is imported already. Afterwards anybody may import
+    the module.
+    """
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]  # as the import system has it for what shall not be found
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+
 
 with without("rich"):  # fifty modules for tracebacks with values, which are not shown here
     import structlog

@@ -23,7 +23,7 @@ import structlog
 
 from topoalign.core.model.errors import BusRefused, Unavailable
 from topoalign.core.ports import Clock, Message
-from topoalign.runtime.backoff import backoff_seconds
+from topoalign.runtime.clock import backoff_seconds
 
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 5.0

@@ -13,6 +13,7 @@ from time import monotonic
 
 import anyio.lowlevel
 
+from topoalign.core.ports import Clock
 from topoalign.runtime.fair_share import FairQueue, Peer, Request
 
 LONGEST_SECONDS = 0.005
@@ -105,3 +106,24 @@ def outlive_connection() -> None:
     """What this task does for a request has effects: it goes on to its end where the client hangs up."""
     if (working := WORKING.get()) is not None:
         working.outlives_connection = True
+
+
+# Gives the event loop a turn in the middle of long work, so that no task blocks the others.
+#
+# A task that always finds its next message there already never waits, and the loop runs nothing else meanwhile. A task
+# that answers a request goes on when the turn of that comes (`request_turns`).
+
+
+class Turns:
+    """The turns of one task, which calls `give` between two pieces of its work."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began = clock.monotonic()
+
+    async def give(self) -> None:
+        """Lets the other tasks run if this one has run for `LONGEST_SECONDS` since it let them last."""
+        if self._clock.monotonic() < self._began + LONGEST_SECONDS:
+            return
+        if await take_turn():
+            self._began = self._clock.monotonic()

@@ -12,7 +12,7 @@ from seam_reference import naive_rank
 from topoalign.core.demand.share_annotations import ANY_CARD, CardOrder, CardRules, Selection, Weights
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.placement.gpus.scores import Scores, gpu_scores
+from topoalign.core.placement.gpus.seam import Scores, gpu_scores
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import by_topology
 from topoalign.core.sharing.cards import SharedCard, ShareRequest

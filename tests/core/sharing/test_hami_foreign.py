@@ -19,12 +19,13 @@ from topoalign.core.sharing.hami.foreign import (
     CardShare,
     ForeignPod,
     Liveness,
+    PodCard,
     cards_of,
+    encode_pod,
     liveness_of,
     read_cards,
     read_shares,
 )
-from topoalign.core.sharing.hami.pod_devices import PodCard, encode_pod
 from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredCard
 
 NOW = datetime(2026, 3, 4, 5, 6, 7)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from topoalign.core.demand.share_annotations import EQUAL_WEIGHTS, Weights, read_weights
 from topoalign.core.model.errors import InvalidField
-from topoalign.core.sharing.hami.order import ScoredCard, walk
-from topoalign.core.sharing.hami.scores import device_score, node_score
+from topoalign.core.sharing.hami.scores import ScoredCard, device_score, node_score, walk
 
 weights = st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 5))
 

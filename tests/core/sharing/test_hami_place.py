@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from topoalign.core.demand.share_annotations import Weights
 from topoalign.core.model.ids import NodeName
-from topoalign.core.scoring.hami import order
+from topoalign.core.scoring.scorers import hami_order
 from topoalign.core.sharing.hami.fit import Unfit
 from topoalign.core.sharing.hami.place import NodeCards, PodShares, place
 from topoalign.core.sharing.hami.selection import PodRules, read_rules
@@ -82,7 +82,7 @@ def test_policies_of_nodes_and_of_cards_go_together(of_node: str, of_cards: str,
     scores = {name: each.score for name, each in found.items() if not isinstance(each, Unfit)}
 
     assert {"node1": 3.0, "node2": 8.0} == {name: round(score, 4) for name, score in scores.items()}
-    chosen = min(scores, key=lambda name: order(of_node, scores[name]))
+    chosen = min(scores, key=lambda name: hami_order(of_node, scores[name]))
     placed = found[chosen]
     assert not isinstance(placed, Unfit)
     assert (node, card) == (chosen, placed.containers[0][0].uuid)

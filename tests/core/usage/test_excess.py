@@ -7,8 +7,15 @@ from hypothesis import strategies as st
 from use_support import GIB, NODE, UIDS, owner
 
 from topoalign.core.model.ids import AllocationID, DeviceID
-from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares, Use
-from topoalign.core.usage.excess import APART_SECONDS, SAMPLES, ExcessWatch
+from topoalign.core.usage.attribution import (
+    APART_SECONDS,
+    SAMPLES,
+    DeviceShares,
+    ExcessWatch,
+    HolderUse,
+    NodeShares,
+    Use,
+)
 
 GIVEN = 4 * GIB
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-from topoalign.core.demand.rules import check_rules
+from topoalign.core.demand.pod_demand import check_rules
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Compat, Mode, Placement, Policy, Scope

@@ -20,7 +20,7 @@ from topoalign.core.ports import Clock, HardwareEvent, Inventory, Occurrence
 from topoalign.discovery.drivers.health import HEALTHY, unhealthy
 from topoalign.discovery.record import Record, RecordFile
 from topoalign.discovery.xids import Severity, XidRules, describe_xid
-from topoalign.runtime.backoff import backoff_seconds
+from topoalign.runtime.clock import backoff_seconds
 
 # The health of each device, from all readings and errors so far.
 #

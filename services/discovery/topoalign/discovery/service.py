@@ -33,7 +33,7 @@ from topoalign.discovery.device_health import HealthKeeper
 from topoalign.discovery.metrics import Metrics
 from topoalign.discovery.names import meant
 from topoalign.runtime.answers import answering
-from topoalign.runtime.backoff import backoff_seconds
+from topoalign.runtime.clock import backoff_seconds
 
 # Keeps devices listed that are no longer found.
 #

@@ -94,7 +94,7 @@ class UseMeter:
 
 def identities_of(proc: Path, pids: Collection[int], steps: Steps) -> "dict[int, ProcessIdentity] | None":
     """In the thread: where the processes run that have not ended. None: they cannot be seen from here."""
-    from topoalign.kubelet.processes import identity_of, sees_all_processes  # as above
+    from topoalign.kubelet.control_groups import identity_of, sees_all_processes  # as above
 
     steps("a link in /proc")
     if not sees_all_processes(proc):

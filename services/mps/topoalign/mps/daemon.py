@@ -25,7 +25,7 @@ from topoalign.mps.control import GET_PERCENTAGE, Control
 from topoalign.mps.nvml import DEFAULT, EXCLUSIVE_PROCESS, Nvml
 from topoalign.mps.shares import Share
 from topoalign.plugin_config.mps_files import Announcement, take_lock
-from topoalign.runtime.backoff import backoff_seconds
+from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.tasks import either
 
 FIRST_PAUSE = 1.0

@@ -22,7 +22,7 @@ from topoalign.mps.nvml import Nvml
 from topoalign.mps.shares import Share, shares_of
 from topoalign.plugin_config.mps_files import SHM, root_here
 from topoalign.plugin_config.watching import ConfigurationFile
-from topoalign.runtime.backoff import backoff_seconds
+from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.tasks import either
 
 log = structlog.get_logger("topoalign.mps")

@@ -45,7 +45,7 @@ from topoalign.kubelet.files.manifest import Pod, Spec
 from topoalign.kubelet.files.quantities import whole
 from topoalign.registry.ports import SeenNode, SeenPod
 from topoalign.runtime.answers import answering
-from topoalign.runtime.turns import Turns
+from topoalign.runtime.request_turns import Turns
 
 HAMI = "hami"
 LOOK_SECONDS = 15.0

@@ -19,8 +19,8 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster, Member
-from topoalign.runtime.series import LONGEST_LABEL, header, line
-from topoalign.runtime.turns import Turns
+from topoalign.runtime.figures import LONGEST_LABEL, header, line
+from topoalign.runtime.request_turns import Turns
 
 # Goes through many rows with turns of the event loop in between, so that no long answer holds up the others.
 

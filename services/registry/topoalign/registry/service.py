@@ -18,7 +18,7 @@ import structlog
 from anyio.abc import TaskStatus
 
 from topoalign.client import Client, Heard
-from topoalign.client.forgetting import has_spoken
+from topoalign.client.records import has_spoken
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import LedgerFact
 from topoalign.core.model.ids import NodeName

@@ -16,8 +16,7 @@ from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.events import Allocation, DeviceHealth, MemoryBlock, Owner
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import AllocationID, DeviceID, NodeName, ResourceName
-from topoalign.core.model.library_use import LibraryReading
-from topoalign.core.model.processes import Measurement
+from topoalign.core.model.processes import LibraryReading, Measurement
 from topoalign.core.model.requests import UseRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.names import NamedDevice, named_devices

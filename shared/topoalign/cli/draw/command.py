@@ -75,7 +75,7 @@ def draw(
 
         picture = svg(scene).encode()
     else:
-        from topoalign.cli.draw.png import png  # brings in Pillow
+        from topoalign.cli.draw.svg import png  # brings in Pillow
 
         picture = png(scene)
     if out is None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from topoalign.cli.draw import palette
+from topoalign.cli.draw import scene
 from topoalign.cli.draw.device import Device, key
 from topoalign.cli.draw.scene import INK, Box, Item, Line, Text, fitted, text_width
 
@@ -30,7 +30,7 @@ def gpu_height(devices: Iterable[Device]) -> float:
 def device_items(device: Device, x: float, y: float, height: float) -> tuple[Box, list[Item]]:
     """The box of a device with its top left corner at (x, y), and what stands in it."""
     holders = () if device.parts else device.holders
-    fills = [palette.of_holder(holder) for holder in holders] or [palette.PLACE]
+    fills = [scene.of_holder(holder) for holder in holders] or [scene.PLACE]
     box = Box(
         x=x,
         y=y,
@@ -38,7 +38,7 @@ def device_items(device: Device, x: float, y: float, height: float) -> tuple[Box
         h=height,
         role="gpu" if device.gpu else "nic",
         fill=fills[0],
-        stroke=palette.TROUBLE if device.broken else INK,
+        stroke=scene.TROUBLE if device.broken else INK,
         stroke_width=2.0 if device.broken else 1.4 if device.gpu else 1.0,
         radius=5.0 if device.gpu else 9.0,
         story=device.story,
@@ -88,7 +88,7 @@ def parts_of(device: Device, box: Box, base: float) -> Iterator[Item]:
     """A row for each holder of a part, in its colour: its letter, and what it has. `base`: of the text above them."""
     for place, (holder, amount) in enumerate(device.parts, 1):
         y = base + place * LINE
-        fill = palette.of_holder(holder)
+        fill = scene.of_holder(holder)
         yield Box(box.x + 3, y - SMALL + 0.5, box.w - 6, LINE - 1, "part", fill, fill, 0, 2)
         letter = Text(box.x + NARROW, y, key(holder), SMALL, bold=True)
         room = box.w - 2 * NARROW - text_width(letter.text, SMALL, bold=True)
@@ -108,7 +108,7 @@ def hatching(box: Box) -> Iterator[Line]:
     while offset < reach:
         start = (left + max(0.0, offset - (bottom - top)), top + min(offset, bottom - top))
         end = (left + min(offset, right - left), top + max(0.0, offset - (right - left)))
-        yield Line((start, end), palette.TROUBLE, 0.8)
+        yield Line((start, end), scene.TROUBLE, 0.8)
         offset += HATCH
 
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from topoalign.cli.draw.device import Device, device_of, holders_of, seams_of
-from topoalign.cli.draw.nvlinks import NvLinks, nvlinks_of
+from topoalign.cli.draw.links import NvLinks, nvlinks_of
 from topoalign.cli.draw.tree import MEANINGS, PATHS, Child, devices_in, paths_in, pcie_tree
-from topoalign.cli.quantities import binary
+from topoalign.cli.formatting import binary
 from topoalign.core.model.errors import clean
 from topoalign.core.model.events import Allocation, DeviceHealth
 from topoalign.core.model.ids import DeviceID

@@ -3,31 +3,122 @@ Positions: sockets side by side, in each its NUMA nodes, in each the tree of PCI
 the bottom, all GPUs of the machine in line, and NVLinks below them.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import zip_longest
 
-from topoalign.cli.draw import palette
-from topoalign.cli.draw.device import Device
-from topoalign.cli.draw.devices import NIC_HEIGHT, WIDTH, device_items
+from topoalign.cli.draw import scene
+from topoalign.cli.draw.device import Device, key
+from topoalign.cli.draw.devices import NIC_HEIGHT, WIDTH, cordon, device_items, gpu_height, hatching
 from topoalign.cli.draw.diagram import Diagram, Group, Place
-from topoalign.cli.draw.legend import legend_items
 from topoalign.cli.draw.links import arcs_fit, link_items
-from topoalign.cli.draw.scene import FAINT, Box, Item, Line, Scene, Text, fitted, text_width
-from topoalign.cli.draw.sizes import (
-    BAR,
-    COLUMN,
-    FACT,
-    GAP,
-    LEVEL,
-    MARGIN,
-    PAD,
-    SOCKET_HEAD,
-    Sizes,
-    apart,
-)
-from topoalign.cli.draw.tree import MEANINGS, Bridge, Child
+from topoalign.cli.draw.scene import FAINT, INK, Box, Item, Line, Scene, Text, broken, fitted, text_width, wrapped
+from topoalign.cli.draw.tree import MEANINGS, Bridge, Child, levels
 from topoalign.core.model.ids import DeviceID
+
+# Sizes of all parts of a drawing: the first half of the layout, which only measures.
+#
+# Below a switch the NICs are in a row above the GPUs, so that every GPU's lower edge is free for its NVLinks. NUMA
+# nodes are side by side, and sockets too: the more devices a machine has, the wider its drawing is.
+
+
+MARGIN = 20.0
+PAD = 12.0
+GAP = 14.0
+COLUMN = WIDTH + 18
+"""From one device to the next: between them runs what connects a NIC and the GPU below it."""
+NIC_ROW = NIC_HEIGHT + 7.0
+"""From the upper edge of a NIC to that of the GPU below it."""
+LEVEL = 34.0
+BAR = 20.0
+"""From one bridge to the one below it, and the height of a bridge."""
+HEAD = 28.0
+FACT = 15.0
+"""Of a NUMA node: its name, and each line about its CPUs and memory."""
+SOCKET_HEAD = 26.0
+
+
+def apart(children: Iterable[Child]) -> tuple[list[Device], list[Device]]:
+    """The GPUs and the NICs right below a bridge, or in a NUMA node."""
+    devices = [child for child in children if isinstance(child, Device)]
+    return [one for one in devices if one.gpu], [one for one in devices if not one.gpu]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a diagram, in user units."""
+
+    diagram: Diagram
+
+    @cached_property
+    def places(self) -> list[Place]:
+        """All NUMA nodes of the diagram, in the order of drawing."""
+        return [place for group in self.diagram.groups for place in group.places]
+
+    @cached_property
+    def gpu_height(self) -> float:
+        """The height of every GPU's box, in user units."""
+        return gpu_height(self.diagram.devices)
+
+    @cached_property
+    def levels(self) -> int:
+        """The largest number of bridges one below the other."""
+        return max((levels(place.children) for place in self.places), default=0)
+
+    @cached_property
+    def nic_room(self) -> float:
+        """The height of the row of NICs above the GPUs."""
+        return 0 if all(device.gpu for device in self.diagram.devices) else NIC_ROW
+
+    @cached_property
+    def device_room(self) -> float:
+        """From the upper edge of the NICs to the lower edge of the GPUs."""
+        return self.nic_room + (self.gpu_height if any(device.gpu for device in self.diagram.devices) else 0)
+
+    def width(self, children: Iterable[Child]) -> float:
+        """Of what stands side by side below a bridge, or in a NUMA node."""
+        children = tuple(children)
+        gpus, nics = apart(children)
+        return max(len(gpus), len(nics)) * COLUMN + sum(
+            self.width(child.children) for child in children if isinstance(child, Bridge)
+        )
+
+    def place_width(self, place: Place) -> float:
+        """The width of a NUMA node's box, in user units."""
+        facts = max((min(text_width(fact, 11), 190.0) for fact in place.facts), default=0)
+        head = max(text_width(place.title, 12, bold=True), facts)
+        return max(self.width(place.children), head) + 2 * PAD
+
+    @cached_property
+    def head(self) -> float:
+        """Of every NUMA node, down to where its devices begin."""
+        return HEAD + FACT * max((len(place.facts) for place in self.places), default=0)
+
+    @cached_property
+    def full_height(self) -> float:
+        """Of a NUMA node with devices."""
+        return self.head + self.levels * LEVEL + self.device_room + PAD
+
+    def height(self, place: Place) -> float:
+        """The height of a NUMA node's box: the full height if it has devices, else only its head."""
+        return self.full_height if place.children else self.head
+
+    def group_width(self, group: Group) -> float:
+        """The width of a group of sockets: its NUMA nodes, or its title if that is wider."""
+        places = sum(map(self.place_width, group.places)) + GAP * (len(group.places) - 1)
+        return max(places, text_width(group.title, 13, bold=True)) + 2 * PAD
+
+    @cached_property
+    def group_height(self) -> float:
+        """All are equally high."""
+        return SOCKET_HEAD + max(map(self.height, self.places), default=0) + PAD
+
+    @cached_property
+    def total_width(self) -> float:
+        """The width of all groups side by side, gaps included."""
+        return sum(map(self.group_width, self.diagram.groups)) + GAP * (len(self.diagram.groups) - 1)
+
 
 LEAST_WIDTH = 480.0
 WIDEST_HEAD = 1100.0
@@ -97,7 +188,7 @@ class Layout:
         widths = list(map(self.sizes.place_width, group.places))
         spare = (width - 2 * PAD - sum(widths) - GAP * (len(widths) - 1)) / len(widths)
         self.add(
-            Box(x, self.top, width, self.sizes.group_height, "socket", palette.SOCKET, radius=8, story=group.title),
+            Box(x, self.top, width, self.sizes.group_height, "socket", scene.SOCKET, radius=8, story=group.title),
             Text(x + PAD, self.top + 18, group.title, 13, bold=True),
         )
         x += PAD
@@ -109,7 +200,7 @@ class Layout:
         """Place a NUMA node with its upper left corner at (x, y), with its facts and its PCIe tree."""
         story = "\n".join((place.title, *place.facts))
         self.add(
-            Box(x, y, width, self.sizes.height(place), "numa", palette.PLACE, radius=6, story=story),
+            Box(x, y, width, self.sizes.height(place), "numa", scene.PLACE, radius=6, story=story),
             Text(x + PAD, y + 18, fitted(place.title, width - 2 * PAD, 12, bold=True), 12, bold=True),
         )
         for i, fact in enumerate(place.facts, 1):
@@ -134,7 +225,7 @@ class Layout:
 
     def bar(self, bridge: Bridge, x: float, y: float, width: float) -> Box:
         """Draws a bridge as a bar above all that is below it."""
-        role, fill = ("host", palette.HOST) if bridge.host else ("switch", palette.SWITCH)
+        role, fill = ("host", scene.HOST) if bridge.host else ("switch", scene.SWITCH)
         story = bridge.labels[0] if bridge.path is None else MEANINGS[bridge.path]
         box = Box(x + 2, y, width - 4, BAR, role, fill, radius=3, story=story)
         label = next((label for label in bridge.labels if text_width(label, SMALL) <= box.w - 8), bridge.labels[-1])
@@ -169,3 +260,56 @@ class Layout:
         self.add(Line(((rail, above.bottom), (rail, column[-1].y + 12))))
         for box in column:
             self.add(Line(((rail, box.y + 12), (box.x, box.y + 12))))
+
+
+# The legend below a drawing: holders, marks, and what is not drawn.
+
+
+SWATCH = Box(0, 0, 26, 16, "swatch", stroke=INK)
+ROW = 24.0
+NOTE = 18.0
+SIZE = 11.5
+
+
+def legend_items(diagram: Diagram, notes: Iterable[str], x: float, y: float, width: float) -> tuple[list[Item], float]:
+    """
+    The legend from (x, y) on, and where it ends. Entries follow one another like words, in rows. A name is never cut,
+    because pods of one controller differ at their end: one that is wider than the drawing has several lines.
+    """
+    items: list[Item] = []
+    at = x
+    bottom = y
+    for swatch, letter, label in entries(diagram):
+        lines = broken(label, width - SWATCH.w - 8, SIZE)
+        wide = SWATCH.w + 8 + text_width(lines[0], SIZE)
+        if at > x and at + wide > x + width:
+            at = x
+            bottom = bottom + ROW
+        box = replace(swatch, x=at, y=bottom)
+        items.append(box)
+        items += hatching(box) if label == "unhealthy" else cordon(box) if label == "cordoned" else ()
+        items += [
+            Text(box.middle, bottom + 12.5, letter, SIZE, bold=True, anchor="middle"),
+            *(Text(box.right + 8, bottom + 12.5 + i * NOTE, line, SIZE) for i, line in enumerate(lines)),
+        ]
+        at += wide + 24
+        bottom += NOTE * (len(lines) - 1)
+    bottom += SWATCH.h if at > x else -SWATCH.h / 2
+    for note in notes:
+        for line in wrapped(note, width, SIZE):
+            bottom += NOTE
+            items.append(Text(x, bottom, line, SIZE, fill=FAINT))
+    return items, bottom
+
+
+def entries(diagram: Diagram) -> Iterator[tuple[Box, str, str]]:
+    """Swatch, letter and words of each entry: only of what can be seen in the drawing."""
+    for i, entry in enumerate(diagram.legend):
+        yield replace(SWATCH, fill=scene.of_holder(i)), key(i), entry
+    devices = diagram.devices
+    if diagram.holders:
+        yield SWATCH, "", "free"
+    if any(device.broken for device in devices):
+        yield replace(SWATCH, stroke=scene.TROUBLE, stroke_width=2), "", "unhealthy"
+    if any(device.cordoned for device in devices):
+        yield SWATCH, "", "cordoned"

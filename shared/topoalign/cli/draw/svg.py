@@ -1,7 +1,11 @@
 """Writes a scene as SVG: one file without external style sheets, fonts or scripts."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 from html import escape
+from io import BytesIO
+
+from PIL import Image, ImageDraw, ImageFont
 
 from topoalign.cli.draw.scene import PAPER, Box, Item, Line, Scene, Text
 
@@ -56,3 +60,71 @@ def box(item: Box) -> str:
 def number(value: float) -> str:
     """As short as it can be written, to a hundredth."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+# Writes a scene as PNG with Pillow, in Pillow's own font, so that it looks the same on every machine.
+
+
+SCALE = 2
+"""Pixels per user unit, so that it is sharp on today's screens."""
+MOST_PIXELS = 60_000_000
+"""A larger drawing has one pixel per unit."""
+KNOWN = frozenset(map(chr, range(0x20, 0x7F))) | {"…", "·"}
+"""What the font has for sure; anything else is painted as `?`."""
+
+
+def png(scene: Scene) -> bytes:
+    """The picture."""
+    scale = SCALE if scene.width * scene.height * SCALE**2 <= MOST_PIXELS else 1
+    size = (round(scene.width * scale), round(scene.height * scale))
+    image = Image.new("RGB", size, PAPER)
+    painter = Painter(ImageDraw.Draw(image), scale)
+    for item in scene.items:
+        match item:
+            case Box():
+                painter.box(item)
+            case Line():
+                painter.line(item)
+            case Text():
+                painter.text(item)
+    file = BytesIO()
+    image.save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
+class Painter:
+    """Paints items on a Pillow image; `scale` is pixels per user unit."""
+
+    def __init__(self, draw: ImageDraw.ImageDraw, scale: int) -> None:
+        self.draw = draw
+        self.scale = scale
+
+    def box(self, box: Box) -> None:
+        """Paint a rounded rectangle, its outline at least one pixel wide."""
+        s = self.scale
+        corners = (box.x * s, box.y * s, box.right * s, box.bottom * s)
+        radius = box.radius * s
+        width = max(1, round(box.stroke_width * s))
+        self.draw.rounded_rectangle(corners, radius, box.fill, box.stroke, width)
+
+    def line(self, line: Line) -> None:
+        """Paint a line through several points."""
+        points = [(x * self.scale, y * self.scale) for x, y in line.points]
+        self.draw.line(points, line.stroke, max(1, round(line.width * self.scale)), joint="curve")
+
+    def text(self, text: Text) -> None:
+        """Paint a text at its baseline. Characters that the font lacks become `?`."""
+        shown = "".join(c if c in KNOWN else "?" for c in text.text)
+        at = (text.x * self.scale, text.y * self.scale)
+        anchor = {"start": "ls", "middle": "ms", "end": "rs"}[text.anchor]
+        # The font has no bold face: an outline of its own colour makes one.
+        outline = 0.25 * self.scale if text.bold else 0
+        self.draw.text(
+            at, shown, text.fill, font(text.size * self.scale), anchor, stroke_width=outline, stroke_fill=text.fill
+        )
+
+
+@lru_cache
+def font(size: float) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Pillow's own font at this size in pixels."""
+    return ImageFont.load_default(size)

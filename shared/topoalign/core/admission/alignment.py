@@ -1,25 +1,25 @@
-"""
-From the providers' hints to what a container is aligned to, and the refusal where the policy does not admit that.
-"""
+"""From the providers' hints to what a container is aligned to, and the refusal where the policy does not admit that."""
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from topoalign.core.admission.numa_preference import order_by_gpus
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.providers import PROVIDERS
 from topoalign.core.hints.rules import narrowest
-from topoalign.core.model.decisions import Alignment
+from topoalign.core.model.decisions import Alignment, PlacementContext
 from topoalign.core.model.errors import NoFit, clean
 from topoalign.core.model.hints import HintAnswer, TopologyHint
-from topoalign.core.model.ids import ContainerName
+from topoalign.core.model.ids import NIC, ContainerName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, mask_of, nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.numa_sets.search import SearchBudget
+from topoalign.core.placement.devices import sides
+from topoalign.core.placement.gpus.topology import SetOrder
+from topoalign.core.placement.preference import PLACEMENTS, choose, gpu_choice, positions
 from topoalign.core.policy import POLICIES
-from topoalign.core.policy.merge.closeness import Distances
+from topoalign.core.policy.merge.closeness import Distances, MaskOrder
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY, offers_of
 from topoalign.core.profile import profile_of
 
@@ -130,3 +130,47 @@ def memory_within(merged: TopologyHint, answer: HintAnswer) -> TopologyHint:
     hints = next((each for name in narrowing for each in answer.providers[name].values()), None)
     within = EVERYWHERE if merged.affinity is None else merged.affinity
     return (narrowest(hints, within=within) if hints else None) or NO_AFFINITY
+
+
+# Which of equally narrow sets of NUMA nodes mode `best` prefers: the one whose GPUs come first by device policy
+# `topology`.
+#
+# A kubelet prefers the lowest NUMA nodes, whatever GPUs are there. Example: 8 GPUs at an NVSwitch, four on each of two
+# NUMA nodes, and GPU-0 of node 0 has lost its NVLinks: 4 GPUs are aligned to node 1, 1 GPU is aligned to node 0.
+
+
+NO_SET = (1,)
+"""After every set of GPUs."""
+
+
+def order_by_gpus(asked: HintRequest) -> MaskOrder | None:
+    """
+    The sort key of sets of NUMA nodes, by the GPUs that the demand would get there. None: the lowest nodes are to be taken,
+    or the demand asks for no whole GPUs, or for some that are chosen jointly with other devices.
+    """
+    state = asked.state
+    devices = asked.demand.devices
+    hardware = state.hardware
+    gpus = [(name, amount) for name, amount in devices.items() if amount and hardware.kind_of(name) == "gpu"]
+    if not gpus or asked.demand.together or not profile_of(asked.rules.mode).compares_gpus_of_nodes:
+        return None
+    nics = devices.get(NIC, 0)
+    free_nics = state.ownership.free(NIC) if nics else ()
+    questions = []
+    for name, amount in gpus:
+        free = state.ownership.free(name)
+        context = PlacementContext(free=free, nics=free_nics, nics_wanted=nics)
+        choice = gpu_choice(hardware, free, (), amount, context)
+        questions.append((name, free, choice, SetOrder(choice.scorer, choice.free, choice.nics)))
+    position = positions(hardware)
+    policy = PLACEMENTS[asked.rules.placement]
+
+    def key(mask: Mask) -> tuple[Any, ...]:
+        found = []
+        for name, free, choice, order in questions:
+            aligned = sides(hardware.devices[name], free, mask).aligned
+            members = choose(policy, choice._replace(available=[position[gpu] for gpu in aligned]))
+            found.append((0, *order.rank(members)[:-1]) if members else NO_SET)
+        return tuple(found)
+
+    return key

@@ -23,8 +23,7 @@ import msgspec
 
 from topoalign.core.admission.admit import drive
 from topoalign.core.admission.alignment import NotAligned
-from topoalign.core.admission.free_amounts import Amount, Free, without
-from topoalign.core.admission.preferred_sets import near, preferred_sets
+from topoalign.core.admission.free_amounts import Amount, Free, near, preferred_sets, without
 from topoalign.core.cpu_assignment.packed import NotEnoughCpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.hints.preconditions import check_decidable

@@ -4,23 +4,30 @@ The devices of a container that are decided together, and the sets that could ha
 Where the smallest scope with enough GPUs leaves a choice, the node's device policy makes it; with `compat` Koordinator does.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import combinations
+from typing import NamedTuple
 
 import msgspec
 
 from topoalign.core.admission.alternatives import considered
 from topoalign.core.demand.pod_demand import ContainerDemand
-from topoalign.core.deviceshare.candidates import Candidate, Chooser
-from topoalign.core.deviceshare.node_devices import ContainerDevices, joint_devices
+from topoalign.core.deviceshare.candidates import Asked, Candidate, Chooser
+from topoalign.core.deviceshare.inventory import Inventory
+from topoalign.core.deviceshare.names import DeviceType
+from topoalign.core.deviceshare.node_devices import RESOURCE, ContainerDevices, joint_devices
 from topoalign.core.deviceshare.node_inventory import places_of
+from topoalign.core.deviceshare.refusals import DevicesDoNotFit, violation
 from topoalign.core.hints.joint_devices import asked_for, left_to
 from topoalign.core.model.decisions import Considered, PlacementContext
+from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Scope
 from topoalign.core.model.topology.bitmask import Mask, nodes_of
 from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.placement.devices import choosing
 from topoalign.core.placement.preference import prefer, prefer_gpus
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
@@ -137,3 +144,173 @@ def beside(topology: Topology, nics: Sequence[DeviceID], gpus: Sequence[DeviceID
     places = places_of(topology)
     spots = {places[nic].switch or places[nic].pcie for nic in nics if nic in places} - {""}
     return sum((places[gpu].switch or places[gpu].pcie) in spots for gpu in gpus if gpu in places)
+
+
+# The devices of a container that are chosen together within the alignment of a kubelet.
+#
+# A kubelet aligns each resource by itself, by amounts alone, and then asks the resource's plugin which of several
+# devices to take. So GPUs and NICs are chosen together among those that it would take, and its plugins answer that
+# choice (`placement.reserved`). NICs beyond the limits are companions: they come with the GPUs, from the NUMA nodes of
+# the alignment, and from others only where the policy admits without one.
+#
+#     4 GPUs and 1 NIC in the limits, SamePCIe, aligned to NUMA node 0 with four switches, each with 2 GPUs and 2 NICs
+#     the kubelet takes any 4 of 8 GPUs and any 1 of 8 NICs; chosen: GPU-0 to GPU-3, mlx5_0, and with the GPUs mlx5_2
+#
+# Where the kubelet takes some devices in any case, as what init containers left, sets with these are tried one by one,
+# under a limit.
+
+
+MOST_TRIES = 100
+"""Sets of devices that are tried where some of them are fixed; each takes up to a millisecond."""
+
+Limits = Mapping[DeviceType, Collection[DeviceID]]
+"""Type -> the only devices of it that may be chosen; a type that is absent is not limited."""
+
+
+class Bounds(NamedTuple):
+    """Which devices of one resource a kubelet takes for a container."""
+
+    amount: int
+    fixed: tuple[DeviceID, ...]
+    """These in any case."""
+    choice: tuple[DeviceID, ...]
+    """The others are some of these."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether there is no more to it than that all are among the same devices."""
+        return not (self.fixed and self.choice)
+
+    @property
+    def allowed(self) -> frozenset[DeviceID]:
+        """All that it may take."""
+        return frozenset((*self.fixed, *self.choice))
+
+    def sets(self, first: Sequence[DeviceID]) -> Iterator[tuple[DeviceID, ...]]:
+        """All sets that it may take, this one first."""
+        if first:
+            yield tuple(first)
+        for others in combinations(self.choice, self.amount - len(self.fixed)):
+            yield (*self.fixed, *others)
+
+    def taken(self, chosen: Collection[DeviceID]) -> tuple[DeviceID, ...]:
+        """As many of the chosen devices as it takes; () where it would take others as well."""
+        some = [device for device in (*self.fixed, *self.choice) if device in chosen]
+        return tuple(some[: self.amount]) if len(some) >= self.amount and {*self.fixed} <= {*chosen} else ()
+
+
+def place_within(
+    state: NodeState, container: ContainerDemand, rules: AdmissionRules, affinity: Mask | None
+) -> ContainerDevices:
+    """
+    What a container gets whose devices are chosen together, once the kubelet has aligned it to these NUMA nodes (None: to
+    any). Raises what the kubelet refuses for, DevicesDoNotFit and TooMuchWork.
+    """
+    bounds = {
+        name: bounds_of(state, container, name, affinity)
+        for name in (GPU, NIC)
+        if container.devices.get(name) and name in state.hardware.devices
+    }
+    spills = affinity is not None and POLICIES[rules.policy].admits(NO_AFFINITY)
+    return place_among(state, container, rules, bounds, (affinity, None) if spills else (affinity,))
+
+
+def place_among(
+    state: NodeState,
+    container: ContainerDemand,
+    rules: AdmissionRules,
+    bounds: Mapping[ResourceName, Bounds],
+    affinities: Sequence[Mask | None],
+) -> ContainerDevices:
+    """
+    The same where it is known what the kubelet takes: on the first of these sets of NUMA nodes (None: anywhere) that will
+    do. Raises DevicesDoNotFit and TooMuchWork.
+    """
+    asked = asked_for(state, container, partial(by_policy, state, rules.placement))
+    misfit = violation()
+    for nodes in affinities:
+        for tried, limits in enumerate(limits_of(state, bounds, rules)):
+            if tried >= MOST_TRIES:
+                raise TooMuchWork(
+                    f"no set of devices as annotations ask was found in {MOST_TRIES} tries",
+                    "let init containers ask for as many GPUs as the others, or ease the pod's device annotations",
+                )
+            try:
+                found = joint_devices(limited(asked, limits), nodes)
+            except DevicesDoNotFit as error:
+                misfit = error
+                continue
+            given = divided(state, bounds, found)
+            if given is not None:
+                return given
+    raise misfit
+
+
+def bounds_of(state: NodeState, container: ContainerDemand, resource: ResourceName, affinity: Mask | None) -> Bounds:
+    """Which devices of a resource the kubelet takes. Raises what it refuses the container for."""
+    amount = container.devices[resource]
+    try:
+        choice = next(choosing(state, container, resource, affinity))
+    except StopIteration as done:
+        return Bounds(amount, done.value, ())
+    must = choice.must_include
+    return Bounds(amount, must, tuple(device for device in choice.available if device not in must))
+
+
+def limits_of(state: NodeState, bounds: Mapping[ResourceName, Bounds], rules: AdmissionRules) -> Iterator[Limits]:
+    """What to limit the choice to, one after the other: as little as the kubelet does, then set by set."""
+    gpus = bounds.get(GPU)
+    nics = bounds.get(NIC)
+    for gpu in sets_of(state, GPU, gpus, rules) if gpus is not None else (None,):
+        limits: dict[DeviceType, Collection[DeviceID]] = {} if gpu is None else {DeviceType.GPU: gpu}
+        yield limits
+        for nic in sets_of(state, NIC, nics, rules) if nics is not None else ():
+            yield {**limits, DeviceType.RDMA: nic}
+
+
+def sets_of(
+    state: NodeState, resource: ResourceName, bounds: Bounds, rules: AdmissionRules
+) -> Iterator[Collection[DeviceID]]:
+    """All that the kubelet may take of a resource, and where some of it is fixed, each set, the preferred one first."""
+    yield bounds.allowed
+    if not bounds.is_free:
+        among = state.hardware.devices[resource].some(bounds.allowed)
+        first = prefer(state.hardware, resource, among, bounds.fixed, bounds.amount, rules.placement)
+        yield from bounds.sets(first or ())
+
+
+def limited(asked: Asked, limits: Limits) -> Asked:
+    """The same demand where only these devices may be chosen."""
+    devices = tuple(
+        each
+        if each.kind not in limits or each.id in limits[each.kind]
+        else msgspec.structs.replace(each, healthy=False)
+        for each in asked.inventory.devices
+    )
+    had = asked.inventory
+    inventory = Inventory(devices=devices, table=had.table, honored=had.honored, well_planned=had.well_planned)
+    return msgspec.structs.replace(asked, inventory=inventory)
+
+
+def divided(
+    state: NodeState, bounds: Mapping[ResourceName, Bounds], found: ContainerDevices
+) -> ContainerDevices | None:
+    """
+    What was found, with what comes beyond the limits as companions, the last ones of their resource. None: the kubelet would
+    take other devices.
+    """
+    devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
+    companions: list[DeviceID] = []
+    for resource in RESOURCE.values():
+        chosen = found.devices.get(resource, ())
+        limit = bounds.get(resource)
+        listed = state.hardware.devices.get(resource, NO_DEVICES)
+        taken = tuple(listed.some(limit.taken(chosen))) if limit is not None else ()
+        if limit is not None and not taken:
+            return None
+        beside = tuple(device for device in chosen if device not in taken) if GPU in bounds else ()
+        if taken or beside:
+            devices[resource] = (*taken, *beside)
+        companions += beside
+    functions = {nic: some for nic, some in found.functions.items() if nic in companions}
+    return ContainerDevices(devices, functions, tuple(companions))

@@ -15,21 +15,20 @@ import msgspec
 from topoalign.core.admission.alignment import Aligned, NotAligned, align, goes_on, unaligned
 from topoalign.core.admission.alternatives import considered
 from topoalign.core.admission.by_chance import Pick, picks_of
-from topoalign.core.admission.joint import place_jointly, sets_considered
+from topoalign.core.admission.joint import place_jointly, place_within, sets_considered
 from topoalign.core.admission.shortages import describe_shortage
-from topoalign.core.admission.total_amounts import check_totals
-from topoalign.core.admission.within_alignment import place_within
+from topoalign.core.cpu_assignment.packed import NotEnoughCpus
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
-from topoalign.core.demand.coverage import not_covered
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.demand.shares import asks_for_both_halves, share_of, slots_asked
+from topoalign.core.demand.unserved import not_covered
 from topoalign.core.deviceshare.node_devices import ContainerDevices
 from topoalign.core.hints.cpu import CpuProvider, shared_cpus
 from topoalign.core.hints.devices import DeviceProvider
 from topoalign.core.hints.joint_devices import check_anywhere, nodes_within
-from topoalign.core.hints.memory import MemoryProvider
+from topoalign.core.hints.memory import MemoryProvider, memory_nodes
 from topoalign.core.hints.provider import HintRequest
-from topoalign.core.hints.reuse import allocation_for, held_by_pod, reusable_cpus, reusable_devices
+from topoalign.core.hints.reuse import allocation_for, held_by_pod, reusable_cpus, reusable_devices, reusable_memory
 from topoalign.core.model.decisions import (
     Admission,
     Alignment,
@@ -49,8 +48,8 @@ from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.device_sets import Devices
 from topoalign.core.numa_sets.search import SearchBudget
 from topoalign.core.placement.cpus import NotWholeCores, allocate_cpus
-from topoalign.core.placement.devices import choosing
-from topoalign.core.placement.memory import holding, memory_for
+from topoalign.core.placement.devices import NoHealthyDevice, NotEnoughDevices, choosing
+from topoalign.core.placement.memory import NotEnoughMemory, holding, memory_for
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.cost import slow_merge
 from topoalign.core.profile import profile_of
@@ -349,3 +348,41 @@ class AdmissionRun:
 def reason_of(misfit: NoFit) -> str:
     """The kubelet's reason in the status of a pod that its policy has aligned."""
     return "SMTAlignmentError" if isinstance(misfit, NotWholeCores) else "UnexpectedAdmissionError"
+
+
+# What a node has too little of in total for a container, or for a pod that is aligned as a whole.
+#
+# A policy that aligns refuses a pod in the same way whether the node is full or what is free is on the wrong NUMA nodes
+# (kubelet v1.36.3, TopologyAffinityError). The code of our refusal tells these apart: a node with too few free devices,
+# CPUs or bytes in total has too few of them, and `NotAligned` means that it has enough. Devices come first, by name,
+# then CPUs, then memory.
+#
+#     3 GPUs asked, policy restricted: 2 free: NotEnoughDevices; 4 free, two on each NUMA node: NotAligned
+
+
+def check_totals(asked: HintRequest) -> None:
+    """
+    Raises NoHealthyDevice, NotEnoughDevices, NotEnoughCpus and NotEnoughMemory. What init containers of the pod left counts
+    as free.
+    """
+    state, demand, rules = asked
+    held = held_by_pod(state, demand)
+    for resource in sorted(demand.devices.keys() & state.hardware.devices.keys()):
+        amount = demand.devices[resource]
+        free = len(reusable_devices(held, resource).union(state.ownership.free(resource)))
+        if free < amount and not state.healthy(resource):
+            raise NoHealthyDevice(resource)
+        if free < amount:
+            raise NotEnoughDevices(resource, amount, free)
+    if demand.cpus:
+        allocatable = shared_cpus(state, rules) - reserved_cpus(state.hardware, rules)
+        cpus = len(allocatable | reusable_cpus(held))
+        if cpus < demand.cpus:
+            raise NotEnoughCpus(demand.cpus, cpus)
+    if demand.memory:
+        nodes = memory_nodes(state, rules).values()
+        reusable = reusable_memory(held)
+        for name, amount in demand.memory.items():
+            left = sum(size for (_, resource), size in reusable.items() if resource == name)
+            if sum(node.free.get(name, 0) for node in nodes) + left < amount:
+                raise NotEnoughMemory(demand.memory)

@@ -18,10 +18,15 @@ from collections.abc import Iterator
 import msgspec
 
 from topoalign.core.admission.admit import decide
-from topoalign.core.admission.remedies import format_rule, smaller_requests, sufficient_rules
+from topoalign.core.admission.shortages import format_rule, smaller_requests, sufficient_rules
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
-from topoalign.core.hints.memory_rules import HugepagesUnevenlyKnown
-from topoalign.core.hints.preconditions import DistancesUnknown, MemoryUnknown, PodHasAllocations, TopologyUnknown
+from topoalign.core.hints.preconditions import (
+    DistancesUnknown,
+    HugepagesUnevenlyKnown,
+    MemoryUnknown,
+    PodHasAllocations,
+    TopologyUnknown,
+)
 from topoalign.core.model.decisions import Admission, Decision, PreferenceFailed, Refusal, Resolvability
 from topoalign.core.model.errors import InvalidField, TooMuchWork, clean, quoted
 from topoalign.core.model.events import DeviceHealth, HealthState

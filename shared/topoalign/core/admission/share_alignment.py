@@ -26,8 +26,7 @@ from typing import NamedTuple
 import msgspec
 
 from topoalign.core.admission.feasibility import are_listed, first_with_room
-from topoalign.core.admission.free_amounts import Amount, Free, free_of
-from topoalign.core.admission.preferred_sets import preferred_sets
+from topoalign.core.admission.free_amounts import Amount, Free, free_of, preferred_sets
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.demand.shares import (
     Share,

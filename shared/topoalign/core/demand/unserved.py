@@ -14,18 +14,19 @@ What another plugin registered is served (`hardware.others`, `registered`). Koor
 have an effect: in containers whose devices are decided together.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from topoalign.core.demand.field_paths import containers_of
-from topoalign.core.demand.other_names import SETTINGS, nearest_name, setting_for
 from topoalign.core.demand.pod_demand import PodDemand
-from topoalign.core.demand.shares import amount_resources
-from topoalign.core.deviceshare.demand import RESOURCES
-from topoalign.core.deviceshare.names import RDMA
-from topoalign.core.model.errors import BadRequest, clean, quoted
-from topoalign.core.model.ids import GPU, NIC, ResourceName, is_native
-from topoalign.core.model.requests import PodRequest
+from topoalign.core.demand.quantities import may_be_exclusive
+from topoalign.core.demand.shares import USUAL_NAMES, USUAL_SLOTS, amount_resources
+from topoalign.core.deviceshare.demand import RESOURCES, is_joint
+from topoalign.core.deviceshare.names import FPGA, GPU_RESOURCES, RDMA
+from topoalign.core.model.errors import BadRequest, NoFit, clean, quoted
+from topoalign.core.model.ids import CPU, GPU, NIC, ResourceName, is_native
+from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.profile import profile_of
 
 MOST_SHOWN = 8
 """Names that a finding lists."""
@@ -91,3 +92,157 @@ def asked_names(demand: PodDemand) -> set[ResourceName]:
 def served_by(machines: Iterable[Topology]) -> set[ResourceName]:
     """The names under which some of these machines serve devices, amounts of slots included."""
     return {name for each in machines for name in (*each.devices, *amount_resources(each))}
+
+
+# Koordinator's names for GPUs, which a kubelet passes over.
+#
+# A kubelet gives what its device plugins list, and nobody lists `koordinator.sh/gpu`: a container that asks for GPUs by
+# Koordinator's names alone would start without one. So a pod with Koordinator's annotations is refused that asks so
+# where a kubelet decides. In mode `best` these names ask for GPUs (`core.deviceshare`).
+
+
+class PassedOverByKubelet(NoFit):
+    """Raised for a pod that asks for GPUs by a name that a kubelet passes over; `field` is its path in the manifest."""
+
+    code = "PassedOverByKubelet"
+
+    def __init__(self, field: str) -> None:
+        self.field = field
+        super().__init__(
+            f"{field}: a kubelet passes this name over, and gives no GPU for it",
+            "ask for a part of a GPU in units (tencent.com/vcuda-core, tencent.com/vcuda-memory) or slots (nvidia.com/gpu "
+            "with nvidia.com/gpucores and nvidia.com/gpumem), and for whole ones as nvidia.com/gpu",
+        )
+
+
+def check_not_passed_over(pod: PodRequest) -> None:
+    """Raises PassedOverByKubelet for the first of Koordinator's names for GPUs by which a pod with its annotations asks."""
+    for where, container in containers_of(pod) if is_joint(pod.annotations) else ():
+        for name in map(ResourceName, GPU_RESOURCES):
+            if container.limits.get(name) or container.requests.get(name):
+                raise PassedOverByKubelet(f"{where}.resources.limits[{name}]")
+
+
+# Names by which pods written for other GPU schedulers ask for GPUs, and names that were probably meant.
+#
+# `SETTINGS` has, for each such resource, the setting by which a node serves it. `nearest_name` finds the known name
+# that a misspelt one was probably meant for: the same domain and a similar rest, where case and the marks `-`, `_` and
+# `.` do not count. `nvidia.com/gpus` is near `nvidia.com/gpu`, and `hami.io/use-gpu-uuid` has the rest of
+# `nvidia.com/use-gpuuuid`.
+#
+# Sources: HAMi 4707fb02, tkestack/gpu-manager 8cd842ed, koordinator a7a1b76b and volcano-vgpu-device-plugin 4fb76ba1,
+# their READMEs, examples and device documents.
+
+
+MARKS = str.maketrans("", "", "-_.")
+SAME_DOMAIN = 0.75
+"""How alike domains are at least: twice the characters in common, of those of both."""
+SIMILAR = 0.7
+"""The same of the rests of names."""
+LONGEST = 100
+"""Characters of a name that are compared."""
+
+VOLCANO = tuple(f"volcano.sh/vgpu-{each}" for each in ("number", "memory", "memory-percentage", "cores"))
+OLD_KOORDINATOR = tuple(f"kubernetes.io/gpu{each}" for each in ("", "-core", "-memory", "-memory-ratio"))
+"""Koordinator's names for GPUs before it had a domain of its own."""
+
+IN_SLOTS = "offer GPUs in slots (`sharing.slots` in the plugin configuration)"
+IN_UNITS = "offer GPUs in units (`sharing.units` in the plugin configuration)"
+AS_VOLCANO = "give slots of GPUs Volcano's names (`resources.gpus` and `sharing.slots` in the plugin configuration)"
+NOT_BY_KUBELET = (
+    "ask for slots (nvidia.com/gpu with nvidia.com/gpucores and nvidia.com/gpumem-percentage), for units "
+    "(tencent.com/vcuda-core, tencent.com/vcuda-memory), or for whole GPUs (nvidia.com/gpu); or give slots Koordinator's "
+    "names in the plugin configuration"
+)
+SETTINGS: Mapping[str, str] = {
+    **dict.fromkeys(USUAL_SLOTS.slots.resources, IN_SLOTS),
+    **dict.fromkeys(USUAL_NAMES, IN_UNITS),
+    **dict.fromkeys(VOLCANO, AS_VOLCANO),
+    **dict.fromkeys((*GPU_RESOURCES, *OLD_KOORDINATOR), NOT_BY_KUBELET),
+    RDMA: f"ask for {NIC}, or in a pod that asks for {GPU} use it with the annotation device-joint-allocate",
+    FPGA: "topoalign gives out no FPGAs: leave it out",
+}
+"""Resource -> how a node comes to serve it, or how a pod asks for the same."""
+
+
+def setting_for(name: ResourceName) -> str:
+    """How a node comes to serve this resource; empty: nothing is known of it."""
+    if name.startswith("nvidia.com/mig-"):
+        return "offer MIG instances (`flags.migStrategy: mixed`), and create instances of this profile"
+    if name.endswith(".shared") and name.startswith("nvidia.com/"):
+        return "share GPUs in time with `renameByDefault: true` (`sharing.timeSlicing` in the plugin configuration)"
+    return SETTINGS.get(name, "")
+
+
+def nearest_name(name: str, known: Iterable[str], *, any_domain: bool = False) -> str | None:
+    """
+    The known name that this one was probably meant for; None: there is none. `any_domain`: a name of another domain counts
+    as well, if the rest is the same.
+    """
+    domain, rest = domain_and_rest(name)
+    best: tuple[float, str] | None = None
+    for each in sorted({*known} - {name}):
+        other_domain, other_rest = domain_and_rest(each)
+        domains = likeness(domain, other_domain, SAME_DOMAIN)
+        if not domains and not (any_domain and rest == other_rest):
+            continue
+        rests = likeness(rest, other_rest, SIMILAR)
+        if rests and (best is None or rests + domains > best[0]):
+            best = rests + domains, each
+    return None if best is None else best[1]
+
+
+def domain_and_rest(name: str) -> tuple[str, str]:
+    """The domain, and the rest without marks: `nvidia.com/use-gpuuuid` is `nvidia.com` and `usegpuuuid`."""
+    domain, _, rest = name[:LONGEST].lower().rpartition("/")
+    return domain, rest.translate(MARKS)
+
+
+def likeness(one: str, other: str, least: float) -> float:
+    """Twice the characters that both have in common, of those of both; 0 where that is below `least`."""
+    if one == other:
+        return 1.0
+    from difflib import SequenceMatcher  # here, because seldom anything is misspelt
+
+    matcher = SequenceMatcher(None, one, other, autojunk=False)
+    bounds = (matcher.real_quick_ratio, matcher.quick_ratio)  # upper ones, each in less time than the ratio
+    return matcher.ratio() if all(bound() >= least for bound in bounds) and matcher.ratio() >= least else 0.0
+
+
+# What a pod asks for that a decision does not cover, for people.
+#
+# A decision is about devices of plugins, exclusive CPUs, and memory on NUMA nodes. Devices of resource claims are given
+# by their drivers (dynamic resource allocation); the kubelet's Topology Manager does not align them (kubelet v1.36.3).
+# A container that asks for whole CPUs gets exclusive ones from a kubelet only in a Guaranteed pod without pod-level
+# resources. Otherwise it runs in the shared pool.
+
+
+ALIKE = "give each container equal requests and limits of cpu and memory"
+
+
+def not_covered(demand: PodDemand) -> Iterator[str]:
+    """One sentence for each thing."""
+    pod = demand.request
+    rules = demand.rules
+    if pod.claims:
+        yield (
+            f"the devices of resource claims {quoted(pod.claims)}: their DRA driver gives them, and the kubelet does not "
+            "align them with the rest"
+        )
+    if rules.cpu_manager == "static" and not may_be_exclusive(pod, profile_of(rules.mode)):
+        wanting = [each.name for each in (*pod.init_containers, *pod.containers) if asks_for_whole_cpus(each)]
+        if wanting:
+            yield f"exclusive CPUs for {quoted(wanting)}: {why_shared(pod)}"
+
+
+def asks_for_whole_cpus(container: ContainerRequest) -> bool:
+    """Whether it asks for CPUs as a container that is to have exclusive ones does."""
+    cpus = container.requests.get(CPU, 0)
+    return cpus > 0 and cpus % 1000 == 0 and container.limits.get(CPU) == cpus
+
+
+def why_shared(pod: PodRequest) -> str:
+    """Why its containers run in the shared pool, and what would give them exclusive CPUs."""
+    if pod.has_pod_level_resources:
+        return f"with spec.resources they run in the shared pool; to get them, leave that out and {ALIKE}"
+    return f"the pod is {pod.qos.value}, so they run in the shared pool; to get them, {ALIKE}"

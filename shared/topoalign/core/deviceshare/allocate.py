@@ -11,11 +11,19 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from topoalign.core.deviceshare.candidates import Asked, Candidate, Given, Wanted, candidates, wanted
+from topoalign.core.deviceshare.candidates import (
+    Asked,
+    Candidate,
+    Given,
+    Wanted,
+    by_preferred_pcie,
+    candidates,
+    pick,
+    wanted,
+)
 from topoalign.core.deviceshare.gpus import completed, is_shared, pick_gpus
 from topoalign.core.deviceshare.names import DeviceType
 from topoalign.core.deviceshare.nearest import around, nearest
-from topoalign.core.deviceshare.picking import by_preferred_pcie, pick
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit, insufficient, violation
 from topoalign.core.deviceshare.same_pcie import Offers, Wants, able_ones, same_pcie
 

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from topoalign.core.deviceshare.candidates import Asked, Candidate, Given, Wanted
+from topoalign.core.deviceshare.candidates import Asked, Candidate, Given, Wanted, in_turn, pick, rank
 from topoalign.core.deviceshare.gpus import pick_gpus
 from topoalign.core.deviceshare.inventory import ANYWHERE, Device, Place, root_complex, switch
 from topoalign.core.deviceshare.names import DeviceType
-from topoalign.core.deviceshare.picking import in_turn, pick, rank
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit, insufficient
 
 NOWHERE = Place()

@@ -15,12 +15,11 @@ from itertools import accumulate, chain
 import msgspec
 
 from topoalign.core.deviceshare.annotations import NO_HINT, Hint
-from topoalign.core.deviceshare.candidates import Asked, Candidate, Given, Wanted
+from topoalign.core.deviceshare.candidates import Asked, Candidate, Given, Wanted, given, in_turn, pick, rank
 from topoalign.core.deviceshare.gpus import NOT_ENOUGH, NOT_IN_SCOPE, is_honored, partitions
 from topoalign.core.deviceshare.inventory import Place, root_complex, switch
 from topoalign.core.deviceshare.names import DeviceType, Level
 from topoalign.core.deviceshare.nearest import place_of
-from topoalign.core.deviceshare.picking import given, in_turn, pick, rank
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit, insufficient, violation
 from topoalign.core.model.errors import TooMuchWork
 

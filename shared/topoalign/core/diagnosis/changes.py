@@ -13,7 +13,7 @@ from itertools import chain
 
 import msgspec
 
-from topoalign.core.admission.remedies import OTHER_RULES, smaller_requests
+from topoalign.core.admission.shortages import OTHER_RULES, smaller_requests
 from topoalign.core.diagnosis.answers import Change, Moved
 from topoalign.core.diagnosis.nodes import Node, Question
 from topoalign.core.model.allocations import Allocation

@@ -15,19 +15,23 @@ not help.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from topoalign.core.admission.resolvability import UNDECIDED
-from topoalign.core.demand.coverage import not_covered
 from topoalign.core.demand.node_filters import NodeNotAllowed
+from topoalign.core.demand.unserved import not_covered
 from topoalign.core.diagnosis.answers import Answer, Ranked, Reason
 from topoalign.core.diagnosis.changes import cheapest_changes
 from topoalign.core.diagnosis.foreign import REASONS
-from topoalign.core.diagnosis.gangs import placed
 from topoalign.core.diagnosis.nodes import NO_CHANGES, Changes, ExcludedNode, Node, Nodes, Question
 from topoalign.core.diagnosis.planned import GangFirst
-from topoalign.core.diagnosis.seams import seam_on
+from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission, Resolvability
-from topoalign.core.model.ids import NodeName
+from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.placement.gpus.seam import Members
+from topoalign.core.placement.preference import positions, set_scorer
 from topoalign.core.scoring.scorers import Scorer
 
 MOST_EXAMPLES = 3
@@ -192,3 +196,80 @@ def reason_full(taken: Mapping[NodeName, int], is_full: bool) -> Iterator[Reason
         finding=f"these nodes take {sum(taken.values())} of the pods and have no room for another one",
         remedy="ask for fewer pods, or wait until something is released",
     )
+
+
+# How many of several like pods fit on the nodes of a cluster at once.
+#
+# Each node is filled until it refuses one more. Nodes do not depend on one another, so the sum is the most that fits,
+# as their kubelets decide. A pod is decided in full only where the totals leave room for another one after it.
+
+
+def placed(question: Question, admitting: Iterable[Node], pods: int) -> dict[NodeName, int]:
+    """Node -> how many of so many pods it takes; the nodes, each of which would admit one, are filled in their order."""
+    taken: dict[NodeName, int] = {}
+    left = pods
+    for node in admitting:
+        if not left:
+            break
+        taken[node.name] = capacity(question, node, left)
+        left -= taken[node.name]
+    return taken
+
+
+def capacity(question: Question, node: Node, most: int) -> int:
+    """How many pods, at most so many, fit on a node that would admit one."""
+    for count in range(1, most):
+        if not leaves_room(question, node):
+            return count
+        decision = question.decide(node)
+        assert isinstance(decision, Admission), "the node has been asked"
+        node = node.holding(named(decision, count))
+        if question.code(node):
+            return count
+    return most
+
+
+def leaves_room(question: Question, node: Node) -> bool:
+    """Whether the totals are enough for two pods: what the first one keeps, and what the second one needs."""
+    demand = question.of(node.kind).demand
+    free = node.free
+    lasting = [each for each in demand.containers if each.role != "init"]
+    if free.cpus < sum(each.cpus for each in lasting) + demand.cpus:
+        return False
+    return all(
+        free.devices[name] >= amount + sum(each.devices.get(name, 0) for each in lasting)
+        for name, amount in demand.devices.items()
+        if name in free.devices
+    )
+
+
+def named(decision: Admission, count: int) -> Iterator[Allocation]:
+    """The allocations of the n-th pod, under ids that those of the others do not have."""
+    for each in decision.allocations:
+        yield msgspec.structs.replace(each, id=AllocationID(f"pod {count}/{each.id}"))
+
+
+# The weakest seam of the GPUs that a pod would get on a node.
+#
+# The kubelet's full decision is computed, so these are the GPUs that it would give, whatever ranks the nodes. Of
+# several containers the weakest seam counts. Plain init containers count only where no other container gets GPUs,
+# because the others take their GPUs over. MIG instances have no traffic between GPUs and thus no seam.
+
+
+def seam_on(question: Question, node: Node) -> str:
+    """For people: `18 NVLinks, 722 GB/s`. Empty: the node refuses the pod, or no container would get several GPUs."""
+    decision = question.decide(node)
+    if not isinstance(decision, Admission):
+        return ""
+    held = [(each.role, members_of(each, node.announced)) for each in decision.allocations]
+    lasting = [members for role, members in held if role != "init" and members]
+    several = [members for members in lasting or [members for _, members in held] if len(members) > 1]
+    scorer = set_scorer(node.announced.shape)
+    return scorer.describe(min(several, key=scorer.seam)) if several else ""
+
+
+def members_of(allocation: Allocation, topology: Topology) -> Members:
+    """The positions of the GPUs that a container has, or has a share of, but for those in MIG mode."""
+    position = positions(topology)
+    cards = {topology.card_of(device) for device in allocation.device_ids}
+    return tuple(sorted(position[gpu.id] for gpu in topology.gpus if gpu.id in cards and gpu.mig is None))

@@ -25,8 +25,7 @@ from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.admission.prediction import KubeletUnknown, prediction_basis
 from topoalign.core.admission.resolvability import emptied, explained, restored
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, exclusions
-from topoalign.core.demand.pod_demand import PodDemand, pod_demand
-from topoalign.core.demand.rules import check_rules
+from topoalign.core.demand.pod_demand import PodDemand, check_rules, pod_demand
 from topoalign.core.demand.shares import USUAL_SLOTS, amount_resources
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.diagnosis.foreign import REASONS, ForeignNode

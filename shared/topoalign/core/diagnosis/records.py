@@ -5,9 +5,13 @@ A record has the newest reading of each kind, the live allocations, and what is 
 yet. `state_of` folds them, so a record that is kept in a file gives the same answers anywhere and at any time.
 """
 
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
 import msgspec
 
 from topoalign.core.demand.node_filters import NodeTraits
+from topoalign.core.model.errors import BadRequest, InvalidField, clean
 from topoalign.core.model.events import (
     AllocationsSnapshot,
     DeviceHealthChanged,
@@ -17,6 +21,8 @@ from topoalign.core.model.events import (
 )
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.reservations import Reservation
+from topoalign.core.model.topology.shapes import Shapes
+from topoalign.core.model.topology.validate import check_bounds
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
 
@@ -92,3 +98,88 @@ def state_of(record: NodeRecord) -> NodeState:
     """The fold of a record's facts."""
     state = NodeState(node=record.node, topology=record.topology, health=record.health, usage=record.usage)
     return state if record.allocations is None else state.apply(record.allocations)
+
+
+# Records of a cluster as lines of JSON, to be kept in a file: one line about the file, then one for each node.
+#
+#     {"kind": "topoalign.cluster", "version": 1, "time": 1800000000.0, "nodes": 2}
+#     {"node": "gpu-1", "topology": {…}, "health": {…}, "usage": {…}, "allocations": {…}}
+#
+# The facts are those of docs/events.md. A file of 5,000 nodes has some 400 MB, so lines are read one by one.
+
+
+KIND = "topoalign.cluster"
+VERSION = 1
+T = TypeVar("T")
+LONGEST_LINE = 8 * 2**20
+"""Bytes; the facts of a large node have some hundred thousand."""
+REMEDY = "give a file that `topoalign why --snapshot FILE` wrote"
+
+
+class Heading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The first line."""
+
+    kind: str
+    version: int
+    time: float
+    """Wall seconds of the record."""
+    nodes: int
+    """How many lines follow: a file that was cut short is refused."""
+
+
+def encode_lines(cluster: ClusterRecord) -> Iterator[bytes]:
+    """The lines of a file, each with its end."""
+    yield msgspec.json.encode(Heading(kind=KIND, version=VERSION, time=cluster.time, nodes=len(cluster.nodes))) + b"\n"
+    for node in cluster.nodes:
+        yield msgspec.json.encode(node) + b"\n"
+
+
+def decode_lines(lines: Iterable[bytes]) -> ClusterRecord:
+    """
+    The records of a file. Equal machines share their shape.
+
+    Raises InvalidField, which names the line, for what is not such a file, another version, or a file that lacks lines.
+    """
+    numbered = enumerate(lines, 1)
+    _, first = next(numbered, (1, b""))
+    heading = decoded(1, first, Heading)
+    if (heading.kind, heading.version) != (KIND, VERSION):
+        raise wrong(1, f"{clean(heading.kind)!r} of version {heading.version}, not {KIND!r} of version {VERSION}")
+    shapes = Shapes()
+    nodes = dict[str, NodeRecord]()
+    for number, line in numbered:
+        record = decoded(number, line, NodeRecord)
+        if record.node in nodes:
+            raise wrong(number, f"node {clean(record.node)!r} stands twice")
+        nodes[record.node] = checked(number, record, shapes)
+    if len(nodes) != heading.nodes:
+        raise wrong(len(nodes) + 1, f"{len(nodes)} nodes, and the first line tells of {heading.nodes}")
+    return ClusterRecord(time=heading.time, nodes=tuple(nodes[name] for name in sorted(nodes)))
+
+
+def decoded(number: int, line: bytes, kind: type[T]) -> T:
+    """One line. Raises InvalidField."""
+    if len(line) > LONGEST_LINE:
+        raise wrong(number, f"more than {LONGEST_LINE} bytes")
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise wrong(number, clean(str(error), 200)) from error
+
+
+def checked(number: int, record: NodeRecord, shapes: Shapes) -> NodeRecord:
+    """The record with a topology that shares what it can with others. Raises InvalidField where that is out of bounds."""
+    discovered = record.topology
+    if discovered is None:
+        return record
+    try:
+        check_bounds(discovered.topology)
+    except BadRequest as error:
+        raise wrong(number, error.finding) from error
+    discovered = msgspec.structs.replace(discovered, topology=shapes.interned(discovered.topology))
+    return msgspec.structs.replace(record, topology=discovered)
+
+
+def wrong(number: int, finding: str) -> InvalidField:
+    """What is wrong with a line."""
+    return InvalidField(f"line {number}", finding, REMEDY)

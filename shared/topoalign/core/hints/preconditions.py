@@ -7,18 +7,17 @@ itself would not run with these rules, the pod is refused and the reason says wh
 
 from collections.abc import Collection
 
-from topoalign.core.demand.passed_over import check_not_passed_over
 from topoalign.core.demand.pod_demand import ContainerDemand, PodDemand
 from topoalign.core.demand.shares import amount_resources
+from topoalign.core.demand.unserved import check_not_passed_over
 from topoalign.core.deviceshare.demand import RESOURCES
 from topoalign.core.deviceshare.node_devices import check_shares_offered
-from topoalign.core.hints.cpu_rules import check_cpu_manager_starts
 from topoalign.core.hints.devices import real_nodes
-from topoalign.core.hints.memory_rules import check_hugepages_known, check_memory_manager_starts
 from topoalign.core.hints.reuse import held_by_pod
 from topoalign.core.model.errors import NoFit, clean, quoted
 from topoalign.core.model.ids import MEMORY, ResourceName, is_hugepages
-from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.requests import AdmissionRules, CpuOption
+from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.numa_sets.subsets import TooManyNumaNodes
 from topoalign.core.policy import POLICIES
@@ -222,3 +221,100 @@ def check_memory_known(topology: Topology, container: ContainerDemand) -> None:
     """Raises MemoryUnknown where the container asks for memory, and of no NUMA node is known how much it has."""
     if container.asked.get(MEMORY) and all(node.memory is None for node in topology.nodes):
         raise MemoryUnknown
+
+
+# On which machines the CPU manager starts (kubelet v1.36.3, CPU manager, policy static).
+
+
+class CpuManagerWouldNotStart(NoFit):
+    """The rules are sound, but not on this machine: the kubelet would not start there."""
+
+    code = "CpuManagerWouldNotStart"
+
+
+def check_cpu_manager_starts(topology: Topology, rules: AdmissionRules) -> None:
+    """Raises CpuManagerWouldNotStart. A machine of which no CPUs are known is not judged."""
+    if not topology.cpus or rules.cpu_manager == "none":
+        return
+    cpus = topology.cpu_topology
+    unknown = parse_cpuset(rules.reserved_cpus) - cpus.node_of.keys()
+    if unknown:
+        raise CpuManagerWouldNotStart(
+            f"reserved_cpus names CPUs that the machine does not have, {clean(format_cpuset(unknown))}: "
+            "the kubelet does not start",
+            f"reserve some of CPUs {clean(format_cpuset(cpus.node_of))}",
+        )
+    if not rules.reserved_cpus.strip() and rules.reserved_cpu_count > len(cpus.node_of):
+        raise CpuManagerWouldNotStart(
+            f"reserved_cpu_count is {rules.reserved_cpu_count}, and the machine has {len(cpus.node_of)} CPUs: "
+            "the kubelet does not start",
+            "reserve fewer CPUs",
+        )
+    if CpuOption.ALIGN_BY_SOCKET in rules.cpu_options and cpus.sockets > cpus.nodes:
+        raise CpuManagerWouldNotStart(
+            f"cpu_options has {CpuOption.ALIGN_BY_SOCKET.value}, and the machine has more sockets ({cpus.sockets}) than "
+            f"NUMA nodes with CPUs ({cpus.nodes}): the kubelet does not start",
+            "leave the option out on this machine",
+        )
+
+
+# On which machines the memory manager starts and answers (kubelet v1.36.3, memory manager, policy Static).
+#
+# The kubelet does not start where memory is kept of a NUMA node that is not there, and it ends in a panic where a pod
+# asks for hugepages of a size that one of its NUMA nodes does not list. No decision comes of either, so none is
+# predicted here.
+
+
+class MemoryManagerWouldNotStart(NoFit):
+    """The rules are sound, but not on this machine: the kubelet would not start there."""
+
+    code = "MemoryManagerWouldNotStart"
+
+
+class HugepagesUnevenlyKnown(NoFit):
+    """Hugepages are asked for of a size that some NUMA nodes do not list: the kubelet's memory manager panics over it."""
+
+    code = "HugepagesUnevenlyKnown"
+
+    def __init__(self, resource: ResourceName, without: list[int]) -> None:
+        size = clean(resource)
+        super().__init__(
+            f"{size} is asked for, and NUMA nodes {format_cpuset(without)} do not list this size: the kubelet would "
+            "neither admit nor refuse the pod, but end in a panic",
+            f"ask without {size}; if those nodes know the size and have none of its pages, give 0 bytes of it there",
+        )
+
+
+def check_memory_manager_starts(topology: Topology, rules: AdmissionRules) -> None:
+    """Raises MemoryManagerWouldNotStart. A machine of which no NUMA nodes are known is not judged."""
+    if not topology.nodes or rules.memory_manager == "None":
+        return
+    nodes = {node.id: node for node in topology.nodes}
+    for number, amounts in sorted(rules.reserved_memory.items()):
+        if not any(amounts.values()):
+            continue
+        if number not in nodes:
+            raise MemoryManagerWouldNotStart(
+                f"reserved_memory names NUMA node {number}, which the machine does not have: the kubelet does not start",
+                f"reserve memory of NUMA nodes {clean(format_cpuset(nodes))}",
+            )
+        node = nodes[number]
+        there = node.hugepages if node.memory is None else {**node.hugepages, MEMORY: node.memory}
+        for resource, size in sorted(amounts.items()):
+            if size > there.get(resource, size):
+                raise MemoryManagerWouldNotStart(
+                    f"reserved_memory keeps {size} bytes of {clean(resource)} of NUMA node {number}, which has "
+                    f"{there[resource]}: no kubelet can run so",
+                    "reserve less of this node, or the rest of other nodes",
+                )
+
+
+def check_hugepages_known(topology: Topology, demand: PodDemand) -> None:
+    """Raises HugepagesUnevenlyKnown; only the kubelet panics, so only its decisions have no answer."""
+    if not profile_of(demand.rules.mode).starts_kubelet:
+        return
+    for container in demand.containers:
+        for name in container.memory:
+            without = [node.id for node in topology.nodes if name not in node.hugepages]
+            if is_hugepages(name) and without:
+                raise HugepagesUnevenlyKnown(name, without)

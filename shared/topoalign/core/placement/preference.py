@@ -14,14 +14,19 @@ from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import pair_score
 from topoalign.core.model.topology.views import made_once
-from topoalign.core.placement.gpus.best_effort import BestEffort
-from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice
+from topoalign.core.placement.gpus.device_policy import (
+    DGX1_PASCAL,
+    DGX1_VOLTA,
+    DGX2,
+    BestEffort,
+    DevicePolicy,
+    GpuChoice,
+    Simple,
+    StaticSets,
+)
 from topoalign.core.placement.gpus.nics import NO_NICS, NicLocality, Nics, locality
-from topoalign.core.placement.gpus.scores import Members, gpu_scores
-from topoalign.core.placement.gpus.seam import gpu_links
+from topoalign.core.placement.gpus.seam import Members, gpu_links, gpu_scores
 from topoalign.core.placement.gpus.set_scorer import SetScorer
-from topoalign.core.placement.gpus.simple import Simple
-from topoalign.core.placement.gpus.static_dgx import DGX1_PASCAL, DGX1_VOLTA, DGX2, StaticSets
 from topoalign.core.placement.gpus.topology import ByTopology
 from topoalign.core.placement.parts import prefer_parts
 

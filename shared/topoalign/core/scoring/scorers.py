@@ -11,22 +11,82 @@ pod, once for each change of either; and the scores of the nodes that are asked 
     scorer.scores([scorer.key(topology, need, left), ...])
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import nsmallest
 from typing import Any, Generic, Protocol, TypeVar
 
+import msgspec
+
 from topoalign.core.demand.pod_demand import PodDemand
+from topoalign.core.demand.share_annotations import NODE_POLICY
+from topoalign.core.demand.shares import share_of
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.scoring import gaia, hami, numa, quality
-from topoalign.core.scoring.gaia import Containers
+from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
+from topoalign.core.scoring import numa, quality
 from topoalign.core.scoring.numa import NumaNeed, NumaScore
 from topoalign.core.scoring.quality import DeviceNeed, FreeDevices, Packing
 from topoalign.core.scoring.zones import Zone, zones_of
-from topoalign.core.sharing.gaia.admission import AdmissionNode
+from topoalign.core.sharing.cards import ShareRequest
+from topoalign.core.sharing.choosers import slot_candidates, unit_candidates
+from topoalign.core.sharing.gaia.admission import AdmissionNode, Load, asks_for_gpu, rank
+from topoalign.core.sharing.hami.scores import node_score
+from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
+from topoalign.core.sharing.slots_as_hami import usage_of_cards
 from topoalign.core.state.fold import NodeState
+
+# The order in which gpu-admission prefers nodes: of those on which the pod fits, the one first that has the least left.
+#
+#     cores left of all GPUs in units, then their memory, then the name
+#     a: 150 cores and 200 blocks, b: 150 and 180, c: 800 and 1280 are tried in the order b, a, c
+#
+# gpu-admission leaves no other node than the first on which the pod fits; here the others come after it, and last those
+# on which it finds no room, in the same order: whether topoalign does, the filter has said. A pod without such a GPU,
+# or of memory alone, it lets go anywhere: to such a one all nodes are equal. The cards that it promises are not taken
+# over, because gpu-manager chooses again (`sharing.gaia`). Source: gpu-admission 47d56ae, predicate.
+
+
+Containers = tuple[ShareRequest, ...]
+"""What each container of a pod asks for; (): gpu-admission lets the pod go anywhere."""
+
+
+def containers_of(topology: Topology, demand: PodDemand) -> Containers:
+    """
+    The containers that gpu-admission looks at, which are the app containers with units: all others are unknown to it, and so
+    is that a share is spread over several GPUs.
+    """
+    shares = (share_of(topology, each.devices, each.cards) for each in demand.containers if each.role == "app")
+    containers = tuple(
+        ShareRequest(cores=each.cores, memory=each.blocks * MEMORY_BLOCK) for each in shares if each is not None
+    )
+    return containers if asks_for_gpu(containers) else ()
+
+
+def node_of(state: NodeState) -> AdmissionNode | None:
+    """
+    A node with its GPUs in units; None: it has none. Nothing is left of one that somebody has whole, that is not healthy, or
+    that is held in another way.
+    """
+    units = state.ownership.units_left
+    if not units:
+        return None
+    whole = {gpu for each in state.allocations.values() for gpu, held in each.amounts.items() if held.cores >= CORES}
+    cards = [
+        msgspec.structs.replace(card, exclusive=card.device in whole)
+        for card in unit_candidates(state.hardware, units)
+        if card.device in units
+    ]
+    return AdmissionNode(name=state.node, cards=tuple(cards))
+
+
+def gaia_order(containers: Containers, node: AdmissionNode | None) -> tuple[bool, Load] | tuple[()] | None:
+    """The key that sorts nodes for a pod; None for a node that gpu-admission does not try."""
+    if not containers:
+        return ()
+    return None if node is None else rank(node, containers)
+
 
 Need = TypeVar("Need")
 Left = TypeVar("Left")
@@ -123,15 +183,15 @@ class GaiaScorer(ByPlace):
 
     def need(self, topology: Topology, demand: PodDemand) -> Containers:
         """The containers that gpu-admission looks at."""
-        return gaia.containers_of(topology, demand)
+        return containers_of(topology, demand)
 
     def left(self, state: NodeState, rules: AdmissionRules) -> AdmissionNode | None:
         """What is left of the GPUs in units."""
-        return gaia.node_of(state)
+        return node_of(state)
 
     def key(self, topology: Topology, need: Containers, left: AdmissionNode | None) -> Key:
         """The most loaded first, of those with room for the pod."""
-        return gaia.order(need, left)
+        return gaia_order(need, left)
 
 
 @dataclass(frozen=True)
@@ -140,15 +200,15 @@ class HamiScorer(ByPlace):
 
     def need(self, topology: Topology, demand: PodDemand) -> str | None:
         """The pod's policy for nodes."""
-        return hami.policy_of(topology, demand)
+        return policy_of(topology, demand)
 
     def left(self, state: NodeState, rules: AdmissionRules) -> float:
         """How full the GPUs in slots are."""
-        return hami.fullness(state)
+        return fullness(state)
 
     def key(self, topology: Topology, need: str | None, left: float) -> Key:
         """The fullest first, or the emptiest."""
-        return hami.order(need, left)
+        return hami_order(need, left)
 
 
 def scorer_of(scoring: Scoring, packing: Packing) -> Scorer[Any, Any]:
@@ -172,3 +232,39 @@ def by_place(keys: Sequence[Key]) -> list[int]:
     lowest = nsmallest(TEN - 1, {key for key in keys if key is not None})
     scores = {None: 0} | {key: TEN - place for place, key in enumerate(lowest)}
     return [scores.get(key, 1) for key in keys]
+
+
+# The order in which HAMi ranks nodes: by how full their GPUs in slots are before the pod comes.
+#
+# HAMi's score of a node is 10 times the sum of its slots, cores and memory that are held, as parts of what all of its
+# GPUs in slots offer together. The pod's annotation `hami.io/node-scheduler-policy` says whether the fullest node comes
+# first (`binpack`, the default) or the emptiest (`spread`). What the pod asks for, links and NUMA nodes count nothing:
+#
+#     two GPUs of 10 slots, 100 cores and 8000 MiB on each node; held is 1 slot with 25 cores and 2000 MiB on a, with 75
+#     cores and 6000 MiB on b: a has 10 x (1/20 + 25/200 + 2000/16000) = 3, b 10 x (1/20 + 75/200 + 6000/16000) = 8
+#     binpack ranks b before a, spread a before b
+#
+# A node without GPUs in slots counts as an empty one. Pods that ask for no GPU HAMi lets go anywhere: to them all are
+# equal. Source: HAMi 4707fb02 (spec hami.md 2.7).
+
+
+def policy_of(topology: Topology, demand: PodDemand) -> str | None:
+    """By which policy nodes are ranked for a pod; None: HAMi does not look at it."""
+    asks = any(amount and topology.kind_of(name) in ("gpu", "slot") for name, amount in demand.devices.items())
+    return node_policy(demand.request.annotations) if asks else None
+
+
+def node_policy(annotations: Mapping[str, str], policy: str = BINPACK) -> str:
+    """By which policy nodes are ranked for a pod with these annotations; `policy` where they name none."""
+    return annotations.get(NODE_POLICY, policy)
+
+
+def fullness(state: NodeState) -> float:
+    """HAMi's score of a node."""
+    left = state.ownership.slots_left
+    return node_score(usage_of_cards(slot_candidates(state.hardware, left), left)) if left else 0.0
+
+
+def hami_order(policy: str | None, score: float) -> tuple[float, ...]:
+    """The key that sorts nodes of such scores for a pod: the fullest first, with `spread` the emptiest."""
+    return () if policy is None else (score if policy == SPREAD else -score,)

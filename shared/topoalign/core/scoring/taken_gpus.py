@@ -22,7 +22,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES
 from topoalign.core.model.topology.views import made_once
 from topoalign.core.placement.gpus.device_policy import GpuChoice
-from topoalign.core.placement.gpus.scores import Members
+from topoalign.core.placement.gpus.seam import Members
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import SetOrder, by_topology
 from topoalign.core.placement.preference import PLACEMENTS, choose, set_scorer

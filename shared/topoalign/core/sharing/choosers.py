@@ -63,12 +63,12 @@ from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.views import made_once
 from topoalign.core.placement.devices import Choice
-from topoalign.core.placement.gpus.scores import gpu_scores
+from topoalign.core.placement.gpus.seam import gpu_scores
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.preference import set_scorer
 from topoalign.core.sharing.cards import SharedCard, ShareRequest
 from topoalign.core.sharing.choice import accepted_cards, choose
-from topoalign.core.sharing.gaia.machine import choose_cards
+from topoalign.core.sharing.gaia.evaluators import choose_cards
 from topoalign.core.sharing.refusals import (
     UNALIGNED,
     WAIT,

@@ -27,7 +27,6 @@ from typing import Literal, NamedTuple
 from topoalign.core.demand import share_annotations as names
 from topoalign.core.demand.field_paths import containers_of, in_manifest
 from topoalign.core.demand.gangs import gang_of, path
-from topoalign.core.demand.passed_over import check_not_passed_over
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.demand.share_annotations import (
     InvalidShare,
@@ -51,6 +50,7 @@ from topoalign.core.demand.shares import (
     slot_resources,
     unit_resources,
 )
+from topoalign.core.demand.unserved import check_not_passed_over
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.demand import RESOURCES as JOINT_RESOURCES
 from topoalign.core.deviceshare.demand import JointDemand, check_keys, is_joint

@@ -20,8 +20,8 @@ from itertools import chain, islice
 from topoalign.core.demand import share_annotations
 from topoalign.core.demand.field_paths import containers_of
 from topoalign.core.demand.gangs import path
-from topoalign.core.demand.other_names import SETTINGS, nearest_name
 from topoalign.core.demand.shares import USUAL_SLOTS
+from topoalign.core.demand.unserved import SETTINGS, nearest_name
 from topoalign.core.deviceshare.demand import OWN_DOMAIN
 from topoalign.core.deviceshare.names import ALLOCATED_ANNOTATION, ANNOTATIONS, PARTITION_TABLE
 from topoalign.core.model.errors import clean

@@ -32,9 +32,9 @@ from topoalign.core.model.topology.offers import CORES
 from topoalign.core.model.topology.queries import kept_apart, pcie_class
 from topoalign.core.model.topology.views import made_once
 from topoalign.core.sharing.cards import SharedCard
-from topoalign.core.sharing.hami.choice import choose_cards, score_cards
 from topoalign.core.sharing.hami.fit import Surroundings, Unfit
 from topoalign.core.sharing.hami.registration import PairScores
+from topoalign.core.sharing.hami.scores import choose_cards, score_cards
 from topoalign.core.sharing.hami.selection import pod_rules
 from topoalign.core.sharing.hami.topology import GpuLink, GpuLinks, link_scores
 from topoalign.core.sharing.hami.usage import MIB, CardUsage, usage_of

@@ -9,19 +9,25 @@ It reads each id by the cards of all parts that the hardware shows or showed (`c
 that do not change these; for the others a new one is made.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import TypeVar
 
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.holdings import (
+    SHARE,
     Function,
     Holding,
     excluding,
     holding_of,
+    kind_of_share,
     may_have_parts,
     shared_by,
     wholes_of,
 )
-from topoalign.core.model.ids import AllocationID, DeviceID
+from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.topology.device_sets import Devices, DeviceSet
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.persistent_map import PersistentMap
 
@@ -104,12 +110,12 @@ class Holders:
         parts = self._parts
         holdings, numbered = self._read(allocation)
         for holding in holdings:
-            others = without(unshared[holding], allocation.id)
+            others = without_allocation(unshared[holding], allocation.id)
             unshared = unshared.put(holding, others) if others else unshared.drop(holding)
         for base, numbers in numbered.items():
             table = dict(shares.pop(base))
             for number in numbers:
-                others = without(table.pop(number), allocation.id)
+                others = without_allocation(table.pop(number), allocation.id)
                 table.update({number: others} if others else {})
             shares.update({base: table} if table else {})
         for gone in dict.fromkeys((*holdings, *numbered)):
@@ -151,7 +157,7 @@ NO_PARTS: PersistentMap[Holding, None] = PersistentMap({})
 NO_SHARES: Mapping[str, Names] = {}
 
 
-def without(names: Names, gone: AllocationID) -> Names:
+def without_allocation(names: Names, gone: AllocationID) -> Names:
     """The others, in their order."""
     return tuple(name for name in names if name != gone)
 
@@ -170,3 +176,157 @@ def placed_on(cards: Mapping[DeviceID, DeviceID], holding: Holding) -> Holding:
     """The same on the card that the hardware shows: not every record has it."""
     card = cards.get(holding.base)
     return holding if card is None or card == holding.device else holding_of(holding.id, cards)
+
+
+# Which of the devices that a node lists are held, under the ids under which they are handed out.
+#
+# Like `holders` it is made once of all allocations, and follows each grant and release at the cost of what is granted
+# or released. A device may be held by several allocations, where the kubelet has given it to a second container.
+
+
+Sets = Mapping[ResourceName, DeviceSet]
+
+
+class HeldDevices:
+    """The listed devices of one node that live allocations hold. A device that two resources list is held of both."""
+
+    def __init__(self, listed: Mapping[ResourceName, Devices], allocations: Iterable[Allocation]) -> None:
+        """`allocations`: the live ones."""
+        times = Counter(chain.from_iterable(each.device_ids for each in allocations))
+        self.sets: Sets = {name: devices.some(times) for name, devices in listed.items()}
+        """Resource -> those of its devices that are held."""
+        self._times: Mapping[DeviceID, int] = {device: n for device, n in times.items() if n > 1}
+        """Device that several allocations hold -> how many."""
+
+    def granted(self, allocation: Allocation) -> "HeldDevices":
+        """With this allocation, of a new id."""
+        new = self._listed(allocation.device_ids)
+        again = {device for name, some in new.items() for device in some & self.sets[name]}
+        times = (
+            {**self._times, **{device: self._times.get(device, 1) + 1 for device in again}} if again else self._times
+        )
+        return self._replaced({**self.sets, **{name: self.sets[name] | some for name, some in new.items()}}, times)
+
+    def released(self, allocation: Allocation) -> "HeldDevices":
+        """Without this allocation, which is in it."""
+        ids = allocation.device_ids
+        times = self._times
+        if times and (kept := ids & times.keys()):
+            fewer = {device: n - (device in kept) for device, n in times.items()}
+            ids = ids - kept
+            times = {device: n for device, n in fewer.items() if n > 1}
+        gone = self._listed(ids)
+        return self._replaced({**self.sets, **{name: self.sets[name] - some for name, some in gone.items()}}, times)
+
+    def _listed(self, ids: Iterable[DeviceID]) -> Sets:
+        """Of each resource those of its devices that are named; only resources that have one."""
+        found = ((name, held.devices.some(ids)) for name, held in self.sets.items())
+        return {name: some for name, some in found if some.bits}
+
+    def _replaced(self, sets: Sets, times: Mapping[DeviceID, int]) -> "HeldDevices":
+        found = object.__new__(HeldDevices)
+        found.sets = sets
+        found._times = times
+        return found
+
+
+# What allocations hold that is not offered now as it was given: after a change of what is offered, or of the hardware.
+#
+# A slot with an amount is no time slice, although both have the same id: of a GPU of which a container has 100 cores by
+# `GPU-0::0` nobody gets the slice `GPU-0::1`. The other way round a time slice counts as a slot of an equal part.
+#
+# Like `holders` it is made once of all allocations, and follows each grant and release.
+
+
+Place = tuple[ResourceName, DeviceID]
+T = TypeVar("T")
+NOTHING: Mapping[DeviceID, object] = {}
+
+
+class FormerOffers:
+    """What the allocations of one node hold under former offers."""
+
+    def __init__(
+        self,
+        hardware: Topology,
+        cards: Mapping[DeviceID, DeviceID],
+        allocations: Mapping[AllocationID, Allocation],
+    ) -> None:
+        """`cards`: as of `holders.cards_of`."""
+        self._hardware = hardware
+        self._cards = cards
+        holdings: dict[AllocationID, Sequence[Holding]] = {}
+        unlisted: dict[AllocationID, Sequence[Place]] = {}
+        for name, held in allocations.items():
+            former, gone = self._read(held)
+            if former:
+                holdings[name] = former
+            if gone:
+                unlisted[name] = gone
+        self.holdings: Mapping[AllocationID, Sequence[Holding]] = holdings
+        """Allocation -> what it holds that is offered under another resource, in another way, or not at all; never empty."""
+        self.unlisted: Mapping[AllocationID, Sequence[Place]] = unlisted
+        """Allocation -> resource and device of what it holds under ids that are not offered; never empty."""
+
+    def granted(self, allocation: Allocation) -> "FormerOffers":
+        """With this allocation, of a new id; this object if that holds nothing of the kind."""
+        former, unlisted = self._read(allocation)
+        if not former and not unlisted:
+            return self
+        return self._replaced(
+            {**self.holdings, allocation.id: former} if former else self.holdings,
+            {**self.unlisted, allocation.id: unlisted} if unlisted else self.unlisted,
+        )
+
+    def released(self, allocation: Allocation) -> "FormerOffers":
+        """The same without this allocation; this object if that holds nothing of the kind."""
+        name = allocation.id
+        if name not in self.holdings and name not in self.unlisted:
+            return self
+        return self._replaced(without_name(self.holdings, name), without_name(self.unlisted, name))
+
+    def _replaced(
+        self, holdings: Mapping[AllocationID, Sequence[Holding]], unlisted: Mapping[AllocationID, Sequence[Place]]
+    ) -> "FormerOffers":
+        found = object.__new__(FormerOffers)
+        found._hardware = self._hardware
+        found._cards = self._cards
+        found.holdings = holdings
+        found.unlisted = unlisted
+        return found
+
+    def _read(self, allocation: Allocation) -> tuple[Sequence[Holding], Sequence[Place]]:
+        """What an allocation adds to `holdings` and to `unlisted`."""
+        former: list[Holding] = []
+        unlisted: list[Place] = []
+        by_base = self._hardware.offers_by_base
+        devices = self._hardware.devices
+        companions = allocation.companions
+        for resource, given in allocation.given.items():
+            for holding in given.unshared:
+                offers = by_base.get(holding.base, ())
+                if not any(offer.resource == resource and not offer.shared for offer in offers):
+                    former.append(holding)
+            for base, numbers in given.shares.items():
+                now = [offer for offer in by_base.get(base, ()) if offer.resource == resource and offer.shared]
+                kinds = {offer.unit for offer in now}
+                in_slots = any(offer.slots is not None for offer in now)
+                slots: Collection[str] = () if in_slots else allocation.slots
+                for number in numbers:
+                    if kind_of_share(number) not in kinds or (slots and f"{base}{SHARE}{number}" in slots):
+                        former.append(holding_of(DeviceID(f"{base}{SHARE}{number}"), allocation.cards))
+        if companions:  # they used no offer
+            former = [each for each in former if each.id not in companions]
+        if self._cards:
+            former = [placed_on(self._cards, each) for each in former]
+        for resource, held in (allocation.from_kubelet if companions else allocation.devices).items():
+            listed = devices.get(resource, NOTHING)
+            for device in held:
+                if device not in listed:
+                    unlisted.append((resource, device))
+        return former, unlisted
+
+
+def without_name(held: Mapping[AllocationID, Sequence[T]], gone: AllocationID) -> Mapping[AllocationID, Sequence[T]]:
+    """The same without this allocation."""
+    return {name: kept for name, kept in held.items() if name != gone}

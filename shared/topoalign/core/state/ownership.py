@@ -31,9 +31,7 @@ from topoalign.core.model.topology.by_amounts import is_by_amounts
 from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.device_health import HandedOut
-from topoalign.core.state.former_offers import FormerOffers
-from topoalign.core.state.held_devices import HeldDevices
-from topoalign.core.state.holders import Holders, cards_of
+from topoalign.core.state.holders import FormerOffers, HeldDevices, Holders, cards_of
 from topoalign.core.state.share_amounts import SlotsLeft, UnitsLeft, slots_left, spent, spent_slots, units_left
 
 

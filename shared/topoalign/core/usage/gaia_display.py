@@ -24,7 +24,7 @@ from topoalign.core.model.events import HealthState
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard
-from topoalign.core.sharing.gaia.machine import tree_root
+from topoalign.core.sharing.gaia.evaluators import tree_root
 from topoalign.core.sharing.gaia.tree import GpuTree, Node, tree_of
 from topoalign.core.state.divisions import Division, divisions
 from topoalign.core.state.fold import NodeState

@@ -9,7 +9,7 @@ container that it is of, for GPUs that this holds, and nothing else uses it.
 import msgspec
 
 from topoalign.core.model.ids import AllocationID, DeviceID
-from topoalign.core.model.library_use import LibraryCount, LibraryReading
+from topoalign.core.model.processes import LibraryCount, LibraryReading
 from topoalign.core.state.fold import NodeState
 from topoalign.core.usage.attribution import HolderUse, NodeShares
 

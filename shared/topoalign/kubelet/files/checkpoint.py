@@ -8,14 +8,14 @@ checksum of its own, and that takes precedence over all other fields.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from topoalign.core.model.errors import StateFault, clean
-from topoalign.kubelet.files import checkpoint_checksum, reading
+from topoalign.kubelet.files import reading
 
 MOST_BYTES = 16 << 20
 """A thousand containers fill a fiftieth of it."""
@@ -105,7 +105,7 @@ def undecoded(error: Exception) -> str:
 
 def expect_checksum(name: str, said: int, texts: Iterable[str]) -> None:
     """Raises StateFault unless it is that of one of these texts."""
-    if said not in map(checkpoint_checksum.fnv1a, texts):
+    if said not in map(fnv1a, texts):
         raise damaged(name, f"its checksum {said} is not that of its content")
 
 
@@ -115,3 +115,31 @@ def damaged(name: str, finding: str) -> StateFault:
         f"{name} cannot be trusted: {finding}",
         "see the kubelet's log; if it cannot use the file either, drain the node, delete the file and restart the kubelet",
     )
+
+
+# The text of a Go value as go-spew prints it for hashing, and its hash.
+#
+# The checksum in a kubelet's checkpoint is not computed from the file: it is 32-bit FNV-1a over this text of the data.
+# Map keys are sorted, a type precedes each field, and no type precedes elements (kubelet v1.36.3,
+# checkpointmanager/checksum).
+
+
+def fnv1a(text: str) -> int:
+    """32-bit FNV-1a of its UTF-8."""
+    total = 0x811C9DC5
+    for byte in text.encode(errors="surrogatepass"):
+        total = (total ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return total
+
+
+def printed(value: object) -> str:
+    """A Go value as go-spew prints it: None is nil, and a struct of ours says by `__str__` how it is printed."""
+    match value:
+        case None:
+            return "<nil>"
+        case Mapping():
+            return f"map[{' '.join(f'{key}:{printed(item)}' for key, item in sorted(value.items()))}]"
+        case list() | tuple() | bytes():
+            return f"[{' '.join(map(printed, value))}]"
+        case _:
+            return str(value)

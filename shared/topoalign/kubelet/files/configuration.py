@@ -17,12 +17,12 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from topoalign.core.demand.rules import check_rules
+from topoalign.core.demand.pod_demand import check_rules
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.ids import CPU, MEMORY, ResourceName, is_hugepages
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode, Placement, Policy, Scope
 from topoalign.core.model.topology.cpuset import parse_cpuset
-from topoalign.kubelet.files import configuration_file, documents, quantities, wrappers
+from topoalign.kubelet.files import configuration_file, documents, quantities
 from topoalign.kubelet.files.configuration_file import API_VERSION, KIND
 
 TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
@@ -75,7 +75,7 @@ def load_with_note(path: Path, placement: Placement = Placement.TOPOLOGY) -> tup
     Raises NotFound, InvalidDocument, and InvalidField with the path of a wrong value, or where the file has no configuration
     of a kubelet or more than one.
     """
-    found = configuration_file.find_configuration(wrappers.mappings_in(documents.content(path), str(path)))
+    found = configuration_file.find_configuration(configuration_file.mappings_in(documents.content(path), str(path)))
     try:
         return rules_of(found.document, placement), found.note
     except InvalidField as error:

@@ -17,7 +17,7 @@ from topoalign.core.model.errors import clean, quoted
 from topoalign.core.model.requests import AdmissionRules, CpuOption
 from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
 from topoalign.core.model.topology.model import Topology
-from topoalign.kubelet.files import checkpoint, checkpoint_checksum
+from topoalign.kubelet.files import checkpoint
 from topoalign.kubelet.files.checkpoint import Envelope, damaged
 
 NAME = "cpu_manager_state"
@@ -72,7 +72,7 @@ def decode(content: bytes) -> CpuManagerState:
 
 def printed(state: CpuManagerState) -> Iterator[str]:
     """The data as spew prints it, in the structs of all releases."""
-    entries = checkpoint_checksum.printed(state.entries)
+    entries = checkpoint.printed(state.entries)
     pod_level = " PodEntries:(state.PodCPUAssignments)map[]"
     for version, more in (("", ""), ("V2", ""), ("", pod_level), ("V3", pod_level)):
         yield (

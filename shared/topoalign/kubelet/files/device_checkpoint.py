@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from topoalign.core.model.errors import StateFault
-from topoalign.kubelet.files import checkpoint, checkpoint_checksum
+from topoalign.kubelet.files import checkpoint
 
 NAME = "kubelet_internal_checkpoint"
 NO_NODE = -1
@@ -33,8 +33,8 @@ class PodDevicesEntry(msgspec.Struct, frozen=True, rename="pascal"):
         return (
             f"{{PodUID:(string){self.pod_uid} ContainerName:(string){self.container_name} "
             f"ResourceName:(string){self.resource_name} "
-            f"DeviceIDs:(checkpoint.DevicesPerNUMA){checkpoint_checksum.printed(self.device_ids)} "
-            f"AllocResp:([]uint8){checkpoint_checksum.printed(self.alloc_resp)}}}"
+            f"DeviceIDs:(checkpoint.DevicesPerNUMA){checkpoint.printed(self.device_ids)} "
+            f"AllocResp:([]uint8){checkpoint.printed(self.alloc_resp)}}}"
         )
 
 
@@ -92,13 +92,13 @@ def store(directory: Path, data: CheckpointData) -> None:
 
 def checksum(data: CheckpointData) -> int:
     """The kubelet's checksum: 32-bit FNV-1a over the text of the data."""
-    return checkpoint_checksum.fnv1a(printed(data))
+    return checkpoint.fnv1a(printed(data))
 
 
 def printed(data: CheckpointData) -> str:
     """The data as spew prints it."""
-    entries = checkpoint_checksum.printed(data.pod_device_entries)
-    registered = checkpoint_checksum.printed(data.registered_devices)
+    entries = checkpoint.printed(data.pod_device_entries)
+    registered = checkpoint.printed(data.registered_devices)
     return (
         f"(checkpoint.checkpointData){{PodDeviceEntries:([]checkpoint.PodDevicesEntry){entries} "
         f"RegisteredDevices:(map[string][]string){registered}}}"

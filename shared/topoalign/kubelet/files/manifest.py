@@ -6,6 +6,7 @@ pod may come without `kind` and `apiVersion`: a kube-scheduler leaves them out i
 an API server would add, such as the defaults of a LimitRange, is not known here.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -13,8 +14,7 @@ import msgspec
 
 from topoalign.core.demand.field_paths import in_manifest
 from topoalign.core.demand.node_filters import Affinity, Constraints, Toleration
-from topoalign.core.demand.pod_level_resources import check_pod_level_names
-from topoalign.core.demand.validate import validate_pod
+from topoalign.core.demand.validate import check_pod_level_names, validate_pod
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.ids import (
     CPU,
@@ -28,6 +28,7 @@ from topoalign.core.model.ids import (
 )
 from topoalign.core.model.requests import ContainerRequest, PodLevelResources, PodRequest
 from topoalign.kubelet.files import documents, quantities
+from topoalign.kubelet.files.quantities import whole
 
 KIND = "Pod"
 API_VERSION = "v1"
@@ -246,3 +247,23 @@ def amount(field: str, value: str | float, unit: Literal["cpu", "bytes", "device
         remedy = "ask for less" if why == quantities.TOO_LARGE else f"write {examples[unit]}"
         raise InvalidField(field, f"{quoted([str(value)])} {why}", remedy)
     return found
+
+
+# Reads from a ResourceQuota's manifest what it limits that Kubernetes itself does not count: `limits.<resource>`.
+
+
+LIMITS = "limits."
+"""How the keys of `spec.hard` begin that are about limits."""
+
+
+def limits_of(hard: Mapping[str, str | int | float]) -> dict[ResourceName, int]:
+    """
+    Extended resource -> its limit in `spec.hard`. An amount that is none is no limit; an API server shows none.
+
+    `limits.nvidia.com/gpumem: 2k` is a limit of 2000; `limits.cpu` and `requests.nvidia.com/gpu` are Kubernetes' own.
+    """
+    return {
+        ResourceName(name.removeprefix(LIMITS)): amount
+        for name, said in hard.items()
+        if name.startswith(LIMITS) and "/" in name and (amount := whole(str(said))) is not None
+    }

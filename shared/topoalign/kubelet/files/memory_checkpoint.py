@@ -22,7 +22,7 @@ from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Topology
-from topoalign.kubelet.files import checkpoint, checkpoint_checksum
+from topoalign.kubelet.files import checkpoint
 from topoalign.kubelet.files.checkpoint import Envelope, damaged
 
 NAME = "memory_manager_state"
@@ -60,8 +60,8 @@ class NumaNodeState(msgspec.Struct, frozen=True, rename="camel"):
         """As go-spew prints it for hashing."""
         return (
             f"<*>{{NumberOfAssignments:(int){self.number_of_assignments} "
-            f"MemoryMap:(map[v1.ResourceName]*state.MemoryTable){checkpoint_checksum.printed(self.memory_map)} "
-            f"Cells:([]int){checkpoint_checksum.printed(self.cells)}}}"
+            f"MemoryMap:(map[v1.ResourceName]*state.MemoryTable){checkpoint.printed(self.memory_map)} "
+            f"Cells:([]int){checkpoint.printed(self.cells)}}}"
         )
 
 
@@ -74,7 +74,7 @@ class Block(msgspec.Struct, frozen=True, rename="camel"):
 
     def __str__(self) -> str:
         """As go-spew prints it for hashing."""
-        nodes = checkpoint_checksum.printed(self.numa_affinity)
+        nodes = checkpoint.printed(self.numa_affinity)
         return f"{{NUMAAffinity:([]int){nodes} Type:(v1.ResourceName){self.type} Size:(uint64){self.size}}}"
 
 
@@ -197,8 +197,8 @@ def decode(content: bytes) -> MemoryManagerState:
 
 def printed(state: MemoryManagerState) -> Iterator[str]:
     """The data as spew prints it, in the structs of all releases."""
-    nodes = checkpoint_checksum.printed(state.machine_state)
-    entries = checkpoint_checksum.printed(state.entries)
+    nodes = checkpoint.printed(state.machine_state)
+    entries = checkpoint.printed(state.entries)
     pod_level = " PodEntries:(state.PodMemoryAssignments)map[]"
     for version, more in (("", ""), ("V1", ""), ("", pod_level), ("V2", pod_level)):
         yield (

@@ -5,7 +5,6 @@ from topoalign.runtime.nats_bus.deferred import defer_jetstream
 defer_jetstream()
 
 from topoalign.runtime.nats_bus.access import Access  # noqa: E402  # it imports the library
-from topoalign.runtime.nats_bus.administration import apply_stores  # noqa: E402  # so does this
-from topoalign.runtime.nats_bus.bus import NatsBus, connect_bus  # noqa: E402  # so does this
+from topoalign.runtime.nats_bus.bus import NatsBus, apply_stores, connect_bus  # noqa: E402  # so does this
 
 __all__ = ["Access", "NatsBus", "apply_stores", "connect_bus"]

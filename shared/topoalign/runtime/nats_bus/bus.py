@@ -29,7 +29,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Endpoint, Message, Received, Stream
 from topoalign.runtime import stores
 from topoalign.runtime.answers import reply_to
-from topoalign.runtime.backoff import backoff_seconds
+from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.nats_bus.access import Access, addresses, shown
 from topoalign.runtime.nats_bus.connection import Connection, open_connection
 from topoalign.runtime.nats_bus.delivered import Delivered
@@ -293,3 +293,22 @@ async def connect_bus(
             if scope.cancelled_caught:
                 raise BusUnavailable(f"no connection within {wait:g} s: {bus.trouble}")
         yield bus
+
+
+# The administrative step: creates and changes the stores at a server.
+
+
+NAME = "topoalign-stores"
+
+
+async def apply_stores(url: str, access: Access = Access(), replicas: int | None = None) -> list[str]:  # noqa: B008  # frozen
+    """
+    Creates the stores that are missing and changes those that differ; returns a line for each change.
+
+    Raises what `stores.apply` and `open_connection` do.
+    """
+    connection = await open_connection(addresses(url), NAME, access)
+    try:
+        return await stores.apply(connection.api, replicas)
+    finally:
+        await connection.close()

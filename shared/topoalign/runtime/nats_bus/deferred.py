@@ -18,7 +18,7 @@ from importlib.util import module_from_spec
 from types import ModuleType
 from typing import Any
 
-from topoalign.runtime.optional import without
+from topoalign.runtime.logging import without
 
 JETSTREAM = "nats.js"
 API = "nats.js.api"

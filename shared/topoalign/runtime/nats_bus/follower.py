@@ -24,8 +24,7 @@ from nats.aio.subscription import Subscription
 from topoalign.core.model.errors import BusRefused, BusUnavailable, clean
 from topoalign.core.ports import Received, Stream
 from topoalign.core.wire import PREFIX
-from topoalign.runtime.backoff import backoff_seconds
-from topoalign.runtime.clock import until_tick
+from topoalign.runtime.clock import backoff_seconds, until_tick
 from topoalign.runtime.nats_bus.connection import Connection
 from topoalign.runtime.nats_bus.delivered import Delivered, InStore
 from topoalign.runtime.nats_bus.library import CLOCK

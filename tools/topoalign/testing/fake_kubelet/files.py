@@ -16,7 +16,7 @@ from topoalign.core.model.events import MemoryUse
 from topoalign.core.model.ids import MEMORY
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.model import Topology
-from topoalign.kubelet.files import checkpoint_checksum, cpu_checkpoint, memory_checkpoint
+from topoalign.kubelet.files import checkpoint, cpu_checkpoint, memory_checkpoint
 from topoalign.kubelet.files.cpu_checkpoint import CpuManagerState
 from topoalign.kubelet.files.memory_checkpoint import MemoryManagerState
 
@@ -25,7 +25,7 @@ def cpu_file(policy: str, shared: str, entries: Mapping[str, Mapping[str, str]])
     """`cpu_manager_state`: pod UID -> container -> CPUs."""
     content: dict[str, Any] = {"policyName": policy, "defaultCpuSet": shared} | kept(entries)
     text = next(iter(cpu_checkpoint.printed(msgspec.convert({**content, "entries": entries}, CpuManagerState))))
-    return msgspec.json.encode({**content, "checksum": checkpoint_checksum.fnv1a(text)})
+    return msgspec.json.encode({**content, "checksum": checkpoint.fnv1a(text)})
 
 
 def memory_file(policy: str, nodes: Mapping[int, Any], entries: Mapping[str, Any]) -> bytes:
@@ -33,7 +33,7 @@ def memory_file(policy: str, nodes: Mapping[int, Any], entries: Mapping[str, Any
     content = msgspec.json.encode({"policyName": policy, "machineState": nodes} | kept(entries))
     whole = msgspec.json.encode({"policyName": policy, "machineState": nodes, "entries": entries})
     text = next(iter(memory_checkpoint.printed(msgspec.json.decode(whole, type=MemoryManagerState))))
-    return msgspec.json.encode({**msgspec.json.decode(content), "checksum": checkpoint_checksum.fnv1a(text)})
+    return msgspec.json.encode({**msgspec.json.decode(content), "checksum": checkpoint.fnv1a(text)})
 
 
 def kept(entries: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from functools import partial
 import anyio
 
 from topoalign.core.ports import Clock
-from topoalign.runtime.backoff import backoff_seconds
+from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.tasks import either
 
 FIRST_PAUSE = 1.0

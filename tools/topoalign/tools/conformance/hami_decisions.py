@@ -9,15 +9,14 @@ from topoalign.core.model.errors import Undecodable
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.topology.mig import MigPlacement, place_of
 from topoalign.core.model.topology.offers import Slots
-from topoalign.core.scoring.hami import node_policy, order
+from topoalign.core.scoring.scorers import hami_order, node_policy
 from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit, fit
-from topoalign.core.sharing.hami.order import ScoredCard, sort_key, walk
 from topoalign.core.sharing.hami.place import NodeCards, Placed, PodShares, place
-from topoalign.core.sharing.hami.scores import device_score, node_score
+from topoalign.core.sharing.hami.scores import ScoredCard, device_score, node_score, sort_key, walk
 from topoalign.core.sharing.hami.selection import read_rules
 from topoalign.core.sharing.hami.topology import GpuLink, GpuLinks, link_scores
 from topoalign.core.sharing.quotas import OverQuota, check_quota, lowest_limits, total
-from topoalign.kubelet.files.resource_quota import limits_of
+from topoalign.kubelet.files.manifest import limits_of
 from topoalign.tools.conformance.gpuallocator import PCIE
 from topoalign.tools.conformance.hami_cases import Case, Share, close_to, suite
 from topoalign.tools.conformance.hami_decision_cases import (
@@ -168,7 +167,7 @@ def nodes(case: PlaceInput, expect: PlaceExpected) -> PlaceExpected:
     found = {name: placed(node, case) for name, node in case.nodes.items()}
     fitting = {name: each for name, each in found.items() if isinstance(each, Placed)}
     policy = node_policy(case.annotations, case.node_policy)
-    chosen = min(fitting, key=lambda name: (order(policy, fitting[name].score), name), default=None)
+    chosen = min(fitting, key=lambda name: (hami_order(policy, fitting[name].score), name), default=None)
     allowed = expect.chosen_node_any_of
     return PlaceExpected(
         fits={name: node_fits(name, each, expect) for name, each in fitting.items()},

@@ -7,10 +7,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from topoalign.core.deviceshare.candidates import Asked, Candidate, wanted
+from topoalign.core.deviceshare.candidates import Asked, Candidate, by_minor, by_preferred_pcie, wanted
 from topoalign.core.deviceshare.inventory import Device, Place
 from topoalign.core.deviceshare.names import HINT_ANNOTATION, DeviceType
-from topoalign.core.deviceshare.picking import by_minor, by_preferred_pcie
 from topoalign.core.deviceshare.quantities import check, gpu_demand, normalised
 from topoalign.core.deviceshare.refusals import NotMeant
 from topoalign.core.model.errors import TopoalignError, Undecodable, quoted

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from topoalign.allocator.reconciliation.adoption import in_order
-from topoalign.core.admission.within_alignment import Bounds, place_among
+from topoalign.core.admission.joint import Bounds, place_among
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.deviceshare.demand import is_joint
 from topoalign.core.deviceshare.node_devices import ContainerDevices

@@ -31,10 +31,10 @@ from topoalign.core.model.ids import ResourceName
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc import sockets
-from topoalign.kubelet.grpc.allocatable import Encoded, allocatable_devices
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.client import KubeletAway, described
 from topoalign.kubelet.grpc.kept_channel import KeptChannel
+from topoalign.kubelet.grpc.listed_pods import Encoded, allocatable_devices
 from topoalign.kubelet.grpc.transport import Load
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges

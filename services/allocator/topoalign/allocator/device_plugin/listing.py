@@ -22,8 +22,8 @@ from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.offers import Offer
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1beta1
+from topoalign.kubelet.grpc.decoding import field, number_field
 from topoalign.kubelet.grpc.plugin_api import HEALTHY, UNHEALTHY
-from topoalign.kubelet.grpc.protobuf import field, number_field
 
 SLICE = 500
 """Devices that are judged and shares that are encoded before others get their turn: a millisecond or two of work."""

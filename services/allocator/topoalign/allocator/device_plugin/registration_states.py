@@ -23,7 +23,7 @@ from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.client import ask
 from topoalign.kubelet.grpc.plugin_api import API_VERSION, KUBELET_SOCKET
 from topoalign.kubelet.grpc.sockets import LONGEST_PATH, Identity
-from topoalign.runtime.backoff import backoff_seconds
+from topoalign.runtime.clock import backoff_seconds
 
 # Tells the kubelet that a resource is served here.
 #

@@ -10,14 +10,13 @@ from typing import NamedTuple
 
 from topoalign.core.model.allocations import Owner
 from topoalign.core.model.ids import DeviceID, NodeName
-from topoalign.core.model.library_use import LibraryCount
+from topoalign.core.model.processes import LibraryCount
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.state.divisions import Division, Parts
-from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares
-from topoalign.core.usage.excess import Excess
+from topoalign.core.usage.attribution import DeviceShares, Excess, HolderUse, NodeShares
 from topoalign.core.usage.given import WHOLE_DEVICE
-from topoalign.runtime.series import header, line
+from topoalign.runtime.figures import header, line
 
 MIB = 1 << 20
 

@@ -21,14 +21,13 @@ from topoalign.core.model.requests import UseRequest
 from topoalign.core.ports import Bus, Clock
 from topoalign.core.usage.given import has_amounts
 from topoalign.runtime.clock import until_tick
-from topoalign.runtime.series import header, line
+from topoalign.runtime.figures import header, line
 
 if TYPE_CHECKING:  # nobody scrapes at the start
     from topoalign.allocator.metrics.use_families import Row
-    from topoalign.core.model.library_use import LibraryReading
+    from topoalign.core.model.processes import LibraryReading
     from topoalign.core.state.fold import NodeState
-    from topoalign.core.usage.attribution import NodeShares
-    from topoalign.core.usage.excess import Excess, ExcessWatch
+    from topoalign.core.usage.attribution import Excess, ExcessWatch, NodeShares
 
 ANSWER_SECONDS = 5.0
 """For a measurement: half of what Prometheus gives a scrape unless it was told otherwise."""
@@ -148,7 +147,7 @@ class UseSeries:
 
     def _lasting(self, shares: "NodeShares") -> "tuple[Excess, ...]":
         """Who is above its memory for some measurements in a row; logged when it begins."""
-        from topoalign.core.usage.excess import ExcessWatch
+        from topoalign.core.usage.attribution import ExcessWatch
 
         self._watch = (self._watch or ExcessWatch()).after(shares)
         lasting = {(each.device, each.holder.allocations): each for each in self._watch.lasting}

@@ -27,11 +27,10 @@ from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.client import KubeletAway
-from topoalign.kubelet.grpc.complaints import Complaints
+from topoalign.kubelet.grpc.decoding import field
 from topoalign.kubelet.grpc.kept_channel import KeptChannel
-from topoalign.kubelet.grpc.listed_pods import Devices, ListedPodsCodec
-from topoalign.kubelet.grpc.protobuf import field
-from topoalign.kubelet.grpc.unchanged import UNCHANGED, ComparingCodec, Fields
+from topoalign.kubelet.grpc.listed_pods import UNCHANGED, ComparingCodec, Devices, Fields, ListedPodsCodec
+from topoalign.kubelet.grpc.transport import Complaints
 from topoalign.runtime.clock import SystemClock
 
 LIST_SECONDS = 1.0

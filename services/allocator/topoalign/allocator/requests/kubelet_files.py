@@ -34,8 +34,7 @@ from topoalign.kubelet.files import configuration, cpu_checkpoint, device_checkp
 from topoalign.kubelet.files.listed_pods import ListedPods
 from topoalign.kubelet.files.node_state import DEVICE_PLUGINS, Held, held_cpus, held_devices, held_memory
 from topoalign.kubelet.files.settling import SETTLE_SECONDS, SOCKET, started
-from topoalign.runtime.backoff import backoff_seconds
-from topoalign.runtime.clock import until_tick
+from topoalign.runtime.clock import backoff_seconds, until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
 
 # Why nothing is known of an allocation or pod, in a sentence of its own for each reason.

@@ -16,8 +16,8 @@ from topoalign.core.model.errors import TopoalignError, Undecodable, clean, quot
 from topoalign.core.model.ids import GPU, NodeName
 from topoalign.core.sharing.hami.foreign import NodeAnnotations
 from topoalign.kubelet.files import manifest
+from topoalign.kubelet.files.manifest import limits_of
 from topoalign.kubelet.files.quantities import whole
-from topoalign.kubelet.files.resource_quota import limits_of
 from topoalign.registry.ports import (
     ApiConflict,
     ApiNotFound,

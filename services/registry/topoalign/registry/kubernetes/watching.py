@@ -22,8 +22,8 @@ from topoalign.core.ports import Clock
 from topoalign.registry.kubernetes import objects
 from topoalign.registry.kubernetes.requests import Expired, Requests, refusal
 from topoalign.registry.ports import ApiConflict, ApiNotFound, ApiRefused, ApiUnavailable, Synced
-from topoalign.runtime.backoff import backoff_seconds
-from topoalign.runtime.turns import Turns
+from topoalign.runtime.clock import backoff_seconds
+from topoalign.runtime.request_turns import Turns
 
 S = TypeVar("S")
 G = TypeVar("G", bound=Hashable)

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from topoalign.client import Client
-from topoalign.client.kept_nodes import KeptNodes
+from topoalign.client.superseded import KeptNodes
 from topoalign.core.admission.gang_plan import Candidate
 from topoalign.core.diagnosis.foreign import CONTESTED_NODE, FOREIGN_NODE
 from topoalign.core.model.ids import NodeName, ResourceName

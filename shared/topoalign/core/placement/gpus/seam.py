@@ -14,15 +14,38 @@ Any NVLink is stronger than any PCIe path. At an NVSwitch every GPU reaches ever
 that of the GPU with the fewest links. The seam does not include measured bandwidth, congestion or other jobs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
 from topoalign.core.model.topology.links import NVLINK_SCORE, PCIE_SCORE, PcieClass
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.queries import kept_apart, links_to_switch, pcie_class, share_node
+from topoalign.core.model.topology.queries import kept_apart, links_to_switch, pair_score, pcie_class, share_node
 from topoalign.core.model.topology.views import made_once
-from topoalign.core.placement.gpus.scores import Scores
+
+# What the links between some devices are worth, as a table of numbers that the choosing functions work on.
+
+
+Scores = Sequence[Sequence[int]]
+"""Row and column i belong to the i-th device; symmetric, 0 on the diagonal."""
+Members = tuple[int, ...]
+"""GPUs by their positions on the machine, ascending."""
+
+
+@made_once
+def gpu_scores(topology: Topology) -> Scores:
+    """The table of the pair scores of all GPUs of a machine, in the hardware's order."""
+    gpus = tuple(topology.gpu_by_id)
+    table = [[0] * len(gpus) for _ in gpus]
+    for (i, a), (j, b) in combinations(enumerate(gpus), 2):
+        table[i][j] = table[j][i] = pair_score(topology, a, b)
+    return table
+
+
+def total(scores: Scores, members: Iterable[int]) -> int:
+    """The score of a set: the sum over all its pairs."""
+    return sum([scores[a][b] for a, b in combinations(members, 2)])
+
 
 NVLINK_GBPS = {
     **dict.fromkeys(("P100",), 18.0),

@@ -9,8 +9,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from topoalign.core.model.topology.links import NVLINK_SCORE
-from topoalign.core.placement.gpus.scores import Members, Scores, total
-from topoalign.core.placement.gpus.seam import Links, Seam, weakest_seam
+from topoalign.core.placement.gpus.seam import Links, Members, Scores, Seam, total, weakest_seam
 
 MOST_KEPT = 4096
 """Figures of each kind that are remembered: of a machine with eight GPUs those of all 256 sets."""

@@ -29,7 +29,7 @@ from operator import add, itemgetter
 from topoalign.core.model.requests import Placement
 from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice
 from topoalign.core.placement.gpus.nics import NO_NICS, Nics, count_nics
-from topoalign.core.placement.gpus.scores import Members, Scores
+from topoalign.core.placement.gpus.seam import Members, Scores
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 
 MOST_COMPARED = comb(9, 4)

@@ -23,7 +23,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from topoalign.core.model.errors import TooMuchWork
-from topoalign.core.placement.gpus.scores import Scores, total
+from topoalign.core.placement.gpus.seam import Scores, total
 from topoalign.core.placement.partition.greedy import greedy_split
 from topoalign.core.placement.partition.lagrangian import MOST_PRICED, best_by_prices
 from topoalign.core.placement.partition.masks import mask_of, members_of

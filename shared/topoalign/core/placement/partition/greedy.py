@@ -8,7 +8,7 @@ of the rest. Then devices of different sets change places while that adds to the
 from collections.abc import Collection, Sequence
 from itertools import combinations
 
-from topoalign.core.placement.gpus.scores import Scores, total
+from topoalign.core.placement.gpus.seam import Scores, total
 from topoalign.core.placement.partition.masks import mask_of
 
 MOST_LOOKS = 40_000

@@ -20,7 +20,7 @@ from itertools import chain
 from operator import add, itemgetter, sub
 from typing import NamedTuple
 
-from topoalign.core.placement.gpus.scores import Scores, total
+from topoalign.core.placement.gpus.seam import Scores, total
 from topoalign.core.placement.partition.cover import Cover
 from topoalign.core.placement.partition.greedy import exchanged, grown
 from topoalign.core.placement.partition.masks import (

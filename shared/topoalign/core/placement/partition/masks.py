@@ -10,7 +10,7 @@ from functools import cache
 from itertools import combinations
 from operator import add
 
-from topoalign.core.placement.gpus.scores import Scores
+from topoalign.core.placement.gpus.seam import Scores
 
 
 def mask_of(members: Iterable[int], devices: int) -> int:

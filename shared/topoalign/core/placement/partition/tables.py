@@ -12,7 +12,7 @@ from itertools import combinations
 from operator import add, itemgetter
 from typing import NamedTuple
 
-from topoalign.core.placement.gpus.scores import Scores
+from topoalign.core.placement.gpus.seam import Scores
 from topoalign.core.placement.partition.masks import by_preference, mask_of, masks_of_size, set_scores
 
 MOST_LISTED = 9

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence, Set
 from math import comb
 from typing import NamedTuple
 
-from topoalign.core.placement.gpus.scores import Scores
+from topoalign.core.placement.gpus.seam import Scores
 from topoalign.core.placement.partition.search_budget import SearchBudget
 from topoalign.core.placement.partition.tree_shapes import DEVICE, EMPTY, NEEDED, Forms
 

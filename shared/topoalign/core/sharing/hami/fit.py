@@ -17,15 +17,15 @@ Source: HAMi 4707fb02, NvidiaGPUDevices.Fit.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 import msgspec
 
 from topoalign.core.demand.share_annotations import VENDOR
 from topoalign.core.demand.shares import CardRequest
+from topoalign.core.model.topology.mig import MigPlacement, MigProfile, find_place
 from topoalign.core.sharing.cards import WHOLE_CARD
-from topoalign.core.sharing.hami.mig import MIG_MODE, find_instances
 from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.hami.selection import PodRules
 from topoalign.core.sharing.hami.topology import pick
@@ -171,3 +171,30 @@ class _Walk:
             if find_instances(card.profiles, card.instances, (each * MIB for each in here)) is None:
                 return Reason.MIG
         return None
+
+
+# The MIG instances of one container on one card: HAMi can give it several.
+#
+# They are placed one after another, each as `topology.mig.find_place` has it, so that a later one goes beside those
+# before it. On an empty A100 of 40 GB two shares of 4000 MiB become instances `1g.5gb` at the slices 6 and 5.
+#
+# Source: HAMi 4707fb02, dynamic MIG.
+
+
+MIG_MODE = "mig"
+"""Mode of a card that is divided into instances."""
+
+
+def find_instances(
+    profiles: Sequence[MigProfile], taken: Iterable[MigPlacement], memories: Iterable[int]
+) -> tuple[tuple[MigProfile, MigPlacement], ...] | None:
+    """The instances for shares of so many bytes of one card, in their order; None where one of them has no place."""
+    beside = list(taken)
+    found = []
+    for memory in memories:
+        instance = find_place(profiles, beside, memory)
+        if instance is None:
+            return None
+        found.append(instance)
+        beside.append(instance[1])
+    return tuple(found)

@@ -13,16 +13,16 @@ characters, more than `MOST_CARDS` cards, numbers out of bounds, or a name that 
 InvalidAnnotation. Source: HAMi 4707fb02; hami.md 5.
 """
 
+import re
 from collections.abc import Container, Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import islice
 
 import msgspec
 
+from topoalign.core.demand.go_text import parse_int
 from topoalign.core.demand.share_annotations import CORDON, DEVICES_ALLOCATED, HANDSHAKE, REGISTER
-from topoalign.core.sharing.hami.handshake import check_handshake
-from topoalign.core.sharing.hami.pod_devices import decode_pod
 from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredCard, decode_register
 from topoalign.core.sharing.hami.selection import cordoned
 
@@ -280,3 +280,102 @@ def check_number(key: str, name: str, number: int, most: int) -> None:
     """Raises InvalidAnnotation for a number below 0 or above this."""
     if not 0 <= number <= most:
         raise InvalidAnnotation(key, f"{name} is not between 0 and {most}")
+
+
+# Whether HAMi's device plugin on a node is alive: the handshake annotation, and what the kubelet says can be allocated.
+#
+# The scheduler writes `Requesting_<time>` whenever the annotation says anything else, and then reads the node's cards
+# anew. Nobody answers any more: what counts is that the kubelet still has cards to allocate, which ends with the
+# plugin's stream. Only where it has none, and the request is a minute old, is the node unhealthy; its cards are then
+# removed, and the annotation with them.
+#
+# Times are local times of the scheduler, without a zone, to the second. Source: HAMi 4707fb02, CheckHealth.
+
+
+REQUESTING = "Requesting"
+PATIENCE = timedelta(seconds=60)
+"""A younger request shows a healthy node."""
+_TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}) ([0-9]{1,2}):([0-9]{2}:[0-9]{2}(?:[.,][0-9]+)?)")
+
+
+class NodeHealth(msgspec.Struct, frozen=True):
+    """What follows for a node."""
+
+    healthy: bool
+    refresh: bool
+    """Whether its cards are to be read anew."""
+
+
+def check_handshake(handshake: str | None, allocatable: int, now: datetime) -> NodeHealth:
+    """What the annotation (None: absent) says. `refresh` also means that HAMi writes a new request."""
+    if handshake is None or REQUESTING not in handshake:
+        return NodeHealth(healthy=True, refresh=True)
+    asked = _time_of(handshake)
+    return NodeHealth(healthy=asked is None or now - asked < PATIENCE or allocatable > 0, refresh=False)
+
+
+def _time_of(handshake: str) -> datetime | None:
+    """When it was asked; None where that cannot be read."""
+    found = _TIME.fullmatch(handshake.partition("_")[2])
+    if found is None:
+        return None
+    try:
+        return datetime.fromisoformat(f"{found[1]} {int(found[2]):02}:{found[3]}")
+    except ValueError:
+        return None
+
+
+# The cards of a pod in HAMi's annotations: what the scheduler decides, and what its device plugin then allocates.
+#
+# A card is `uuid,type,memory,cores:`, a container its cards and `;`, init containers first; a container without cards
+# is only its `;`. So the text that is read back has one container more, after the last `;`, and it is empty.
+#
+# Source: HAMi 4707fb02.
+
+
+_FIELDS = 4
+
+
+class PodCard(msgspec.Struct, frozen=True, kw_only=True):
+    """One card of a container, as in the annotation."""
+
+    uuid: str
+    type: str
+    """The vendor, not the model: `NVIDIA`."""
+    memory: int
+    """MiB."""
+    cores: int
+
+
+PodCards = tuple[tuple[PodCard, ...], ...]
+"""The cards of each container, init containers first."""
+
+
+def encode_pod(containers: Sequence[Sequence[PodCard]]) -> str:
+    """The annotation for the cards of these containers, for the suite `hami/pod_annotation_codec` and tests alone."""
+    return "".join(
+        "".join(f"{card.uuid},{card.type},{card.memory},{card.cores}:" for card in cards) + ";" for cards in containers
+    )
+
+
+def decode_pod(text: str, key: str = DEVICES_ALLOCATED) -> PodCards:
+    """The cards of each container, and of one more after the last `;`. Raises InvalidAnnotation."""
+    try:
+        return tuple(
+            tuple(_card(part.split(",")) for part in container.split(":") if "," in part)
+            for container in text.split(";")
+        )
+    except ValueError as error:
+        raise InvalidAnnotation(key, str(error)) from error
+
+
+def _card(fields: list[str]) -> PodCard:
+    if len(fields) < _FIELDS:
+        raise ValueError("pod annotation format error, missing fields, do not use nodeName in task spec")
+    numbers = []
+    for field, text in zip(("memory", "core"), fields[2:4], strict=True):
+        try:
+            numbers.append(parse_int(text))
+        except ValueError as error:
+            raise ValueError(f"invalid {field} field: {error}") from error
+    return PodCard(uuid=fields[0], type=fields[1], memory=numbers[0], cores=numbers[1])

@@ -20,12 +20,9 @@ import msgspec
 from topoalign.core.demand.share_annotations import VENDOR
 from topoalign.core.demand.shares import CardRequest
 from topoalign.core.model.topology.mig import find_place
-from topoalign.core.sharing.hami.choice import choose_cards, score_cards
-from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit
-from topoalign.core.sharing.hami.mig import MIG_MODE
-from topoalign.core.sharing.hami.order import ScoredCard
+from topoalign.core.sharing.hami.fit import MIG_MODE, Shares, Surroundings, Unfit
 from topoalign.core.sharing.hami.registration import PairScores
-from topoalign.core.sharing.hami.scores import node_score
+from topoalign.core.sharing.hami.scores import ScoredCard, choose_cards, node_score, score_cards
 from topoalign.core.sharing.hami.selection import PodRules
 from topoalign.core.sharing.hami.usage import MIB, CardShare, CardUsage, with_share
 

@@ -21,7 +21,7 @@ import grpc
 
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
-from topoalign.kubelet.grpc.protobuf import field, fields, number_field
+from topoalign.kubelet.grpc.decoding import field, fields, number_field
 
 T = TypeVar("T")
 

@@ -8,9 +8,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from threading import Event, Thread
 
+from topoalign.cli.health import ask
 from topoalign.cli.measuring import summary
 from topoalign.core.model.ids import NodeName
-from topoalign.runtime.probe import ask
 from topoalign.tools.bench.filter.cluster import HALF
 from topoalign.tools.bench.filter.measure import Asking, asking, filled
 from topoalign.tools.bench.filter.scheduler import Amounts, Scheduler, pod_json

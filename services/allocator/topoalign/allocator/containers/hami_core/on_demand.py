@@ -19,7 +19,7 @@ from topoalign.runtime.figures import Figure
 if TYPE_CHECKING:
     from topoalign.allocator.containers.hami_core.directories import Allocations
     from topoalign.allocator.containers.hami_core.shared_files import SharedFiles
-    from topoalign.core.model.library_use import LibraryReading
+    from topoalign.core.model.processes import LibraryReading
 
 LOOK_SECONDS = 5.0
 """Between two looks at the configuration."""
@@ -64,7 +64,7 @@ class SharedFilesOnDemand:
         """As `SharedFiles.read`."""
         if self._root():
             return await self._files.read()
-        from topoalign.core.model.library_use import LibraryReading  # as above
+        from topoalign.core.model.processes import LibraryReading  # as above
 
         return LibraryReading(node=self._state().node)
 

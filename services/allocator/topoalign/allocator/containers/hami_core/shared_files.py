@@ -28,7 +28,7 @@ from topoalign.allocator.containers.limiter_files import entries, open_regular, 
 from topoalign.core.model.errors import clean
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import AllocationID, DeviceID
-from topoalign.core.model.library_use import LibraryCount, LibraryReading, LibraryUse
+from topoalign.core.model.processes import LibraryCount, LibraryReading, LibraryUse
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 

@@ -14,9 +14,8 @@ from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.containers.limiter_files import make_root
 from topoalign.allocator.containers.vcuda.directories import name_of
 from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.kubelet.control_groups import HIERARCHIES, PROCESSES
+from topoalign.kubelet.control_groups import HIERARCHIES, PROCESSES, sees_all_processes
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.processes import sees_all_processes
 from topoalign.plugin_config.configuration import Flags
 
 CONTAINER_DIRECTORY = "/etc/vcuda"

@@ -39,12 +39,11 @@ from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import Holder
 from topoalign.core.usage.cgroups import container_name_of, placement_of
-from topoalign.kubelet.control_groups import container_group, directory_of, processes_in
+from topoalign.kubelet.control_groups import container_group, directory_of, processes_in, text_of
 from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.api import vcuda
 from topoalign.kubelet.grpc.connection import Connection
 from topoalign.kubelet.grpc.transport import LONGEST_MESSAGE, Load, Server, Servicer, caller
-from topoalign.kubelet.processes import text_of
 from topoalign.runtime.clock import until_tick
 
 # Whose a directory is, and what that container is limited to, by the entries of the kubelet's checkpoint.

@@ -40,7 +40,7 @@ from topoalign.discovery.drivers.nvml.library import (
     Library,
 )
 from topoalign.discovery.drivers.sysfs import files_below
-from topoalign.runtime.backoff import backoff_seconds
+from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.driver_thread import DriverThread, Steps
 
 if TYPE_CHECKING:  # nobody measures at the start

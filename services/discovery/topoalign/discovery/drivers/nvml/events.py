@@ -39,7 +39,7 @@ from topoalign.discovery.drivers.nvml.library import (
     Library,
     address_of,
 )
-from topoalign.runtime.backoff import backoff_seconds
+from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.driver_thread import DriverThread, Steps
 
 KINDS: Final = {

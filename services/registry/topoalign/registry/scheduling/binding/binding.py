@@ -31,7 +31,7 @@ import msgspec
 import structlog
 
 from topoalign.core import wire
-from topoalign.core.admission.reserving import reserved_for
+from topoalign.core.admission.gang_plan import reserved_for
 from topoalign.core.diagnosis.foreign import REASONS
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import BusConflict, NoFit, TopoalignError, Unavailable, clean

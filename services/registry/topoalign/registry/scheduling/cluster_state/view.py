@@ -23,7 +23,7 @@ from topoalign.core.admission.free_amounts import free_of, has_more
 from topoalign.core.admission.kinds import Kind, kind_key
 from topoalign.core.admission.prediction import PredictionBasis, prediction_basis
 from topoalign.core.admission.resolvability import emptied, restored
-from topoalign.core.demand.rules import check_rules
+from topoalign.core.demand.pod_demand import check_rules
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
@@ -37,7 +37,7 @@ from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold, NodeH
 from topoalign.registry.scheduling.cluster_state.nodes import KUBELET_UNKNOWN, NodeView, obstacle, side_by_side
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.runtime.turns import Turns
+from topoalign.runtime.request_turns import Turns
 
 QUALITY = scorer_of(Scoring.QUALITY, Packing.BINPACK)
 FEW = 16

@@ -26,6 +26,7 @@ import msgspec
 from topoalign.core.admission.admit import decide
 from topoalign.core.admission.feasibility import Need
 from topoalign.core.admission.free_amounts import free_of
+from topoalign.core.admission.gang_plan import has_its_own, is_given_as_reserved
 from topoalign.core.admission.realignment import (
     Steps,
     Waiting,
@@ -36,7 +37,6 @@ from topoalign.core.admission.realignment import (
     left_elsewhere,
     realigned,
 )
-from topoalign.core.admission.reserving import has_its_own, is_given_as_reserved
 from topoalign.core.admission.share_alignment import finds_gpus
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.share_annotations import InvalidShare
@@ -48,7 +48,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.state.fold import NodeState
-from topoalign.runtime.turns import Turns
+from topoalign.runtime.request_turns import Turns
 
 MOST_ORDERS = 24
 """Orders that are tried: of four pods of which no two ask for the same, with 64 decisions."""

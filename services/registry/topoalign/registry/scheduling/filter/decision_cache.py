@@ -36,7 +36,7 @@ from topoalign.core.state.fold import NodeState, announced
 from topoalign.registry.scheduling.cluster_state.nodes import NodeView
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSchedule
-from topoalign.runtime.turns import Turns
+from topoalign.runtime.request_turns import Turns
 
 # The keys that sort nodes for what a pod asks for, and the scores that are made of them for the nodes that are asked
 # about.
