@@ -13,7 +13,7 @@ from unit_support import in_units
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
-from topoalign.allocator.service import refuse_twin
+from topoalign.allocator.service import refuse_duplicate_agent
 from topoalign.core import wire
 from topoalign.core.hints.providers import answer, request_of
 from topoalign.core.model.decisions import Admission, Explained, Refusal
@@ -430,13 +430,13 @@ async def test_explain_of_a_pod_that_the_kubelet_refused_names_the_kubelet() -> 
 
 async def test_a_second_allocator_of_the_same_node_is_refused() -> None:
     node = Node()
-    await refuse_twin(node.bus, NODE)
+    await refuse_duplicate_agent(node.bus, NODE)
     async with node.serving():
         with pytest.raises(StateFault, match="another allocator answers"):
-            await refuse_twin(node.bus, NODE)
+            await refuse_duplicate_agent(node.bus, NODE)
         with pytest.raises(Unavailable):
-            await refuse_twin(node.bus, NODE)
-    await refuse_twin(node.bus, NODE)
+            await refuse_duplicate_agent(node.bus, NODE)
+    await refuse_duplicate_agent(node.bus, NODE)
 
 
 async def test_hints_beyond_the_limit_on_work_make_a_refusal() -> None:

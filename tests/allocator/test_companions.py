@@ -6,7 +6,7 @@ from kubelet_support import pod, two_nodes
 from reservation_support import ids, reservation
 from whole_node_support import Node, fits, node
 
-from topoalign.allocator.allocate.joint_devices import CompanionsLacking
+from topoalign.allocator.allocate.joint_devices import CoAllocatedLacking
 from topoalign.allocator.containers.responses import Teller
 from topoalign.core.deviceshare.names import JOINT_ANNOTATION
 from topoalign.core.model.errors import DeviceInUse
@@ -30,7 +30,7 @@ FUNCTIONS = ("0000:05:00.1", "0000:05:00.2")
 def joint(
     name: str,
     gpus: tuple[DeviceID, ...],
-    companions: tuple[DeviceID, ...],
+    co_allocated: tuple[DeviceID, ...],
     *,
     nics: tuple[DeviceID, ...] = (),
     functions: dict[DeviceID, tuple[str, ...]] | None = None,
@@ -40,9 +40,9 @@ def joint(
     reserved = ReservedContainer(
         container=ContainerName("main"),
         devices={GPU: gpus, NIC: nics} if nics else {GPU: gpus},
-        companions={NIC: companions},
+        co_allocated={NIC: co_allocated},
         virtual_functions=functions or {},
-        needs_companions=needed,
+        needs_co_allocated=needed,
     )
     return reservation(name, reserved)
 
@@ -71,7 +71,7 @@ async def test_companions_are_given_recorded_and_told_with_the_gpus() -> None:
 
         (held,) = live(it)
         assert {GPU: ids("GPU-2", "GPU-3"), NIC: ids("mlx5_1")} == held.devices
-        assert ids("mlx5_1") == held.companions
+        assert ids("mlx5_1") == held.co_allocated
         assert ["AllocationGranted"] == it.facts()[:1]
         assert alone.envs.items() <= answer.envs.items()
         assert "GPU-2,GPU-3" == answer.envs["NVIDIA_VISIBLE_DEVICES"]
@@ -123,7 +123,7 @@ async def test_companions_stay_through_polls_and_restarts() -> None:
         assert before.owner is not None
         assert "a" == before.owner.pod
         assert [before] == live(it) == [*ledger.state.allocations.values()]
-        assert {DeviceID("mlx5_1")} == ledger.state.ownership.companions
+        assert {DeviceID("mlx5_1")} == ledger.state.ownership.co_allocated
 
 
 async def test_gpus_that_are_reserved_for_nobody_bring_no_nics() -> None:
@@ -131,7 +131,7 @@ async def test_gpus_that_are_reserved_for_nobody_bring_no_nics() -> None:
         it.reserve(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1")))
         fits(await it.kubelet.admit(pod("b", gpus=1)))
 
-        assert [()] == [each.companions for each in live(it)]
+        assert [()] == [each.co_allocated for each in live(it)]
 
 
 async def test_a_container_with_nics_of_its_own_is_told_of_all_of_them() -> None:
@@ -177,11 +177,11 @@ async def test_a_container_without_its_companions_fails_if_it_needs_them(needed:
 
         if needed:
             assert "NICs" not in str(decision)
-            assert CompanionsLacking.code in str(decision)
+            assert CoAllocatedLacking.code in str(decision)
             assert [NIC] == [name for each in live(it) for name in each.devices]
         else:
             assert [{*ids("GPU-2", "GPU-3"), *taken, other}] == [{*each.preferred} for each in deviations]
-            assert (other,) == live(it)[1].companions
+            assert (other,) == live(it)[1].co_allocated
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -207,9 +207,9 @@ async def test_companions_are_chosen_anew_where_the_kubelet_takes_other_gpus(kno
         if known:
             assert [("GPU-2", "GPU-3", "mlx5_1")] == [each.preferred for each in deviations]
             assert ids("GPU-0", "GPU-1") == live(it)[0].devices[GPU]
-            assert ids("mlx5_0") == live(it)[0].companions
+            assert ids("mlx5_0") == live(it)[0].co_allocated
         else:
-            assert CompanionsLacking.code in str(decision)
+            assert CoAllocatedLacking.code in str(decision)
 
 
 async def test_a_pod_whose_gpus_another_one_took_has_nics_beside_others() -> None:
@@ -221,7 +221,7 @@ async def test_a_pod_whose_gpus_another_one_took_has_nics_beside_others() -> Non
         fits(await it.kubelet.admit(pod("foreign", gpus=2)))
         fits(await it.kubelet.admit(asked))
 
-        assert [ids("mlx5_1"), ids("mlx5_0")] == [each.companions for each in live(it)]
+        assert [ids("mlx5_1"), ids("mlx5_0")] == [each.co_allocated for each in live(it)]
 
 
 async def test_what_is_planned_for_a_gang_costs_no_pod_its_nic() -> None:
@@ -246,7 +246,7 @@ async def test_what_is_planned_for_a_gang_costs_no_pod_its_nic() -> None:
         fits(await it.kubelet.admit(asked))
 
         assert ids("GPU-0", "GPU-1") == live(it)[0].devices[GPU]
-        assert [ids("mlx5_0")] == [each.companions for each in live(it)]
+        assert [ids("mlx5_0")] == [each.co_allocated for each in live(it)]
 
 
 async def test_pods_that_swap_their_gpus_both_have_nics() -> None:
@@ -266,7 +266,7 @@ async def test_pods_that_swap_their_gpus_both_have_nics() -> None:
         fits(await it.kubelet.admit(first, "uid-a"))
 
         assert [ids("GPU-0", "GPU-1"), ids("GPU-2", "GPU-3")] == [each.devices[GPU] for each in live(it)]
-        assert [ids("mlx5_0"), ids("mlx5_1")] == [each.companions for each in live(it)]
+        assert [ids("mlx5_0"), ids("mlx5_1")] == [each.co_allocated for each in live(it)]
 
 
 async def test_gpus_reserved_without_companions_come_alone() -> None:
@@ -279,7 +279,7 @@ async def test_gpus_reserved_without_companions_come_alone() -> None:
         fits(await it.kubelet.admit(pod("b", gpus=2)))
         fits(await it.kubelet.admit(pod("a", gpus=2)))
 
-        assert [(), ids("mlx5_1")] == [each.companions for each in live(it)]
+        assert [(), ids("mlx5_1")] == [each.co_allocated for each in live(it)]
 
 
 async def test_a_reservation_on_devices_of_an_ended_pod_still_counts() -> None:
@@ -292,7 +292,7 @@ async def test_a_reservation_on_devices_of_an_ended_pod_still_counts() -> None:
         it.reserve(joint("b", ids("GPU-2", "GPU-3"), ids("mlx5_1"), needed=True), seq=2)
         fits(await it.kubelet.admit(pod("b", gpus=2)))
 
-        assert [ids("mlx5_1")] == [each.companions for each in live(it)]
+        assert [ids("mlx5_1")] == [each.co_allocated for each in live(it)]
 
 
 def with_functions(machine: Topology) -> Topology:

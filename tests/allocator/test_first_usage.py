@@ -5,7 +5,7 @@ from device_allocations_support import NODE, Node, owner
 
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.reconciliation.usage import FIRST_SECONDS, HELD_SECONDS, UsageTeller
-from topoalign.allocator.service import Standings
+from topoalign.allocator.service import WriterPositions
 from topoalign.core import wire
 from topoalign.core.admission.prediction import kubelet_rules
 from topoalign.core.model.errors import BusUnavailable
@@ -103,7 +103,7 @@ async def test_the_allocator_stands_by_what_it_has_said() -> None:
     """What waits nobody can have heard, and nobody is to ask for it anew."""
     bus = AskedBus()
     it, teller = await started(bus)
-    standings = Standings(it.ledger, HardwareWatch(it.ledger, bus, it.clock), teller)
+    standings = WriterPositions(it.ledger, HardwareWatch(it.ledger, bus, it.clock), teller)
     async with background() as tasks:
         tasks.start_soon(teller.run)
         await it.clock.advance(HELD_SECONDS)

@@ -754,15 +754,15 @@ async def test_what_is_left_of_a_record_has_no_nic_that_is_given_anew() -> None:
     former = Allocation(
         id=AllocationID("former"),
         devices={GPU: GPUS[:2], NIC: (nic,)},
-        companions=(nic,),
+        co_allocated=(nic,),
         boot=it.boot,
         pod_uid="uid-1",
     )
     write(it, entry("uid-1", *GPUS[:2]))
     listing = await it.kubelet.listing()
     rests = []
-    for companions in ((), (nic,)):
-        new = Allocation(id=AllocationID("new"), devices={GPU: GPUS[:1], NIC: companions}, companions=companions)
+    for co_allocated in ((), (nic,)):
+        new = Allocation(id=AllocationID("new"), devices={GPU: GPUS[:1], NIC: co_allocated}, co_allocated=co_allocated)
         (rest,) = remainders(it.ledger, [former], [GPUS[:1]], listing, [new])
         rests.append(rest.allocation.devices)
 

@@ -24,7 +24,7 @@ from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import TopologyDiscovered
 from topoalign.core.model.hints import HintAnswer, HintQuestion
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, NodeName
-from topoalign.core.model.maintenance import Word
+from topoalign.core.model.maintenance import Override
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest
 from topoalign.core.ports import Bus, Endpoint, Stream
 from topoalign.core.state.fold import NodeState
@@ -38,7 +38,7 @@ NODE = NodeName("node-1")
 CALLS = 20_000
 """Function calls that a refusal may cost beside one for each byte: a decision on this machine takes as many."""
 
-WORDS: tuple[Word, ...] = get_args(Word)
+WORDS: tuple[Override, ...] = get_args(Override)
 COUNTS = {
     "1e9": "int",
     "-1": "-1 is outside 0 to 2^63-1",
@@ -208,13 +208,13 @@ async def test_every_request_refuses_repeated_unknown_missing_or_mistyped_fields
 @pytest.mark.parametrize(
     "device", ["٣", "-1", "1.5", "1e0", "9" * 5_000, "x" * 100_000, "a\n\x1b[2J", "", " 0", "0_0", "0x0"]
 )
-async def test_a_word_about_a_device_that_is_none_is_refused(bus: Bus, word: Word, device: str) -> None:
+async def test_a_word_about_a_device_that_is_none_is_refused(bus: Bus, word: Override, device: str) -> None:
     """C53: an index is written in the digits 0 to 9, and is one of a GPU that is there."""
     await refused(bus, subject(word), json.dumps({"node": NODE, "devices": [device]}))
 
 
 @pytest.mark.parametrize("word", WORDS)
-async def test_a_word_about_ten_thousand_devices_is_refused(bus: Bus, word: Word) -> None:
+async def test_a_word_about_ten_thousand_devices_is_refused(bus: Bus, word: Override) -> None:
     """C53."""
     await refused(bus, subject(word), json.dumps({"node": NODE, "devices": [f"GPU-{n}" for n in range(10_000)]}))
 

@@ -9,7 +9,7 @@ import pytest
 from device_allocations_support import GPUS, Node
 from reservation_support import changed, container, ids, reservation
 
-from topoalign.allocator.allocate.reservations import HEARD_SECONDS, READ_SECONDS, Reservations
+from topoalign.allocator.allocate.reservations import READ_SECONDS, RECEIVE_SECONDS, Reservations
 from topoalign.core import wire
 from topoalign.core.model.events import AllocationDeviated, ReservationsChanged
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName
@@ -174,9 +174,9 @@ async def test_a_kubelet_waits_for_an_expected_reservation_for_a_moment_only() -
     began = node.clock.monotonic()
     async with background() as tasks:
         tasks.start_soon(ask)
-        await node.clock.advance(2 * HEARD_SECONDS)
+        await node.clock.advance(2 * RECEIVE_SECONDS)
 
-    assert [began + HEARD_SECONDS] == done
+    assert [began + RECEIVE_SECONDS] == done
 
 
 @pytest.mark.parametrize("is_there", [True, False])

@@ -212,7 +212,7 @@ async def test_equal_pods_start_with_what_was_reserved_for_each_other() -> None:
         await it.start_agent(tasks)
 
         assert ("", "") == (await failure(it, "a"), await failure(it, "b"))
-        assert all(each.meant_for == () for name in "ab" for each in it.records(name))
+        assert all(each.reserved_for == () for name in "ab" for each in it.records(name))
 
 
 async def test_an_init_container_does_not_start_with_what_is_anothers() -> None:

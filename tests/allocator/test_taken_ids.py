@@ -32,7 +32,7 @@ from topoalign.core.ports import Bus, Message, Stream
 from topoalign.discovery.announcer import Announcer
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import connect_bus
-from topoalign.runtime.speaker import NOTE_SECONDS, TELL_SECONDS, Speaker
+from topoalign.runtime.speaker import NOTE_SECONDS, TELL_SECONDS, FactPublisher
 from topoalign.testing.manual_clock import ManualClock
 from topoalign.testing.memory_journal import MemoryJournal
 
@@ -180,7 +180,7 @@ async def test_what_is_said_of_the_hardware_is_stored_under_another_id_too() -> 
 
 async def test_taken_ids_are_told_once_a_minute_and_noted_for_an_hour() -> None:
     bus, clock = MemoryBus(), ManualClock()
-    speaker = Speaker(bus, clock)
+    speaker = FactPublisher(bus, clock)
     with capture_logs() as logs:
         for number in range(10):
             await bus.publish(said(number, "topoalign.v1.allocation.x.granted"))
@@ -198,7 +198,7 @@ async def test_taken_ids_are_told_once_a_minute_and_noted_for_an_hour() -> None:
 async def test_a_fact_that_was_stored_and_not_confirmed_keeps_its_id() -> None:
     """The usual reason for a duplicate: the store has the fact itself."""
     bus, clock = MemoryBus(), ManualClock()
-    speaker = Speaker(bus, clock)
+    speaker = FactPublisher(bus, clock)
 
     assert (1, 1) == (await speaker.publish(said(1)), await speaker.publish(said(1)))
     assert (0, None) == (speaker.taken, speaker.note())

@@ -10,8 +10,8 @@ from kubelet_support import NODE
 from topoalign.allocator.ledger.journal import open_journal
 from topoalign.allocator.ledger.state_dir import StateInUse
 from topoalign.allocator.takeover import (
-    HEARD_SECONDS,
     POLL_SECONDS,
+    RECEIVE_SECONDS,
     STEP_SECONDS,
     VACANT_SECONDS,
     WAIT_SECONDS,
@@ -182,7 +182,7 @@ async def refused(call: Callable[[], Awaitable[None]], clock: ManualClock) -> li
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run)
-        await until(clock, HEARD_SECONDS / 4, lambda: bool(told))
+        await until(clock, RECEIVE_SECONDS / 4, lambda: bool(told))
     return told
 
 

@@ -21,7 +21,7 @@ from topoalign.cli.draw.svg import png, svg
 from topoalign.cli.draw.text import text
 from topoalign.cli.explain import show_cards
 from topoalign.cli.formatting import brief, show_allocation
-from topoalign.cli.link import Link, Standing
+from topoalign.cli.link import Link, NodeStatus
 from topoalign.core.model.decisions import Explained
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
@@ -45,15 +45,15 @@ def shared(gpus: int = 2, sharers: int = 5, in_all: int = 8) -> NodeState:
     return state
 
 
-def standing(state: NodeState) -> Standing:
+def status(state: NodeState) -> NodeStatus:
     assert state.health is not None
-    return Standing(NODE, state.hardware, tuple(state.allocations.values()), state.health.devices)
+    return NodeStatus(NODE, state.hardware, tuple(state.allocations.values()), state.health.devices)
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    monkeypatch.setattr(link, "discovered", lambda *_: standing(shared(in_all=3)))
-    monkeypatch.setattr(link, "discovered_or_read", lambda *_: standing(shared(in_all=3)))
+    monkeypatch.setattr(link, "discovered", lambda *_: status(shared(in_all=3)))
+    monkeypatch.setattr(link, "discovered_or_read", lambda *_: status(shared(in_all=3)))
 
     def command(*arguments: str) -> str:
         assert 0 == root.run([*arguments])
@@ -97,7 +97,7 @@ def test_the_list_tells_where_nothing_limits_or_that_is_not_known(
     """What becomes MIG instances the hardware limits; a discovery of an earlier version names libraries alone."""
     said = {"sharing": "mps", "limiter": None} if limiter == "mps" else {"limiter": limiter}
     offers = tuple(msgspec.structs.replace(each, **said) for each in topology.offered)
-    found = standing(node(msgspec.structs.replace(topology, offers=offers)))
+    found = status(node(msgspec.structs.replace(topology, offers=offers)))
     monkeypatch.setattr(link, "discovered_or_read", lambda *_: found)
 
     assert 0 == root.run(["gpu", "list"])
@@ -155,7 +155,7 @@ def in_slices(topology: Topology, replicas: int, sharing: Literal["time-slicing"
 def test_fragmentation_adds_up_what_is_left_of_each_way(
     state: NodeState, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(link, "discovered", lambda *_: standing(state))
+    monkeypatch.setattr(link, "discovered", lambda *_: status(state))
     assert 0 == root.run(["fragmentation"])
 
     assert [f"left of {expected}"] == [line for line in capsys.readouterr().out.splitlines() if "left of" in line]
@@ -195,7 +195,7 @@ def test_slots_are_shown_with_their_amounts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = slots_held(node(in_slots(DGX, gpus=2)), (0, 30, 8000), 0)
-    monkeypatch.setattr(link, "discovered_or_read", lambda *_: standing(state))
+    monkeypatch.setattr(link, "discovered_or_read", lambda *_: status(state))
     assert 0 == root.run(["gpu", "list"])
     shown = capsys.readouterr()
     rows = [re.split(r" {2,}", line.strip()) for line in shown.out.splitlines()]

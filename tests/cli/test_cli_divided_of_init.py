@@ -13,7 +13,7 @@ from topoalign.cli import link, root
 from topoalign.cli.draw.diagram import diagram_of
 from topoalign.cli.draw.text import text
 from topoalign.cli.explain import show_cards
-from topoalign.cli.link import Link, Standing
+from topoalign.cli.link import Link, NodeStatus
 from topoalign.core.model.allocations import Allocation, Owner, Role
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount
@@ -44,7 +44,7 @@ def state(monkeypatch: pytest.MonkeyPatch) -> NodeState:
     """Two init containers and an app container: 60 cores, then 20, then 30."""
     found = holding(("prepare", 60, 20480), ("check", 20, 1024), ("main", 30, 10240))
     assert found.health is not None
-    shown = Standing(NODE, found.hardware, tuple(found.allocations.values()), found.health.devices)
+    shown = NodeStatus(NODE, found.hardware, tuple(found.allocations.values()), found.health.devices)
     monkeypatch.setattr(link, "discovered", lambda *_: shown)
     monkeypatch.setattr(link, "discovered_or_read", lambda *_: shown)
     return found

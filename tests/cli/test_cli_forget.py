@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from topoalign.cli import forget, root
-from topoalign.client.records import forget_node, has_spoken
+from topoalign.client.records import forget_node, has_published
 from topoalign.core import wire
 from topoalign.core.model.events import AllocationsSnapshot
 from topoalign.core.model.ids import NodeName
@@ -43,7 +43,7 @@ async def test_a_node_that_is_gone_is_forgotten_and_one_that_lives_is_not(
             answer = json.loads(printed[printed.index("{\n") :])  # after what the bus of this test has logged
             refused = await run("forget", LIVING, "--nats", url)
             unheard = await run("forget", "nobody", "--nats", url)
-        spoken = [await has_spoken(bus, node) for node in (GONE, LIVING)]
+        spoken = [await has_published(bus, node) for node in (GONE, LIVING)]
 
     errors = capsys.readouterr().err
     assert (0, {"forgotten": GONE}) == (forgotten, answer)
@@ -66,7 +66,7 @@ async def test_a_node_whose_allocator_is_stopped_is_not_taken_for_gone(
         endpoint = Endpoint(name="explain", subject=wire.admission_subject(LIVING, "explain"), answer=silence)
         async with bus.serve("topoalign-allocator", [endpoint]):
             refused = await run("forget", LIVING, "--nats", url)
-        spoken = await has_spoken(bus, LIVING)
+        spoken = await has_published(bus, LIVING)
 
     assert 69 == refused
     assert spoken
@@ -85,11 +85,11 @@ async def test_everything_that_is_said_of_a_node_is_deleted() -> None:
     bus = MemoryBus()
     reserved = wire.reservation_subject(GONE)
     await bus.publish(Message(subject=reserved, headers={}, body=b"{}"))
-    before = await has_spoken(bus, GONE)
+    before = await has_published(bus, GONE)
     for event, (pattern, _) in wire.SUBJECTS.items():
         subject = f"{wire.PREFIX}.{pattern.format(node=wire.token(GONE))}"
         await bus.publish(Message(subject=subject, headers={}, body=b"{}"))
-        assert await has_spoken(bus, GONE), event
+        assert await has_published(bus, GONE), event
     await forget_node(bus, GONE)
 
     assert not before

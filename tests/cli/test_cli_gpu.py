@@ -13,7 +13,7 @@ from anyio.from_thread import start_blocking_portal
 from discovery_support import NODE, QUIET_SECONDS, discovery_with
 
 from topoalign.cli import root
-from topoalign.cli.link import Standing
+from topoalign.cli.link import NodeStatus
 from topoalign.core import wire
 from topoalign.core.admission.prediction import kubelet_rules
 from topoalign.core.model.events import (
@@ -69,8 +69,8 @@ async def serving(folder: Path) -> AsyncIterator[str]:
         ):
             await bus.publish(wire.encode(fact, 1.0))
         clock = SystemClock()
-        caretaker = HealthKeeper(RecordFile(folder / "state", "boot"), XidRules(), QUIET_SECONDS, clock)
-        discovery = discovery_with(DescribedDriver("dgx-a100"), bus, clock, caretaker=caretaker)
+        health_keeper = HealthKeeper(RecordFile(folder / "state", "boot"), XidRules(), QUIET_SECONDS, clock)
+        discovery = discovery_with(DescribedDriver("dgx-a100"), bus, clock, health_keeper=health_keeper)
         await tasks.start(lambda *, task_status: discovery.run(task_status=task_status))
         while await bus.last_position(Stream.NODES) < 3:
             await anyio.lowlevel.checkpoint()
@@ -161,9 +161,9 @@ def test_holders_of_a_part_are_listed_for_the_part_and_for_its_gpu() -> None:
         return Allocation(id=AllocationID(f"a-{number}"), owner=owner, devices={GPU: tuple(map(DeviceID, devices))})
 
     allocations = (held(1, "MIG-1"), held(2, "GPU-1::0", "GPU-1::1"), held(3, "GPU-1::2"))
-    standing = Standing(NODE, topology, allocations, {})
+    status = NodeStatus(NODE, topology, allocations, {})
 
-    assert {"MIG-1": ("ml/pod-1",), "GPU-0": ("ml/pod-1",), "GPU-1": ("ml/pod-2", "ml/pod-3")} == standing.holders
+    assert {"MIG-1": ("ml/pod-1",), "GPU-0": ("ml/pod-1",), "GPU-1": ("ml/pod-2", "ml/pod-3")} == status.holders
 
 
 def test_heal_says_by_its_exit_code_whether_all_of_them_are_in_use_again(run: Any) -> None:

@@ -20,7 +20,7 @@ from topoalign.core import wire
 from topoalign.core.diagnosis.records import ClusterRecord, decode_lines, encode_lines
 from topoalign.core.model.ids import DeviceID, NodeName, ResourceName
 from topoalign.core.model.kubelet import ListedDevices
-from topoalign.core.model.requests import Standing
+from topoalign.core.model.requests import WriterPosition
 from topoalign.core.ports import Endpoint
 from topoalign.machines import catalogue
 from topoalign.runtime.logging import configure_logging
@@ -350,7 +350,7 @@ def test_a_kubectl_that_does_not_answer_in_time_is_given_up(
 
 
 async def alive(body: bytes) -> bytes:
-    return wire.answer(Standing())
+    return wire.answer(WriterPosition())
 
 
 def test_a_running_cluster_is_read_from_its_streams(

@@ -11,7 +11,7 @@ from bus_support import KillableServer, killable, stored
 from fact_support import Writer
 from structlog.testing import capture_logs
 
-from topoalign.client import Client, Heard, connect, subscriber
+from topoalign.client import Client, Delivery, connect, subscriber
 from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.model.events import (
@@ -41,12 +41,12 @@ async def publish(bus: Bus, *events: Event) -> None:
         await bus.publish(wire.encode(event, TIME))
 
 
-async def heard(client: Client, count: int, since: int | None = None, node: str | None = None) -> list[Heard]:
+async def heard(client: Client, count: int, since: int | None = None, node: str | None = None) -> list[Delivery]:
     async with aclosing(client.allocations(since, NodeName(node) if node else None)) as events:
         return [await anext(events) for _ in range(count)]
 
 
-def facts(received: list[Heard]) -> list[Event]:
+def facts(received: list[Delivery]) -> list[Event]:
     return [one.event for one in received]
 
 
@@ -338,7 +338,7 @@ async def replace_stream(server: KillableServer, bus: NatsBus, stream: Stream) -
     await apply_stores(server.url)
 
 
-async def caught_up(client: Client, stream: Stream, events: AsyncIterator[Heard]) -> None:
+async def caught_up(client: Client, stream: Stream, events: AsyncIterator[Delivery]) -> None:
     """Waits for an event that does not come until the client has nothing left to read."""
 
     async def wait() -> None:

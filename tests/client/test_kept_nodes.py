@@ -14,7 +14,7 @@ from topoalign.client.superseded import KeptNodes, newest_snapshots
 from topoalign.core import wire
 from topoalign.core.model.events import DeviceHealthChanged, LedgerEvent
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import Standing
+from topoalign.core.model.requests import WriterPosition
 from topoalign.core.ports import Endpoint, Stream
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.request_turns import Turns
@@ -83,7 +83,9 @@ class World:
 
     async def stands_by(self, body: bytes) -> bytes:
         state = self.writer.state
-        return wire.answer(Standing(epoch=state.epoch, seq=state.seq, digest=state.digest, readings={"health": (1, 1)}))
+        return wire.answer(
+            WriterPosition(epoch=state.epoch, seq=state.seq, digest=state.digest, readings={"health": (1, 1)})
+        )
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from fact_support import Writer, owner
 
-from topoalign.client import Client, Heard
+from topoalign.client import Client, Delivery
 from topoalign.core import wire
 from topoalign.core.model.events import ContainerUsage, TopologyDiscovered, UsageObserved
 from topoalign.core.model.ids import ContainerName, DeviceID, NodeName
@@ -31,7 +31,7 @@ def hardware(number: int) -> Topology:
     return renamed(bare, {uuid: DeviceID(f"{uuid}-of-{number}") for uuid in uuids(bare)})
 
 
-async def readings(client: Client) -> list[Heard]:
+async def readings(client: Client) -> list[Delivery]:
     async with aclosing(client.nodes()) as events:
         return [await anext(events) for _ in range(NODES)]
 
@@ -112,7 +112,7 @@ async def test_every_allocation_event_carries_the_allocations_after_it() -> None
     assert heard[-1].state.allocations is cluster.member(writer.node).state.allocations
 
 
-async def first(client: Client) -> Heard:
+async def first(client: Client) -> Delivery:
     async with aclosing(client.nodes()) as events:
         return await anext(events)
 

@@ -11,7 +11,7 @@ from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.model.events import Allocation, AllocationGranted, AllocationReleased, ReservationsChanged
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
-from topoalign.core.model.requests import Standing
+from topoalign.core.model.requests import WriterPosition
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.ports import Endpoint, Message
 from topoalign.runtime.clock import SystemClock
@@ -46,7 +46,7 @@ def reserving(node: str, seq: int, *reservations: Reservation) -> Message:
 
 
 async def alive(body: bytes) -> bytes:
-    return wire.answer(Standing())
+    return wire.answer(WriterPosition())
 
 
 async def read(bus: MemoryBus, *silent: NodeRecord) -> ClusterRecord:

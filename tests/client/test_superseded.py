@@ -12,7 +12,7 @@ from fact_support import Writer, owner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.client import Client, Heard, subscriber
+from topoalign.client import Client, Delivery, subscriber
 from topoalign.client.superseded import Superseded, newest_snapshots, place_of
 from topoalign.core import wire
 from topoalign.core.model.events import LARGEST_NUMBER, AllocationBound, AllocationsSnapshot, LedgerEvent
@@ -28,13 +28,13 @@ NODES = ("a", "b.example.com", "c")
 ODDITIES = ("again", "swapped", "lost", "forged", "unreadable", "nameless")
 
 
-async def read(messages: list[Message], *, superseded: bool) -> tuple[list[Heard], Client]:
+async def read(messages: list[Message], *, superseded: bool) -> tuple[list[Delivery], Client]:
     """What a reader hears of the past, up to a last fact of a node of its own."""
     bus = MemoryBus()
     for message in [*messages, wire.encode(Writer("end").snapshot(), 1.0)]:
         await bus.publish(message)
     client = Client(bus, ManualClock())
-    received: list[Heard] = []
+    received: list[Delivery] = []
     async with aclosing(client.allocations(0, superseded=superseded)) as events:
         async for heard in events:
             if heard.event.node == "end":
@@ -43,7 +43,7 @@ async def read(messages: list[Message], *, superseded: bool) -> tuple[list[Heard
     raise AssertionError("the past has an end")
 
 
-def believed(received: list[Heard]) -> dict[NodeName, tuple[int, int, str]]:
+def believed(received: list[Delivery]) -> dict[NodeName, tuple[int, int, str]]:
     """Node -> epoch, seq and digest, folded as a subscriber does."""
     states: dict[NodeName, NodeState] = {}
     for heard in received:
@@ -52,13 +52,13 @@ def believed(received: list[Heard]) -> dict[NodeName, tuple[int, int, str]]:
     return {node: (state.epoch, state.seq, state.digest) for node, state in states.items()}
 
 
-def histories(chance: Random, oddities: list[str]) -> list[Message]:
+def histories(chance: Random, repeated_or_constant: list[str]) -> list[Message]:
     """What a few nodes have said, each in its order, with these oddities at any place."""
     said = [history(Writer(node, epoch=chance.randint(1, 3)), chance) for node in NODES]
     messages: list[Message] = []
     while any(said):
         messages.append(wire.encode(chance.choice([own for own in said if own]).pop(0), 1.0))
-    for number, oddity in enumerate(oddities):
+    for number, oddity in enumerate(repeated_or_constant):
         if messages:
             messages = disturbed(messages, oddity, chance.randrange(len(messages)), chance, number)
     return messages
@@ -101,9 +101,9 @@ def disturbed(messages: list[Message], oddity: str, place: int, chance: Random, 
 
 
 @given(st.randoms(use_true_random=False), st.lists(st.sampled_from(ODDITIES), max_size=4))
-def test_the_same_is_believed_as_of_a_reader_of_everything(chance: Random, oddities: list[str]) -> None:
+def test_the_same_is_believed_as_of_a_reader_of_everything(chance: Random, repeated_or_constant: list[str]) -> None:
     """Also where facts were stored again, in another order, lost, forged, or cannot be read."""
-    messages = histories(chance, oddities)
+    messages = histories(chance, repeated_or_constant)
     all_of_it, _ = anyio.run(lambda: read(messages, superseded=True))
     short, _ = anyio.run(lambda: read(messages, superseded=False))
 

@@ -26,7 +26,7 @@ from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.events import AllocationGranted, Event, TopologyDiscovered
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.maintenance import Word
+from topoalign.core.model.maintenance import Override
 from topoalign.core.ports import Bus, Endpoint, Message, Stream
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import connect_bus
@@ -236,14 +236,14 @@ async def test_requests_of_a_later_version_are_refused_by_their_field(
 def subjects() -> list[str]:
     """Of all questions that the services of a node answer."""
     verbs = ("allocate", "release", "what-if", "explain", "snapshot", "trust", "alive", "announce")
-    words: tuple[Word, ...] = get_args(Word)
+    words: tuple[Override, ...] = get_args(Override)
     return [
         *(wire.admission_subject(NODE, verb) for verb in verbs),
         *(wire.devices_subject(NODE, word) for word in words),
         wire.hints_subject(NODE),
         wire.announce_subject(NODE),
         wire.alive_subject(NODE),
-        wire.said_subject(NODE),
+        wire.published_subject(NODE),
     ]
 
 

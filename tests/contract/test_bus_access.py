@@ -18,7 +18,7 @@ from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken, Inv
 from topoalign.core.ports import Stream
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.nats_bus import Access, apply_stores, connect_bus, follower
-from topoalign.runtime.speaker import Speaker
+from topoalign.runtime.speaker import FactPublisher
 
 pytestmark = pytest.mark.anyio
 ALL = "topoalign.v1.>"
@@ -60,7 +60,7 @@ async def test_a_writer_that_may_not_read_takes_a_repeated_id_for_taken(tmp_path
         with pytest.raises(IdTaken, match=r"cannot be read: no permission on \$JS\.API\.DIRECT\.GET\.TOPOALIGN_"):
             await bus.publish(said(1))
 
-        assert 2 == await Speaker(bus, SystemClock()).publish(said(1))
+        assert 2 == await FactPublisher(bus, SystemClock()).publish(said(1))
 
 
 async def test_a_subscriber_may_be_allowed_to_do_no_more_than_read(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ async def test_follow_retries_slow_down_and_start_over_after_a_message(
 async def test_a_message_is_read_although_its_news_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where another server of a cluster has taken over: the store is looked at."""
     monkeypatch.setattr(follower, "LOOK", 0.1)
-    monkeypatch.setattr(Reading, "hear_news", lambda self, delivered: None)
+    monkeypatch.setattr(Reading, "take_stored", lambda self, delivered: None)
     async with (
         killable(tmp_path) as server,
         connect_bus(server.url) as bus,

@@ -116,7 +116,7 @@ class Nobody:
     def hear(self, event: HardwareEvent) -> None:
         pass
 
-    def deaf(self, reason: str | None, gpus: frozenset[DeviceID] = frozenset()) -> None:
+    def lose_subscription(self, reason: str | None, gpus: frozenset[DeviceID] = frozenset()) -> None:
         assert reason is None, reason
 
 

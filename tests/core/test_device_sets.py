@@ -92,7 +92,7 @@ def test_held_and_free_devices_are_those_found_one_by_one(case: Case) -> None:
     owned = state.ownership
     held = {device for each in case.allocations for devices in each.devices.values() for device in devices}
     for resource, listed in state.hardware.devices.items():
-        usable = [d for d in listed if state.health_of(d).usable and d.split("::")[0] not in owned.companions]
+        usable = [d for d in listed if state.health_of(d).usable and d.split("::")[0] not in owned.co_allocated]
 
         assert in_order(listed, held) == [*owned.held(resource)]
         assert usable == [*owned.usable(resource)]

@@ -17,7 +17,7 @@ from topoalign.core.deviceshare.inventory import ANYWHERE, Device, Inventory, Pa
 from topoalign.core.deviceshare.names import DeviceType
 from topoalign.core.deviceshare.numa_hints import NumaHint, numa_hints
 from topoalign.core.deviceshare.quantities import GpuDemand, by_type, gpu_demand
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit, NotMeant, Status
+from topoalign.core.deviceshare.refusals import DevicesDoNotFit, InvalidShareRequest, Status
 from topoalign.core.deviceshare.scores import Packing, Scorer, device_score, node_score
 from topoalign.core.model.errors import TooMuchWork
 
@@ -45,7 +45,7 @@ def test_resources_of_gpus_come_in_the_sets_that_can_be_meant(meant: frozenset[s
     elif names in MEANT:
         assert [DeviceType.GPU] == [*by_type(asked)]
     else:
-        with pytest.raises(NotMeant) as caught:
+        with pytest.raises(InvalidShareRequest) as caught:
             by_type(asked)
         assert (f"invalid resource device requests: [{' '.join(sorted(names))}]",) == caught.value.reasons
         assert (Status.UNRESOLVABLE, "pod.requests") == (caught.value.status, caught.value.field)
@@ -87,7 +87,7 @@ def test_amounts_divide_evenly_and_whole_devices_are_whole(requests: dict[str, i
     if meant:
         assert 1 == len(by_type(requests))
         return
-    with pytest.raises(NotMeant):
+    with pytest.raises(InvalidShareRequest):
         by_type(requests)
 
 

@@ -29,7 +29,7 @@ from topoalign.core.deviceshare.names import (
     DeviceType,
 )
 from topoalign.core.deviceshare.quantities import by_type, gpu_demand
-from topoalign.core.deviceshare.refusals import NotMeant, violation
+from topoalign.core.deviceshare.refusals import InvalidShareRequest, violation
 from topoalign.core.model.errors import InvalidField, TooMuchWork, TopoalignError
 from topoalign.tools.conformance.koordinator_devices import read_device
 
@@ -65,7 +65,7 @@ def test_invalid_json_is_refused_by_the_name_of_its_annotation(key: str, compat:
     which Koordinator's scheduler crashes.
     """
     for text in (*MALFORMED, *WRONG_SHAPE[key]):
-        with pytest.raises(NotMeant) as error:
+        with pytest.raises(InvalidShareRequest) as error:
             read_demand({key: text}, {GPUS: 1}, compat=compat)
         assert error.value.field.startswith(f"pod.annotations[{key}]")
         assert error.value.reasons[0].startswith("invalid ")
@@ -79,7 +79,7 @@ def test_null_and_an_empty_object_say_nothing(key: str, compat: bool) -> None:
 
 
 def test_an_annotation_longer_than_kubernetes_takes_is_refused() -> None:
-    with pytest.raises(NotMeant, match="longer than 262144 characters"):
+    with pytest.raises(InvalidShareRequest, match="longer than 262144 characters"):
         read_demand({JOINT_ANNOTATION: " " * 262_145}, {GPUS: 1})
 
 
@@ -91,7 +91,7 @@ def test_names_of_fields_are_found_in_any_case_for_koordinator() -> None:
     text = '{"DEVICETYPES": ["gpu", "rdma"], "requiredscope": "SamePCIe", "else": 1}'
 
     assert read_demand({JOINT_ANNOTATION: text}, {GPUS: 1, UNITS: 1}, compat=True).same_pcie
-    with pytest.raises(NotMeant, match="unknown field"):
+    with pytest.raises(InvalidShareRequest, match="unknown field"):
         read_demand({JOINT_ANNOTATION: text}, {GPUS: 1, UNITS: 1})
 
 
@@ -146,7 +146,7 @@ def test_whatever_is_asked_is_answered_or_refused_with_a_remedy(
     ],
 )
 def test_requests_that_cannot_be_meant_are_refused_in_koordinators_words(requests: dict[str, int], reason: str) -> None:
-    with pytest.raises(NotMeant) as error:
+    with pytest.raises(InvalidShareRequest) as error:
         by_type(requests)
     assert (reason,) == error.value.reasons
 

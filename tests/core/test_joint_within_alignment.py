@@ -58,7 +58,7 @@ def test_gpus_alone_in_the_limits_bring_a_nic_for_each_switch() -> None:
     got = admitted(admit(node(HGX), joint(container(gpus=4)), KUBELET))["main"]
 
     assert ("GPU-0", "GPU-1", "GPU-2", "GPU-3") == got.devices[GPU]
-    assert ("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3") == got.devices[NIC] == got.companions
+    assert ("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3") == got.devices[NIC] == got.co_allocated
     assert {GPU: got.devices[GPU]} == got.from_kubelet
 
 
@@ -84,7 +84,7 @@ def test_same_pcie_that_cannot_be_met_is_a_refusal() -> None:
     rules = msgspec.structs.replace(KUBELET, policy=Policy.NONE)
 
     assert "DevicesDoNotFit" == refused(admit(state, joint(container(gpus=2)), rules)).code
-    assert admitted(admit(state, joint(container(gpus=1)), rules))["main"].companions == ("mlx5_1",)
+    assert admitted(admit(state, joint(container(gpus=1)), rules))["main"].co_allocated == ("mlx5_1",)
     assert isinstance(admit(state, joint(container(gpus=2), said=TOGETHER), rules), Admission)
 
 
@@ -96,7 +96,7 @@ def test_companions_stay_within_a_strict_alignment() -> None:
     loose = msgspec.structs.replace(KUBELET, policy=Policy.BEST_EFFORT)
 
     assert "DevicesDoNotFit" == refused(admit(state, asked, KUBELET)).code
-    assert ("mlx5_4",) == admitted(admit(state, asked, loose))["main"].companions
+    assert ("mlx5_4",) == admitted(admit(state, asked, loose))["main"].co_allocated
 
 
 def test_a_virtual_function_is_a_companion_and_shares_its_nic() -> None:
@@ -111,7 +111,7 @@ def test_a_virtual_function_is_a_companion_and_shares_its_nic() -> None:
         got = admitted(admit(state, asked, KUBELET))["main"]
 
         assert {"mlx5_0": ("0000:04:01.0",)} == got.virtual_functions
-        assert ("mlx5_0",) == got.companions
+        assert ("mlx5_0",) == got.co_allocated
     state = state.holding(msgspec.structs.replace(got, id=AllocationID("first"), owner=None))
     assert "mlx5_0" not in state.ownership.free(NIC)
     freed = held(state, "GPU-1")
@@ -140,7 +140,7 @@ def test_hints_and_partitions_count_without_a_joint_annotation() -> None:
 def test_a_container_without_gpus_gets_no_companions() -> None:
     got = admitted(admit(node(HGX), joint(container(gpus=1), container("side", cpus=1)), KUBELET))
 
-    assert ("mlx5_0",) == got["main"].companions
+    assert ("mlx5_0",) == got["main"].co_allocated
     assert "side" not in got or not got["side"].devices
 
 
@@ -149,8 +149,8 @@ def test_a_container_takes_over_what_comes_with_an_init_container() -> None:
     got = admitted(admit(node(HGX), joint(container(gpus=2), init=(container("first", gpus=1),)), KUBELET))
 
     assert {*got["first"].devices[GPU]} <= {*got["main"].devices[GPU]}
-    assert {*got["first"].companions} <= {*got["main"].companions}
-    assert 2 == len(got["main"].companions)
+    assert {*got["first"].co_allocated} <= {*got["main"].co_allocated}
+    assert 2 == len(got["main"].co_allocated)
 
 
 def test_a_prediction_says_that_it_stands_on_a_reservation() -> None:

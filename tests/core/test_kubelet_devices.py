@@ -150,7 +150,7 @@ def test_what_was_asked_for_and_no_container_has_is_noted(owned: bool, listed: b
 def test_devices_that_came_with_others_are_not_noted_as_asked_for() -> None:
     """The kubelet does not know of them, so its checkpoint never lists them."""
     with_nic = msgspec.structs.replace(
-        allocation(1, frozenset((DEVICES[0], DEVICES[4])), False), companions=(DEVICES[4],)
+        allocation(1, frozenset((DEVICES[0], DEVICES[4])), False), co_allocated=(DEVICES[4],)
     )
     kubelet = KubeletObserved(rules=kubelet_rules(RULES), entries=(entry(False, "GPU-0"),))
 

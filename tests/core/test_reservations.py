@@ -225,9 +225,9 @@ def test_podresources_shows_what_a_checkpoint_does_not_tell(unknown: str) -> Non
 
 def test_companions_end_with_the_gpus_of_their_container() -> None:
     """They come with the GPUs' Allocate or not at all."""
-    state = after(reservation("a", container("GPU-0", companions=("mlx5_0",))))
+    state = after(reservation("a", container("GPU-0", co_allocated=("mlx5_0",))))
 
-    assert [(container(companions=("mlx5_0",)),)] == rest(state.observe(holding(allocated("GPU-0")), own=True))
+    assert [(container(co_allocated=("mlx5_0",)),)] == rest(state.observe(holding(allocated("GPU-0")), own=True))
     assert [] == rest(state.observe(holding(allocated("GPU-0", pod="a"))))
 
 
@@ -258,7 +258,7 @@ def test_a_decision_becomes_a_reservation_and_allocations_again() -> None:
         allocated(),
         owner=owner,
         devices={GPU: ids("GPU-0"), NIC: ids("n0", "n1")},
-        companions=ids("n1"),
+        co_allocated=ids("n1"),
         cpus="0-1",
     )
     empty = Allocation(id=given.id, owner=msgspec.structs.replace(owner, container=ContainerName("none")))
@@ -266,15 +266,15 @@ def test_a_decision_becomes_a_reservation_and_allocations_again() -> None:
     asked = ContainerRequest(name=owner.container, limits={GPU: 1, NIC: 1, CPU: 2000})
     asking = PodRequest(name=owner.pod, containers=(asked,))
 
-    made = reservation_of("uid-a", asking, (given, empty), 30.0, needs_companions=True)
+    made = reservation_of("uid-a", asking, (given, empty), 30.0, needs_co_allocated=True)
     (held,) = allocations_of(made)
 
     assert {GPU: ids("GPU-0"), NIC: ids("n0")} == made.containers[0].devices
-    assert {NIC: ids("n1")} == made.containers[0].companions
+    assert {NIC: ids("n1")} == made.containers[0].co_allocated
     assert ["main"] == [each.container for each in made.containers]
-    assert made.containers[0].needs_companions
+    assert made.containers[0].needs_co_allocated
     assert (given.devices, given.cpus, "uid-a") == (held.devices, held.cpus, held.pod_uid)
-    assert given.companions == held.companions
+    assert given.co_allocated == held.co_allocated
     assert held.owner is not None
     assert ("", "uid-a") == (held.owner.namespace, held.owner.pod)
 
@@ -330,11 +330,11 @@ def test_memory_of_each_size_is_a_part() -> None:
 def test_what_an_init_container_holds_shows_nothing_of_the_next_one() -> None:
     """It takes over the devices, and comes with more: its own part is shown when it has them."""
     first = msgspec.structs.replace(container("GPU-0", name="first"), role="init")
-    state = after(reservation("a", first, container("GPU-0", "GPU-1", companions=("mlx5_0",))))
+    state = after(reservation("a", first, container("GPU-0", "GPU-1", co_allocated=("mlx5_0",))))
 
     seen = state.observe(holding(allocated("GPU-0")), own=True)
 
-    assert [(container("GPU-0", "GPU-1", companions=("mlx5_0",)),)] == rest(seen)
+    assert [(container("GPU-0", "GPU-1", co_allocated=("mlx5_0",)),)] == rest(seen)
 
 
 def test_an_init_container_takes_over_what_an_earlier_one_holds() -> None:

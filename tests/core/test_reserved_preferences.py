@@ -92,7 +92,7 @@ def test_the_nic_of_a_container_follows_its_gpus() -> None:
 def test_what_is_given_or_over_is_reserved_no_more() -> None:
     reserved = NodeReservations().apply(
         changed(
-            reservation("a", container("GPU-0", "GPU-1", companions=("mlx5_0",))),
+            reservation("a", container("GPU-0", "GPU-1", co_allocated=("mlx5_0",))),
             reservation("b", container("GPU-2"), seconds=5.0),
         ),
         1,

@@ -25,7 +25,7 @@ def witnesses(state: NodeState) -> Iterator[tuple[str, tuple[str, str], Containe
         if held.owner is not None:
             names = ("", "") if held.pod_uid else (str(held.owner.namespace), str(held.owner.pod))
             for resource, ids in held.devices.items():
-                if set(ids) - set(held.companions):
+                if set(ids) - set(held.co_allocated):
                     yield held.pod_uid, names, held.owner.container, resource
             for resource in (*((CPU,) if held.cpus else ()), *(each.resource for each in held.memory)):
                 yield held.pod_uid, names, held.owner.container, resource
@@ -52,7 +52,7 @@ def is_shown(
     part: Part, reserved: ReservedContainer, pod: Reservation, state: NodeState, by: tuple[ReservedContainer, ...] = ()
 ) -> bool:
     """By what the container of the pod has been given, or one of the others, as everybody sees it."""
-    comes_with = GPU if any(part.device in ids for ids in reserved.companions.values()) else part.resource
+    comes_with = GPU if any(part.device in ids for ids in reserved.co_allocated.values()) else part.resource
     return any(
         container in [each.container for each in (reserved, *by)]
         and resource == comes_with
@@ -79,7 +79,7 @@ def is_held(
     containers before it have may still be theirs.
     """
     init = [each for each in pod.containers[: at(reserved, pod)] if each.role == "init"]
-    lent = [ids for each in init for ids in (*each.devices.values(), *each.companions.values())]
+    lent = [ids for each in init for ids in (*each.devices.values(), *each.co_allocated.values())]
     if not part.device or any(part.device in ids for ids in lent):
         return False
     functions = reserved.virtual_functions.get(part.device, ())
@@ -96,7 +96,7 @@ def is_held(
 
 def all_parts(pod: Reservation, reserved: ReservedContainer) -> Iterator[Part]:
     for resource in (GPU, NIC):
-        for devices in (reserved.devices, reserved.companions):
+        for devices in (reserved.devices, reserved.co_allocated):
             yield from (Part(pod.pod_uid, reserved.container, resource, each) for each in devices.get(resource, ()))
     yield from (Part(pod.pod_uid, reserved.container, each.resource) for each in reserved.memory)
     if reserved.cpus:

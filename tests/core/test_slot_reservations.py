@@ -23,7 +23,7 @@ from topoalign.core.sharing.reserved import (
     bounds_for,
     most_of,
     open_parts,
-    untold_part,
+    unmatched_part,
     with_reserved_shares,
 )
 from topoalign.core.state.fold import NodeState
@@ -190,7 +190,7 @@ def test_slots_that_a_container_must_not_have_are_told() -> None:
     other = (DeviceID(f"{FIRST}::4"),)
 
     def told(state: NodeState, slots: tuple[DeviceID, ...]) -> str | None:
-        part = untold_part(state, kept, 0.0, GPU, slots)
+        part = unmatched_part(state, kept, 0.0, GPU, slots)
         return None if part is None else part.name[1]
 
     assert "c0" == told(state, other)

@@ -133,7 +133,7 @@ MAKERS: dict[type[Fact], st.SearchStrategy[Fact]] = {
                         ReservedContainer,
                         container=text,
                         devices=devices,
-                        companions=devices,
+                        co_allocated=devices,
                         cpus=st.sampled_from(["", "0-3,8"]),
                         memory=st.lists(blocks, max_size=2).map(tuple),
                     ),

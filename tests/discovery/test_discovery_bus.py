@@ -178,7 +178,7 @@ async def test_a_restart_at_a_repeated_time_of_the_clock_is_heard(tmp_path: Path
         before = await world.health()
     world.hardware.now = inventory(0, 1, sick="XID 79")
     remembering = HealthKeeper(RecordFile(tmp_path, "boot"), XidRules(), QUIET_SECONDS, world.clock)
-    world.discovery = discovery_with(world.hardware, world.bus, world.clock, caretaker=remembering)
+    world.discovery = discovery_with(world.hardware, world.bus, world.clock, health_keeper=remembering)
     async with world.running():
         after = await world.health()
 

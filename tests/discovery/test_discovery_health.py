@@ -10,7 +10,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, DriverFault, Unavailable
 from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.maintenance import DevicesRequest, Word
+from topoalign.core.model.maintenance import DevicesRequest, Override
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
 from topoalign.core.ports import HardwareEvent, Inventory, Occurrence
@@ -34,7 +34,7 @@ async def happens(world: World, kind: Occurrence, gpu: DeviceID | None = A, **mo
     world.hardware.listener.hear(HardwareEvent(kind=kind, gpu=gpu, **more))
 
 
-async def word(world: World, word: Word, *devices: str, reason: str = "") -> dict[DeviceID, DeviceHealth]:
+async def word(world: World, word: Override, *devices: str, reason: str = "") -> dict[DeviceID, DeviceHealth]:
     request = msgspec.json.encode(DevicesRequest(node=NODE, devices=devices, reason=reason))
     return wire.answered(
         await world.bus.ask(wire.devices_subject(NODE, word), request, 5.0), dict[DeviceID, DeviceHealth]
@@ -170,16 +170,16 @@ async def test_gpus_without_events_are_unknown_with_the_reason(world: World) -> 
     async with world.running():
         assert world.hardware.listener is not None
         reads = world.hardware.reads
-        world.hardware.listener.deaf("NVML hangs", frozenset({A}))
+        world.hardware.listener.lose_subscription("NVML hangs", frozenset({A}))
         await world.clock.advance(HOLD_DOWN_SECONDS)
         assert reads + 1 == world.hardware.reads, "a reading tells more"
         devices = (await world.health()).devices
         assert (HealthState.UNKNOWN, "NVML hangs", HEALTHY) == (devices[A].state, devices[A].reason, devices[B])
-        assert "NVML hangs" == world.discovery.deafness()
+        assert "NVML hangs" == world.discovery.subscription_loss()
 
-        world.hardware.listener.deaf(None)
+        world.hardware.listener.lose_subscription(None)
         await world.clock.advance(HOLD_DOWN_SECONDS)
-        assert ({HEALTHY}, None) == (set((await world.health()).devices.values()), world.discovery.deafness())
+        assert ({HEALTHY}, None) == (set((await world.health()).devices.values()), world.discovery.subscription_loss())
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ async def test_without_health_checks_only_readings_cost_a_gpu(
     world: World,
 ) -> None:
     """As `DP_DISABLE_HEALTHCHECKS=all` has it."""
-    world.caretaker.follow(XidRules(all_ignored=True), QUIET_SECONDS)
+    world.health_keeper.follow(XidRules(all_ignored=True), QUIET_SECONDS)
     async with world.running():
         await happens(world, Occurrence.DOUBLE_BIT_ECC)
         await happens(world, Occurrence.XID, xid=79)
@@ -394,10 +394,10 @@ async def test_a_damaged_record_is_loud_until_an_operator_has_spoken(tmp_path: P
     (tmp_path / NAME).write_text('{"version": 1, "cordons": {"GPU-0":')
     world = World(tmp_path)
     async with world.running():
-        assert "cordons are not known" in (world.caretaker.trouble() or "")
+        assert "cordons are not known" in (world.health_keeper.trouble() or "")
         await word(world, "cordon", "0")
 
-        assert None is world.caretaker.trouble()
+        assert None is world.health_keeper.trouble()
         assert (tmp_path / f"{NAME}.corrupt-1").exists()
 
 
@@ -408,15 +408,15 @@ async def test_a_damaged_record_is_reported_until_an_operator_overrides(tmp_path
     for _ in range(3):
         world = World(tmp_path)
         async with world.running():
-            said.append(world.caretaker.trouble() or "")
+            said.append(world.health_keeper.trouble() or "")
     async with world.running():
         await word(world, "uncordon", "1")
-        assert None is world.caretaker.trouble()
+        assert None is world.health_keeper.trouble()
     after = World(tmp_path)
 
     assert 1 == len(set(said))
     assert "cordons are not known" in said[0] and f"{NAME}.corrupt-1" in said[0]
-    assert None is after.caretaker.trouble()
+    assert None is after.health_keeper.trouble()
 
 
 async def test_a_cordoned_gpu_that_falls_ill_says_both(world: World) -> None:

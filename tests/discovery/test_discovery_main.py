@@ -186,7 +186,7 @@ async def test_health_settings_count_as_soon_as_they_change(tmp_path: Path) -> N
     file.write_text("version: v1\n")
     configuration = ConfigurationFile({"TOPOALIGN_CONFIG": str(file)})
     async with world.running(), background() as tasks:
-        tasks.start_soon(follow, configuration, world.discovery, world.caretaker, {})
+        tasks.start_soon(follow, configuration, world.discovery, world.health_keeper, {})
         await world.clock.advance(READ_SECONDS)
         file.write_text("health: {ignoredXIDs: [79], quietSeconds: 1, holdDownSeconds: 40}\n")
         assert await configuration.look()

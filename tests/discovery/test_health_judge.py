@@ -101,9 +101,9 @@ def test_a_reading_begun_before_a_sign_does_not_shorten_the_quiet() -> None:
     ward.read(100.0 + QUIET, a=HEALTHY)
     assert HealthState.UNHEALTHY == ward.state()
 
-    ward.judge.deaf("events cannot be waited for", {A})
+    ward.judge.lose_subscription("events cannot be waited for", {A})
     ward.read(110.0 + QUIET)
-    ward.judge.deaf(None)
+    ward.judge.lose_subscription(None)
     ward.read(129.9 + QUIET)
     assert HealthState.UNHEALTHY == ward.state()
     ward.read(110.0 + 2 * QUIET)
@@ -227,17 +227,17 @@ def test_without_a_reading_nobody_knows_and_what_was_bad_stays_bad() -> None:
 def test_a_gpu_that_cannot_be_heard_is_unknown_and_never_counts_as_quiet() -> None:
     ward = Ward()
     ward.judge.sign(A, "XID 94", 10.0)
-    ward.judge.deaf("events cannot be waited for", {A})
+    ward.judge.lose_subscription("events cannot be waited for", {A})
     ward.read(500.0)
     assert (HealthState.UNHEALTHY, HealthState.HEALTHY) == (ward.state(A), ward.state(B))
 
-    ward.judge.deaf(None)
+    ward.judge.lose_subscription(None)
     ward.read(510.0)
     assert HealthState.UNHEALTHY == ward.state(A), "who knows what happened meanwhile"
     ward.read(500.0 + QUIET)
     assert HealthState.HEALTHY == ward.state(A)
 
-    ward.judge.deaf("events cannot be waited for", {A, B})
+    ward.judge.lose_subscription("events cannot be waited for", {A, B})
     assert HealthState.UNKNOWN == ward.state(B)
 
 

@@ -11,7 +11,7 @@ import pytest
 from anyio import to_thread
 from kubelet_support import short_directory
 
-from topoalign.client.records import has_spoken
+from topoalign.client.records import has_published
 from topoalign.core.model.ids import NodeName
 from topoalign.machines import load_machine
 from topoalign.runtime.nats_bus import connect_bus
@@ -82,7 +82,7 @@ async def test_a_demo_on_streams_that_live_on_leaves_no_node_behind(tmp_path: Pa
     async with local_nats(tmp_path / "nats") as url:
         done = await to_thread.run_sync(demo, "--machine", "dgx-a100", "--nats", url, "--node", "demo-node")
         async with connect_bus(url) as bus:
-            left = await has_spoken(bus, NodeName("demo-node"))
+            left = await has_published(bus, NodeName("demo-node"))
 
     assert (0, "", False) == (done.returncode, done.stderr, left)
 

@@ -24,7 +24,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
-from topoalign.core.model.requests import AliveRequest, Standing
+from topoalign.core.model.requests import AliveRequest, WriterPosition
 from topoalign.core.ports import Bus, Endpoint
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics
@@ -96,9 +96,9 @@ class Site:
     async def running(self, bus: Bus) -> AsyncIterator[None]:
         await self.say_hardware(bus)
 
-        async def alive(request: AliveRequest) -> Standing:
+        async def alive(request: AliveRequest) -> WriterPosition:
             state = self.ledger.state
-            return Standing(epoch=state.epoch, seq=state.seq, digest=state.digest)
+            return WriterPosition(epoch=state.epoch, seq=state.seq, digest=state.digest)
 
         admissions = Admissions(self.ledger, bus, RULES, kubelet_owns_devices=True)
         subject = wire.admission_subject(NODE, "alive")

@@ -29,7 +29,7 @@ async def test_a_kubelet_that_lost_our_devices_is_called_less_and_less_often() -
     async with node(MACHINE, clock=clock) as it:
         guard = Guard(it.channel, SystemClock(), it.front.plugins.values)
         plugins = it.kubelet.plugins
-        plugins.fault = "deaf"
+        plugins.fault = "lose_subscription"
         plugins.endpoints[GPU].devices.clear()
         with structlog.testing.capture_logs() as logs:
             await guard.poll()

@@ -33,7 +33,7 @@ def registration(state: State = State.UNREGISTERED, jitter: float = 1.0) -> Regi
     if state is not State.UNREGISTERED:
         made.apply(Event.ACCEPTED, NOW)
     if state is State.LISTENING:
-        made.apply(Event.HEARD, NOW)
+        made.apply(Event.WATCHED, NOW)
     assert state is made.state
     return made
 
@@ -58,8 +58,8 @@ def test_an_event_leads_where_the_table_says(state: State, event: Event) -> None
     ("state", "events"),
     [
         (State.UNREGISTERED, {Event.ACCEPTED: State.REGISTERED}),
-        (State.REGISTERED, {Event.HEARD: State.LISTENING, Event.HEARD_ON: State.LISTENING}),
-        (State.LISTENING, {Event.HEARD: State.LISTENING, Event.HEARD_ON: State.LISTENING}),
+        (State.REGISTERED, {Event.WATCHED: State.LISTENING, Event.STILL_WATCHED: State.LISTENING}),
+        (State.LISTENING, {Event.WATCHED: State.LISTENING, Event.STILL_WATCHED: State.LISTENING}),
     ],
 )
 def test_only_these_events_keep_or_make_a_registration(state: State, events: Mapping[Event, State]) -> None:
@@ -83,11 +83,11 @@ def test_every_state_can_be_reached(table: Mapping[Enum, Mapping[Enum, Enum]]) -
 @pytest.mark.parametrize(
     ("is_open", "has_ended", "seconds", "event"),
     [
-        (True, False, 0.5, Event.HEARD),
-        (True, False, LISTEN_SECONDS, Event.HEARD_ON),
-        (False, True, 0.5, Event.UNHEARD),
+        (True, False, 0.5, Event.WATCHED),
+        (True, False, LISTEN_SECONDS, Event.STILL_WATCHED),
+        (False, True, 0.5, Event.UNWATCHED),
         (False, False, LISTEN_SECONDS - 0.5, None),
-        (False, False, LISTEN_SECONDS, Event.UNHEARD),
+        (False, False, LISTEN_SECONDS, Event.UNWATCHED),
     ],
 )
 def test_the_stream_says_whether_the_kubelet_listens(

@@ -113,7 +113,7 @@ async def test_a_daemon_that_does_not_take_its_limits_is_not_announced(node: Mps
 
 async def test_a_daemon_that_takes_no_commands_is_ended_in_time(node: MpsNode) -> None:
     node.share(QUARTER)
-    node.behave("deaf")
+    node.behave("unresponsive")
     async with node.up():
         await node.until((node.root / GPU / "pipe" / "nvidia-cuda-mps-control.pid").exists)
         pid = node.pid()
@@ -128,12 +128,12 @@ async def test_a_daemon_that_stops_answering_is_withdrawn_until_it_answers(node:
     async with node.up():
         await node.until(node.serving)
         pid = node.pid()
-        node.behave("deaf")
+        node.behave("unresponsive")
         await node.clock.advance(HEALTH_SECONDS)
         await node.until(lambda: node.serving() is None)
         assert "does not answer" in node.reason()
 
-        node.behave("deaf", so=False)
+        node.behave("unresponsive", so=False)
         await node.clock.advance(HEALTH_SECONDS)
         await node.until(node.serving)
         assert pid == node.pid(), "it is the same daemon: its clients go on"

@@ -38,13 +38,13 @@ class Recorder:
 
     def __init__(self) -> None:
         self.events: list[HardwareEvent] = []
-        self.deafness: list[tuple[str | None, frozenset[DeviceID]]] = []
+        self.subscription_loss: list[tuple[str | None, frozenset[DeviceID]]] = []
 
     def hear(self, event: HardwareEvent) -> None:
         self.events.append(event)
 
-    def deaf(self, reason: str | None, gpus: frozenset[DeviceID] = frozenset()) -> None:
-        self.deafness.append((reason, gpus))
+    def lose_subscription(self, reason: str | None, gpus: frozenset[DeviceID] = frozenset()) -> None:
+        self.subscription_loss.append((reason, gpus))
 
 
 async def until(true: Callable[[], object]) -> None:
@@ -74,7 +74,7 @@ async def test_an_xid_is_heard_with_the_gpu_it_happened_to(node: Node) -> None:
         HardwareEvent(kind=Occurrence.XID, gpu=GPUS[3], xid=79),
         HardwareEvent(kind=Occurrence.XID, gpu=GPUS[7], xid=999),
     ] == heard.events
-    assert [] == heard.deafness
+    assert [] == heard.subscription_loss
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ async def test_a_gpu_without_events_is_judged_by_readings_alone(node: Node, call
         node.standin.xid(4, 79)
         await until(lambda: heard.events)
 
-    assert ([GPUS[4]], []) == ([event.gpu for event in heard.events], heard.deafness)
+    assert ([GPUS[4]], []) == ([event.gpu for event in heard.events], heard.subscription_loss)
 
 
 async def test_a_driver_without_events_is_asked_no_further(tmp_path: Path) -> None:
@@ -126,19 +126,19 @@ async def test_a_driver_without_events_is_asked_no_further(tmp_path: Path) -> No
             await until(lambda: standin.calls("nvmlEventSetFree") and standin.calls("nvmlShutdown"))
             await old.clock.advance(3600)
 
-    assert (1, [], []) == (standin.calls("nvmlEventSetCreate"), recorder.events, recorder.deafness)
+    assert (1, [], []) == (standin.calls("nvmlEventSetCreate"), recorder.events, recorder.subscription_loss)
 
 
 async def test_a_gpu_that_cannot_be_registered_is_unknown_until_it_can(node: Node) -> None:
     """A GPU that cannot be registered is unknown alone, and is registered later."""
     async with listening(node, "fail nvmlDeviceRegisterEvents 3 999") as heard:
-        await until(lambda: heard.deafness)
-        assert [frozenset({GPUS[3]})] == [gpus for _, gpus in heard.deafness]
+        await until(lambda: heard.subscription_loss)
+        assert [frozenset({GPUS[3]})] == [gpus for _, gpus in heard.subscription_loss]
         node.standin.xid(4, 79)
         await until(lambda: heard.events)
 
         await node.read(HURRY, gpus=range(7))  # another set of GPUs is registered anew
-        await until(lambda: heard.deafness[-1][0] is None)
+        await until(lambda: heard.subscription_loss[-1][0] is None)
         node.standin.xid(3, 79)
         await until(lambda: len(heard.events) == 2)
 
@@ -152,23 +152,23 @@ async def test_a_gpu_without_identity_for_events_is_unknown_alone(node: Node) ->
     recorder = Recorder()
     async with background() as tasks:
         tasks.start_soon(node.driver.watch, recorder)
-        await until(lambda: recorder.deafness)
+        await until(lambda: recorder.subscription_loss)
         node.standin.xid(4, 79)
         await until(lambda: recorder.events)
 
-    assert [frozenset({GPUS[3]})] == [gpus for _, gpus in recorder.deafness]
+    assert [frozenset({GPUS[3]})] == [gpus for _, gpus in recorder.subscription_loss]
 
 
 async def test_registration_is_retried_while_events_of_others_are_received(node: Node) -> None:
     """A GPU that could not be registered is tried again while events of the others are received."""
     async with listening(node, "fail nvmlDeviceRegisterEvents 3 999") as heard:
-        await until(lambda: heard.deafness)
+        await until(lambda: heard.subscription_loss)
         node.standin.play(script(more=[HURRY]))
-        await until(lambda: len(heard.deafness) == 2)
+        await until(lambda: len(heard.subscription_loss) == 2)
         node.standin.xid(3, 79)
         await until(lambda: heard.events)
 
-    assert ([GPUS[3]], (None, frozenset())) == ([event.gpu for event in heard.events], heard.deafness[1])
+    assert ([GPUS[3]], (None, frozenset())) == ([event.gpu for event in heard.events], heard.subscription_loss[1])
 
 
 async def test_a_library_that_fails_during_registration_leaves_all_unknown(node: Node) -> None:
@@ -178,9 +178,9 @@ async def test_a_library_that_fails_during_registration_leaves_all_unknown(node:
     recorder = Recorder()
     async with background() as tasks:
         tasks.start_soon(node.driver.watch, recorder)
-        await until(lambda: recorder.deafness)
+        await until(lambda: recorder.subscription_loss)
 
-    assert [frozenset(GPUS)] == [gpus for _, gpus in recorder.deafness]
+    assert [frozenset(GPUS)] == [gpus for _, gpus in recorder.subscription_loss]
 
 
 async def test_tries_to_listen_that_fail_leave_no_event_set_behind(node: Node) -> None:
@@ -198,8 +198,8 @@ async def test_a_failed_wait_is_retried_at_once_then_at_growing_intervals(node: 
     """A wait that fails is tried again at once and then at growing intervals until it works."""
     async with listening(node) as heard:
         node.standin.play(script(more=[f"fail {WAIT} * 999"]))
-        await until(lambda: heard.deafness)
-        reason, gpus = heard.deafness[0]
+        await until(lambda: heard.subscription_loss)
+        reason, gpus = heard.subscription_loss[0]
         assert reason is not None and WAIT in reason
         assert frozenset(GPUS) == gpus
 
@@ -207,33 +207,33 @@ async def test_a_failed_wait_is_retried_at_once_then_at_growing_intervals(node: 
         for _ in range(60):
             await node.clock.advance(5.0)
         assert 1 <= node.standin.calls(WAIT) - tries <= 16, "after 1, 2, 4, 8, 16 and then every 30 s"
-        assert 1 == len(heard.deafness), "said once"
+        assert 1 == len(heard.subscription_loss), "said once"
 
         node.standin.play(script())
-        while len(heard.deafness) < 2:
+        while len(heard.subscription_loss) < 2:
             await node.clock.advance(LONGEST_PAUSE)
-        assert (None, frozenset()) == heard.deafness[1]
+        assert (None, frozenset()) == heard.subscription_loss[1]
 
 
 async def test_where_events_are_no_more_nobody_stays_unknown_for_them(node: Node) -> None:
     """As after a driver was put in place that has none: the readings are then all there is."""
     async with listening(node) as heard:
         node.standin.play(script(more=[f"fail {WAIT} * 999"]))
-        await until(lambda: heard.deafness)
+        await until(lambda: heard.subscription_loss)
         node.standin.play(script(more=["fail nvmlDeviceGetSupportedEventTypes * 3"]))
-        while len(heard.deafness) < 2:
+        while len(heard.subscription_loss) < 2:
             await node.clock.advance(LONGEST_PAUSE)
 
-    assert (None, frozenset()) == heard.deafness[1]
+    assert (None, frozenset()) == heard.subscription_loss[1]
 
 
 async def test_a_wait_that_says_a_gpu_is_lost_makes_no_other_unknown(node: Node) -> None:
     """Which one it is the readings tell."""
     async with listening(node) as heard:
         node.standin.play(script(more=[f"fail {WAIT} * 15"]))
-        await until(lambda: heard.deafness)
+        await until(lambda: heard.subscription_loss)
 
-    assert [frozenset()] == [gpus for _, gpus in heard.deafness]
+    assert [frozenset()] == [gpus for _, gpus in heard.subscription_loss]
 
 
 async def test_a_gpu_that_fails_is_listened_to_again_when_it_answers(node: Node) -> None:
@@ -245,7 +245,7 @@ async def test_a_gpu_that_fails_is_listened_to_again_when_it_answers(node: Node)
         await node.read(HURRY)
         await until(lambda: node.standin.listened_to(3))
 
-    assert [] == heard.deafness
+    assert [] == heard.subscription_loss
 
 
 async def test_a_wait_that_hangs_holds_one_thread_and_the_readings_go_on(node: Node) -> None:
@@ -254,8 +254,8 @@ async def test_a_wait_that_hangs_holds_one_thread_and_the_readings_go_on(node: N
         node.standin.play(script(more=[f"hang {WAIT}"]))
         await until(lambda: node.standin.calls(WAIT) > waits)
         await node.clock.advance(WAIT_SECONDS + DEADLINE)
-        await until(lambda: heard.deafness)
-        reason, gpus = heard.deafness[0]
+        await until(lambda: heard.subscription_loss)
+        reason, gpus = heard.subscription_loss[0]
         assert reason is not None and WAIT in reason and "within 6 s" in reason
         assert frozenset(GPUS) == gpus
 

@@ -11,7 +11,7 @@ from registry_support import World
 from slot_support import in_slots
 from view_support import NODE, RULES, Says
 
-from topoalign.allocator.allocate.joint_devices import ReservedCompanions
+from topoalign.allocator.allocate.joint_devices import ReservedCoAllocations
 from topoalign.allocator.allocate.slots import SlotGrants
 from topoalign.allocator.reconciliation.liveness import Liveness
 from topoalign.core.deviceshare.names import JOINT_ANNOTATION
@@ -129,11 +129,11 @@ async def test_the_member_with_the_nic_gets_it_and_the_other_one_none(first: str
         own, others = (each.containers[0].devices[GPU] for each in reserved.reservations)
         offered: tuple[DeviceID, ...] = others if is_aligned_elsewhere else tuple(state.hardware.devices[GPU])
         gpus = prefer_reserved(state.hardware, reserved, world.clock.monotonic(), GPU, offered, (), 1)
-        companions = ReservedCompanions(lambda: state, world.clock, lambda: reserved, Placement.TOPOLOGY)
-        waiting = companions.waiting(GPU, own)
+        co_allocated = ReservedCoAllocations(lambda: state, world.clock, lambda: reserved, Placement.TOPOLOGY)
+        waiting = co_allocated.waiting(GPU, own)
         (second,) = {*uids} - {first}
         with pytest.raises(PodsPending):
             await scheduling.scheduler.bind("ml", second, uids[second], NODE)
 
         assert gpus == (() if is_aligned_elsewhere else own)
-        assert (first == "a", None) == (waiting is not None, companions.waiting(GPU, others))
+        assert (first == "a", None) == (waiting is not None, co_allocated.waiting(GPU, others))

@@ -42,20 +42,20 @@ async def registry(site: Site) -> AsyncIterator[Registry]:
         yield one
 
 
-async def left_over(registry: Registry, companions: tuple[str, ...]) -> str:
+async def left_over(registry: Registry, co_allocated: tuple[str, ...]) -> str:
     """A GPU is reserved for a pod that no watch shows, maybe with a NIC; the UID of the pod."""
-    made = reservation("gone", container("GPU-0", companions=companions))
+    made = reservation("gone", container("GPU-0", co_allocated=co_allocated))
     await registry.reservations.write([Change(node=NODE, position=0, made=(made,))])
     return made.pod_uid
 
 
-@pytest.mark.parametrize("companions", [("mlx5_0",), ()])
+@pytest.mark.parametrize("co_allocated", [("mlx5_0",), ()])
 async def test_a_pod_waits_until_what_it_may_be_mistaken_for_has_ended(
-    site: Site, registry: Registry, companions: tuple[str, ...]
+    site: Site, registry: Registry, co_allocated: tuple[str, ...]
 ) -> None:
     """It asks for as many GPUs, and not for the same with them. It would get the other's NICs, or none."""
-    uid = site.add("a", annotations={} if companions else SAME_PCIE)
-    gone = await left_over(registry, companions)
+    uid = site.add("a", annotations={} if co_allocated else SAME_PCIE)
+    gone = await left_over(registry, co_allocated)
     with pytest.raises(PodsPending):
         await registry.bind("a", uid)
     await registry.reservations.cancel(gone)
@@ -65,14 +65,14 @@ async def test_a_pod_waits_until_what_it_may_be_mistaken_for_has_ended(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "companions", "is_shown"), [(2, ("mlx5_0",), False), (1, (), False), (1, ("mlx5_0",), True)]
+    ("gpus", "co_allocated", "is_shown"), [(2, ("mlx5_0",), False), (1, (), False), (1, ("mlx5_0",), True)]
 )
 async def test_a_pod_that_is_mistaken_for_no_other_is_bound(
-    site: Site, registry: Registry, gpus: int, companions: tuple[str, ...], is_shown: bool
+    site: Site, registry: Registry, gpus: int, co_allocated: tuple[str, ...], is_shown: bool
 ) -> None:
     """It asks for another number of GPUs, or neither has NICs; pods that are shown are judged by the scheduler's view."""
     uid = site.add("a", gpus=gpus)
-    gone = await left_over(registry, companions)
+    gone = await left_over(registry, co_allocated)
     if is_shown:
         registry.shown.bind(gone, NODE)
     await registry.bind("a", uid)

@@ -7,14 +7,14 @@ from unit_support import CORES, MEMORY, in_units
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.machines import load_machine
-from topoalign.registry.scheduling.filter.admission_order import Comer, are_mistakable
+from topoalign.registry.scheduling.filter.admission_order import PendingPod, are_mistakable
 
 MACHINE = in_units(load_machine("dgx-a100").topology)
 
 
-def comer(cores: int, blocks: int) -> Comer:
+def pending_pod(cores: int, blocks: int) -> PendingPod:
     amounts = {str(name): amount for name, amount in ((CORES, cores), (MEMORY, blocks)) if amount}
-    return Comer((cores, blocks), read_pod(pod(container(others=amounts)), AdmissionRules()), True)
+    return PendingPod((cores, blocks), read_pod(pod(container(others=amounts)), AdmissionRules()), True)
 
 
 @pytest.mark.parametrize(
@@ -29,4 +29,4 @@ def comer(cores: int, blocks: int) -> Comer:
     ],
 )
 def test_shares_are_mistakable_by_one_half(one: tuple[int, int], other: tuple[int, int], expected: bool) -> None:
-    assert expected is are_mistakable(MACHINE, comer(*one), comer(*other))
+    assert expected is are_mistakable(MACHINE, pending_pod(*one), pending_pod(*other))

@@ -31,7 +31,7 @@ from topoalign.registry.scheduling.binding import binding
 from topoalign.registry.scheduling.binding.binding import NodeRefuses, PodsPending
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
 from topoalign.registry.scheduling.filter.admission_order import fit_in_turn, in_amounts
-from topoalign.registry.scheduling.filter.decision_cache import Verdicts
+from topoalign.registry.scheduling.filter.decision_cache import DecisionCache
 from topoalign.registry.scheduling.filter.pending_pods import PlannedPods
 from topoalign.registry.scheduling.model import PodToSchedule, Victims
 from topoalign.registry.scheduling.service import Scheduling
@@ -265,12 +265,12 @@ def test_pods_that_fit_as_counted_are_admitted_one_after_the_other() -> None:
         world = OneNode(says.rules, says.hardware)
         world.tell(world.says.all())
         world.view.renew()
-        view, verdicts = world.view.nodes[NODE], Verdicts(world.view)
+        view, verdicts = world.view.nodes[NODE], DecisionCache(world.view)
         if view.kind is None:
             continue
         state, pods = world.view.basis(view).state, PlannedPods(world.view, verdicts.request)
         requests = [asked(some_request(chance, says.hardware, f"p{number}")) for number in range(2)]
-        comers = [pods.comer(each.uid, verdicts.request(each), view, view.kind.rules) for each in requests]
+        comers = [pods.pending_pod(each.uid, verdicts.request(each), view, view.kind.rules) for each in requests]
         counted = fit_as_counted(free_of(state, view.kind.rules), [*map(in_amounts, comers)])
         found[counted, fit_in_turn(state, comers)] += 1
 

@@ -32,7 +32,7 @@ class World:
     def __init__(self) -> None:
         self.told: list[Report] = []
         self.binder = ScriptedBinder()
-        reserved = {"uid-a": {NODE: reservation("a", container("GPU-1", "GPU-3", companions=("mlx5_0",)))}}
+        reserved = {"uid-a": {NODE: reservation("a", container("GPU-1", "GPU-3", co_allocated=("mlx5_0",)))}}
         self.events = PodEvents(self.binder, lambda uid: reserved.get(uid, {}), self.told.append, nodes=lambda: 14)
 
     async def bind(self, pod: str) -> list[tuple[str, str, str]]:

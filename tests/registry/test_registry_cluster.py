@@ -8,7 +8,7 @@ from cluster_support import allocation, announce, tell
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.client import Heard
+from topoalign.client import Delivery
 from topoalign.core.model.events import (
     Allocation,
     AllocationBound,
@@ -48,7 +48,7 @@ def test_of_a_node_with_a_new_epoch_only_the_new_allocations_are_listed() -> Non
     before = cluster.member(NodeName("a")).state
     granted = AllocationGranted(node=before.node, epoch=before.epoch + 1, seq=before.seq + 1, allocation=new)
     now = msgspec.structs.replace(before, epoch=granted.epoch, seq=granted.seq, allocations={new.id: new})
-    cluster.apply(Heard(event=granted, position=1, time=None, state=now, anew=True))
+    cluster.apply(Delivery(event=granted, position=1, time=None, state=now, anew=True))
 
     assert [new] == [each for _, _, each in cluster.allocations()]
 
@@ -201,7 +201,7 @@ def test_a_fact_handed_over_with_a_later_state_brings_all_that_is_in_it() -> Non
     live = {held.id: held for held in (allocation("b", "other", 1), allocation("c", "train", 2))}
     event = AllocationGranted(node=node, epoch=5, seq=9, allocation=live[AllocationID("c")])
     state = NodeState(node=node, epoch=5, seq=9, allocations=live)
-    cluster.apply(Heard(event=event, position=1, time=None, state=state))
+    cluster.apply(Delivery(event=event, position=1, time=None, state=state))
 
     assert [(node, "b"), (node, "c")] == [key for key, _, _ in cluster.allocations()]
     assert [(node, "c")] == [key for key, _, _ in cluster.allocations(pod="train")]

@@ -10,7 +10,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.events import AllocationsSnapshot
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import Standing
+from topoalign.core.model.requests import WriterPosition
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.service import ASKED_AT_ONCE, MOST_TRIES, PAUSE, Lateness, Registry
@@ -55,7 +55,7 @@ class Allocators(MemoryBus):
             await self._clock.sleep(within)
             raise BusUnavailable("no answer in time")
         await anyio.lowlevel.checkpoint()
-        return wire.answer(Standing())
+        return wire.answer(WriterPosition())
 
 
 class World:

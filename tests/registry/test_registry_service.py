@@ -255,7 +255,7 @@ async def test_a_node_that_returns_while_the_streams_are_asked_stays(world: Worl
         await all_tasks_blocked()
         return False
 
-    monkeypatch.setattr(service, "has_spoken", nothing_yet)
+    monkeypatch.setattr(service, "has_published", nothing_yet)
     async with world.registry() as (cluster, _, _):
         assert [AllocationID("a")] == list(cluster.member(NODE).state.allocations)
 

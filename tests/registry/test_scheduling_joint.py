@@ -42,12 +42,12 @@ def code(world: OneNode, request: PodRequest) -> str:
     return refused[NODE].code if NODE in refused else ""
 
 
-def hold(name: str, gpus: tuple[str, ...], companions: tuple[str, ...], nics: tuple[str, ...] = ()) -> Hold:
+def hold(name: str, gpus: tuple[str, ...], co_allocated: tuple[str, ...], nics: tuple[str, ...] = ()) -> Hold:
     """What is reserved for a pod of one container."""
     given = ReservedContainer(
         container=MAIN,
         devices={GPU: tuple(map(DeviceID, gpus))} | ({NIC: tuple(map(DeviceID, nics))} if nics else {}),
-        companions={NIC: tuple(map(DeviceID, companions))} if companions else {},
+        co_allocated={NIC: tuple(map(DeviceID, co_allocated))} if co_allocated else {},
     )
     return Hold(reserved=reservation(name, given))
 
@@ -130,7 +130,7 @@ def test_companions_are_held_until_the_gpus_are_shown() -> None:
     world.view.hold(NODE, [hold("a", ("GPU-0",), ("mlx5_0",), nics=("mlx5_1",))])
     state, (held,) = world.says.state, world.view.holds(NODE).added_to(world.says.state, RULES).allocations.values()
     grant = msgspec.structs.replace(
-        held, id=AllocationID("a-1"), owner=None, pod_uid="", devices={**held.devices, NIC: held.companions}
+        held, id=AllocationID("a-1"), owner=None, pod_uid="", devices={**held.devices, NIC: held.co_allocated}
     )
     owner = held.owner
     assert owner is not None
@@ -142,4 +142,4 @@ def test_companions_are_held_until_the_gpus_are_shown() -> None:
     (rest,) = world.view.holds(NODE).added_to(world.says.state, RULES).allocations.values()
 
     assert "NotEnoughDevices" == refused
-    assert ({NIC: ("mlx5_1",)}, ()) == (rest.devices, rest.companions)
+    assert ({NIC: ("mlx5_1",)}, ()) == (rest.devices, rest.co_allocated)

@@ -86,7 +86,7 @@ async def test_a_twin_is_told_and_not_offered_until_one_is_alone(world: World) -
         facts = world.context.metrics.get_sample_value("topoalign_registry_twins_total")
         await world.rounds(4)
 
-        assert ("", "TwinNode", "") == (alone, twins, code(scheduling))
+        assert ("", "DuplicateAgent", "") == (alone, twins, code(scheduling))
         assert facts is not None and facts >= 1
         assert world.says.state.digest == scheduling.view.facts(NODE).digest
 

@@ -55,7 +55,7 @@ def test_a_node_with_a_twin_is_not_offered_until_one_is_alone(world: OneNode) ->
     twin = world.code()
     world.unsettled = SETTLED
 
-    assert ("", "TwinNode", "") == (offered, twin, world.code())
+    assert ("", "DuplicateAgent", "") == (offered, twin, world.code())
 
 
 def test_a_node_whose_kubelet_tells_no_rules_is_not_offered(world: OneNode) -> None:

@@ -16,7 +16,7 @@ from topoalign.registry.scheduling.cluster_state import view
 from topoalign.registry.scheduling.cluster_state.nodes import NodeView
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.filter import admission_order, scheduler
-from topoalign.registry.scheduling.filter.decision_cache import Request, Verdicts
+from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, Request
 from topoalign.registry.scheduling.filter.scheduler import Scheduler
 from topoalign.registry.scheduling.model import Victims
 from topoalign.runtime.request_turns import LONGEST_SECONDS
@@ -50,14 +50,14 @@ class Large:
         self.turns: list[list[str]] = [[]]
         self.between: Callable[[], None] = lambda: None
         """Called between two turns."""
-        judge = Verdicts.judge
+        judge = DecisionCache.judge
 
-        def judging(verdicts: Verdicts, request: Request, node: NodeView) -> str:
+        def judging(verdicts: DecisionCache, request: Request, node: NodeView) -> str:
             self.clock.pass_by(LONGEST_SECONDS / NODES_IN_A_TURN)
             self.turns[-1].append(node.name)
             return judge(verdicts, request, node)
 
-        monkeypatch.setattr(Verdicts, "judge", judging)
+        monkeypatch.setattr(DecisionCache, "judge", judging)
 
     def note(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> None:
         """Each call of this function of a module takes the time of a node, too."""

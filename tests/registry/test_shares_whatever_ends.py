@@ -18,7 +18,7 @@ from topoalign.core.model.ids import GPU
 from topoalign.core.model.ids import MEMORY as HOST_MEMORY
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy, Scope
 from topoalign.core.model.topology.model import Topology
-from topoalign.registry.scheduling.filter.admission_order import Comer, all_fit
+from topoalign.registry.scheduling.filter.admission_order import PendingPod, all_fit
 from topoalign.runtime.request_turns import Turns
 from topoalign.testing.manual_clock import ManualClock
 
@@ -26,9 +26,9 @@ pytestmark = pytest.mark.anyio
 RULES = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED, cpu_manager="static", reserved_cpus="0")
 
 
-def comer(topology: Topology, demand: PodDemand) -> Comer:
+def pending_pod(topology: Topology, demand: PodDemand) -> PendingPod:
     need = need_of(topology, demand)
-    return Comer(demand.pod, demand, True, alignment_need(topology, demand), need is not None and need.complete)
+    return PendingPod(demand.pod, demand, True, alignment_need(topology, demand), need is not None and need.complete)
 
 
 def some_hardware(chance: Random) -> Topology:
@@ -131,7 +131,7 @@ async def test_pods_that_fit_are_admitted_whatever_ends() -> None:
         demands = [each for each in pods if each is not None]
         if len(demands) < len(pods) or with_pod(state, demands[0]) is None:
             continue
-        fit = await all_fit(state, [comer(hardware, each) for each in demands], Turns(ManualClock()))
+        fit = await all_fit(state, [pending_pod(hardware, each) for each in demands], Turns(ManualClock()))
         hurt = refused_after_ends(state, demands, holders, chance)
         alone, beside = alone + (fit and len(pods) == 1), beside + (fit and len(pods) > 1)
         refused += hurt and len(pods) == 1

@@ -27,8 +27,8 @@ from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.sharing.slot_defaults import with_defaults
 from topoalign.registry.scheduling.binding import reservations
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
-from topoalign.registry.scheduling.filter.admission_order import Comer, all_fit, are_mistakable
-from topoalign.registry.scheduling.filter.decision_cache import Verdicts
+from topoalign.registry.scheduling.filter.admission_order import PendingPod, all_fit, are_mistakable
+from topoalign.registry.scheduling.filter.decision_cache import DecisionCache
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.request_turns import Turns
 from topoalign.testing.manual_clock import ManualClock
@@ -155,7 +155,7 @@ def test_a_node_that_is_to_come_has_none_of_the_gpus_that_are_known() -> None:
 
     def said(annotations: dict[str, str]) -> str:
         request = msgspec.structs.replace(pod(asks(1, memory=100)), annotations=annotations)
-        verdicts = Verdicts(it.view)
+        verdicts = DecisionCache(it.view)
         return verdicts.judge_empty(verdicts.request(asked(request)), kind)
 
     assert "NoCardAccepted" == said({UUIDS: "GPU-1"})
@@ -244,11 +244,11 @@ def test_a_node_without_slots_has_no_amounts_whatever_others_offer() -> None:
     ],
 )
 def test_pods_are_mistakable_by_as_many_slots(one: tuple[int, int], other: tuple[int, int], expected: bool) -> None:
-    def comer(gpus: int, memory: int) -> Comer:
-        return Comer((gpus, memory), read_pod(pod(asks(gpus, memory=memory)), AdmissionRules()), True)
+    def pending_pod(gpus: int, memory: int) -> PendingPod:
+        return PendingPod((gpus, memory), read_pod(pod(asks(gpus, memory=memory)), AdmissionRules()), True)
 
-    assert expected is are_mistakable(shared(), comer(*one), comer(*other))
-    assert not are_mistakable(machine(), comer(*one), comer(*other))
+    assert expected is are_mistakable(shared(), pending_pod(*one), pending_pod(*other))
+    assert not are_mistakable(machine(), pending_pod(*one), pending_pod(*other))
 
 
 @pytest.mark.parametrize(
@@ -267,11 +267,11 @@ def test_pods_are_mistakable_by_what_they_say_of_gpus(
 ) -> None:
     """The last one has changed its annotations since it was reserved."""
 
-    def comer(annotations: dict[str, str]) -> Comer:
+    def pending_pod(annotations: dict[str, str]) -> PendingPod:
         asked_for = msgspec.structs.replace(pod(asks(1, memory=100)), annotations=annotations)
-        return Comer(str(annotations), read_pod(asked_for, AdmissionRules()), True)
+        return PendingPod(str(annotations), read_pod(asked_for, AdmissionRules()), True)
 
-    assert expected is are_mistakable(shared(), comer(one), comer(other))
+    assert expected is are_mistakable(shared(), pending_pod(one), pending_pod(other))
 
 
 @pytest.mark.anyio
@@ -291,13 +291,13 @@ async def test_who_comes_first_is_aligned_alike_if_it_limits_its_gpus(
     """The first has CPUs of NUMA node 0, and GPU-2 of node 1 is reserved for the second, wherever a kubelet aligns slots."""
     rules = msgspec.structs.replace(RULES, policy=policy, cpu_manager="static", reserved_cpus="0")
 
-    def comer(name: str, gpus: int, says: dict[str, str]) -> Comer:
+    def pending_pod(name: str, gpus: int, says: dict[str, str]) -> PendingPod:
         one = asks(gpus, memory=100)
         with_cpus = {**one.limits, CPU: 4_000, ResourceName("memory"): 1_000}
         made = pod(msgspec.structs.replace(one, limits=with_cpus, requests=with_cpus), name=name)
-        return Comer(name, read_pod(msgspec.structs.replace(made, annotations=says), rules), True)
+        return PendingPod(name, read_pod(msgspec.structs.replace(made, annotations=says), rules), True)
 
-    comers = [comer("second", 1, annotations), comer("first", 2, {})]
+    comers = [pending_pod("second", 1, annotations), pending_pod("first", 2, {})]
 
     assert expected is await all_fit(node(shared(terms=terms)), comers, Turns(ManualClock()))
 

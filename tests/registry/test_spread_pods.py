@@ -24,7 +24,7 @@ from topoalign.core.model.requests import CARDS, AdmissionRules, Mode, PodReques
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import MEMORY_BLOCK
 from topoalign.registry.scheduling.binding import reservations
-from topoalign.registry.scheduling.filter.admission_order import Comer, all_fit, are_mistakable
+from topoalign.registry.scheduling.filter.admission_order import PendingPod, all_fit, are_mistakable
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.request_turns import Turns
 from topoalign.testing.manual_clock import ManualClock
@@ -79,8 +79,8 @@ def test_the_filter_says_what_a_decision_does(seed: int) -> None:
     assert {"", "NotEnoughShareCards"} <= said
 
 
-def comer(request: PodRequest, rules: AdmissionRules = KUBELET) -> Comer:
-    return Comer((request.annotations.get(CARDS), repr(request.containers)), read_pod(request, rules), True)
+def pending_pod(request: PodRequest, rules: AdmissionRules = KUBELET) -> PendingPod:
+    return PendingPod((request.annotations.get(CARDS), repr(request.containers)), read_pod(request, rules), True)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,9 @@ def test_pods_are_mistakable_that_spread_as_much_over_others(
     """Also where one of them is gone, and only what is reserved for it is known."""
     made = [reserved_for("", each, admitted(node(shared()), each, KUBELET), 30.0) for each in (one, other)]
 
-    assert [expected] * 2 == [are_mistakable(shared(), comer(a), comer(b)) for a, b in ((one, other), (other, one))]
+    assert [expected] * 2 == [
+        are_mistakable(shared(), pending_pod(a), pending_pod(b)) for a, b in ((one, other), (other, one))
+    ]
     assert [expected] * 2 == [reservations.are_mistakable(*pair) for pair in (made, made[::-1])]
 
 
@@ -126,12 +128,12 @@ async def test_pods_that_spread_are_aligned_alike_in_every_order() -> None:
     """With 4 CPUs each they come to one NUMA node each, and which of them is to which depends on the order."""
     rules = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED, cpu_manager="static", reserved_cpus="0")
 
-    def comers(cards: int, *cpus: int) -> list[Comer]:
+    def comers(cards: int, *cpus: int) -> list[PendingPod]:
         asking = [
             pod(container(cpus=each, gib=1, others={str(CORES): 60, str(MEMORY): 8 + 2 * each}), name=f"p{each}")
             for each in cpus
         ]
-        return [comer(each if cards == 1 else spread(each, cards), rules) for each in asking]
+        return [pending_pod(each if cards == 1 else spread(each, cards), rules) for each in asking]
 
     state = node(shared((0, 0, 1, 1)))
     found = [await all_fit(state, comers(cards, 4, 5), Turns(ManualClock())) for cards in (1, 2)]
@@ -144,10 +146,10 @@ async def test_whole_gpus_with_memory_are_aligned_alike_in_every_order() -> None
     """Their memory is told by the reservation alone; of whole GPUs without any it does not matter which they are."""
     rules = AdmissionRules(mode=Mode.KUBELET, policy=Policy.BEST_EFFORT)
 
-    def comers(memory: int) -> list[Comer]:
+    def comers(memory: int) -> list[PendingPod]:
         whole = pod(container(others={str(CORES): 200}), name="whole")
         amounts = {str(CORES): 100, str(MEMORY): memory} if memory else {str(CORES): 100}
-        return [comer(each, rules) for each in (whole, pod(container(others=amounts), name="new"))]
+        return [pending_pod(each, rules) for each in (whole, pod(container(others=amounts), name="new"))]
 
     state = node(shared((0, 0, 1, 1)))
     found = [await all_fit(state, comers(memory), Turns(ManualClock())) for memory in (0, 8)]

@@ -20,7 +20,7 @@ from simulation.record import Held, Record, clashing, held_by, spelled
 from simulation.replaying import digest_on, replayed
 from simulation.world import HEALTHY, NODE, Violation, World
 
-from topoalign.client import Heard
+from topoalign.client import Delivery
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.events import AllocationReleased, AllocationsSnapshot, LedgerEvent, LedgerFact, Owner
@@ -117,7 +117,7 @@ class Checks:
         bad = sorted({*chosen} & running - {*must_include} & {d for d in chosen if state.ownership.is_held(d)})
         self.expect("F21", not bad or len(spare) < len(chosen), f"{bad} are preferred, of {spare} that are free")
 
-    def subscriber_hears(self, hub: Hub, heard: Heard) -> None:
+    def subscriber_hears(self, hub: Hub, heard: Delivery) -> None:
         """
         What a subscriber is given has neither gaps nor repetitions, but for a snapshot after lies, which says that it begins
         anew.

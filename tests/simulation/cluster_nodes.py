@@ -24,7 +24,7 @@ from topoalign.allocator.ports import Listing, Part, ShownDevices
 from topoalign.allocator.reconciliation.usage import UsageTeller
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletWatch
-from topoalign.allocator.service import Standings
+from topoalign.allocator.service import WriterPositions
 from topoalign.core import wire
 from topoalign.core.admission.prediction import admission_rules, predict
 from topoalign.core.model.allocations import Allocation, Owner
@@ -144,7 +144,7 @@ class Node:
             kubelet=ReadKubelet(self),
             confirmed=self._expect,
         )
-        standings = Standings(ledger, Discovered(ledger, bus, clock), usage)
+        standings = WriterPositions(ledger, Discovered(ledger, bus, clock), usage)
         endpoints = [*admissions.endpoints(), *standings.endpoints()]
         async with bus.serve("topoalign-allocator", endpoints), anyio.create_task_group() as tasks:
             for each in (outbox.run, outbox.watch, usage.run, self.reservations.run):

@@ -37,7 +37,7 @@ from topoalign.allocator.mig.instances import Instances
 from topoalign.allocator.ports import Listing
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import Allocator
-from topoalign.client import Client, Heard
+from topoalign.client import Client, Delivery
 from topoalign.core import wire
 from topoalign.core.model.errors import StateFault, Unavailable
 from topoalign.core.model.events import AllocationsSnapshot, LedgerFact
@@ -271,11 +271,11 @@ class Parts:
 class WatchedCluster(Cluster):
     """The registry's fold, that tells what it was given."""
 
-    def __init__(self, heard: Callable[[Heard], None]) -> None:
+    def __init__(self, heard: Callable[[Delivery], None]) -> None:
         super().__init__()
         self._heard = heard
 
-    def apply(self, heard: Heard) -> None:
+    def apply(self, heard: Delivery) -> None:
         self._heard(heard)
         super().apply(heard)
 
@@ -283,7 +283,7 @@ class WatchedCluster(Cluster):
 class Hub:
     """The registry's process."""
 
-    def __init__(self, world: World, heard: Callable[["Hub", Heard], None]) -> None:
+    def __init__(self, world: World, heard: Callable[["Hub", Delivery], None]) -> None:
         self.process = Process("registry")
         bus = FaultyBus(world.broker, world.faults, lambda: self.process.dead)
         self.client = Client(bus, world.clock, "registry")

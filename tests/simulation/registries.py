@@ -17,7 +17,7 @@ import msgspec
 from binding_support import ScriptedChecks, Site
 from simulation.bus import Broker, FaultyBus, happens
 from simulation.loop import Process, SimulatedLoop
-from simulation.registry_nodes import Node, companions_of, devices_of
+from simulation.registry_nodes import Node, co_allocated_of, devices_of
 from simulation.registry_shares import ShareNode, asked_of, check_enough, compat_of, division_of, hardware_of
 from simulation.world import SimulatedClock, Violation
 
@@ -40,7 +40,7 @@ from topoalign.registry.scheduling.binding.binding import Binder
 from topoalign.registry.scheduling.binding.gangs import Gangs
 from topoalign.registry.scheduling.binding.reservations import Reservations
 from topoalign.registry.scheduling.cluster_state.shown_pods import ShownPods
-from topoalign.registry.scheduling.filter.admission_order import Comer, are_mistakable
+from topoalign.registry.scheduling.filter.admission_order import PendingPod, are_mistakable
 from topoalign.registry.scheduling.model import PODS_PENDING, PodToSchedule
 from topoalign.testing.memory_kubernetes import MemoryKubernetes
 
@@ -160,12 +160,12 @@ class Replica:
 
     async def _fits(self, node: NodeName, pod: PodToSchedule) -> str:
         """The rule of `Scheduler.fits_in_every_order` for pods that a kubelet may mistake for one another."""
-        own = Comer(key_of(pod.request), read_pod(pod.request, self._world.rules), must_fit=True)
+        own = PendingPod(key_of(pod.request), read_pod(pod.request, self._world.rules), must_fit=True)
         for each in self.reservations.held(node):
             if each.pod_uid == pod.uid or each.planned or not self._shown.has(each.pod_uid):
                 continue
             request = self._world.requests[each.pod_uid]
-            other = Comer(key_of(request), read_pod(request, self._world.rules), must_fit=True)
+            other = PendingPod(key_of(request), read_pod(request, self._world.rules), must_fit=True)
             if are_mistakable(self.seen[node].hardware, own, other):
                 return PODS_PENDING
         return ""
@@ -315,7 +315,7 @@ class Cluster:
             async for received in messages:
                 said = wire.decode(received.message)
                 assert isinstance(said, ReservationsChanged)
-                devices = [each for pod in said.reservations for each in (*devices_of(pod), *companions_of(pod))]
+                devices = [each for pod in said.reservations for each in (*devices_of(pod), *co_allocated_of(pod))]
                 if len(devices) != len({*devices}):
                     raise Violation("I14", f"a device of {said.node} is reserved twice: {said}")
                 if self.division != "whole":

@@ -13,7 +13,7 @@ import anyio
 from simulation.bus import happens
 from simulation.world import Violation
 
-from topoalign.allocator.allocate.joint_devices import CompanionsLacking
+from topoalign.allocator.allocate.joint_devices import CoAllocatedLacking
 from topoalign.allocator.allocate.reservations import Reservations
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Binding
@@ -118,7 +118,7 @@ class Node:
             return
         try:
             (made,) = await self._allocations.allocate(GPU, [gpus])
-        except CompanionsLacking:
+        except CoAllocatedLacking:
             own = any(each.pod_uid == uid and gpus_of(each) == gpus for each in said)
             must = is_joint and (own or (uid not in self._forgotten and self._has_beside(uid, gpus, said)))
             (self.refused if must or not is_joint else self.lacking).append(name)
@@ -128,8 +128,8 @@ class Node:
         if is_joint:
             self._check_beside(name, made)
             self.given.append(name)
-        elif made.companions:
-            raise Violation("companions", f"{name} has not asked for {made.companions}")
+        elif made.co_allocated:
+            raise Violation("co_allocated", f"{name} has not asked for {made.co_allocated}")
 
     def _chosen(self, said: tuple[Reservation, ...], count: int) -> tuple[DeviceID, ...]:
         """The GPUs that a pod gets; none: it is refused."""
@@ -148,13 +148,13 @@ class Node:
     def _has_beside(self, uid: str, gpus: tuple[DeviceID, ...], said: tuple[Reservation, ...]) -> bool:
         """Whether there is a NIC beside each of these GPUs that nobody has and that is reserved for no other pod."""
         state, places = self.ledger.state, places_of(self.ledger.state.hardware)
-        others = {nic for each in said if each.pod_uid != uid for nic in companions_of(each)}
+        others = {nic for each in said if each.pod_uid != uid for nic in co_allocated_of(each)}
         free = {nic for nic in state.healthy(NIC) if not state.ownership.is_held(nic)} - others
         return {places[gpu].switch for gpu in gpus} <= {places[nic].switch for nic in free}
 
     def _check_beside(self, name: str, made: Allocation) -> None:
         places = places_of(self.ledger.state.hardware)
-        beside = {places[nic].switch for nic in made.companions}
+        beside = {places[nic].switch for nic in made.co_allocated}
         if apart := [gpu for gpu in made.devices[GPU] if places[gpu].switch not in beside]:
             raise Violation("apart", f"{name} has {apart} without a NIC beside: {made}")
 
@@ -197,6 +197,6 @@ def gpus_of(reservation: Reservation) -> tuple[DeviceID, ...]:
     return tuple(gpu for each in reservation.containers for gpu in each.devices.get(GPU, ()))
 
 
-def companions_of(reservation: Reservation) -> tuple[DeviceID, ...]:
+def co_allocated_of(reservation: Reservation) -> tuple[DeviceID, ...]:
     """All NICs that are reserved with the GPUs of a pod."""
-    return tuple(nic for each in reservation.containers for nic in each.companions.get(NIC, ()))
+    return tuple(nic for each in reservation.containers for nic in each.co_allocated.get(NIC, ()))

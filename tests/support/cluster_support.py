@@ -1,6 +1,6 @@
 """Nodes and allocations for tests of the registry, told to a cluster as facts."""
 
-from topoalign.client import Heard
+from topoalign.client import Delivery
 from topoalign.core.model.events import (
     Allocation,
     AllocationGranted,
@@ -50,11 +50,11 @@ def state_of(cluster: Cluster, node: NodeName) -> NodeState:
     return cluster.member(node).state if node in cluster else NodeState(node=node)
 
 
-def heard_of(event: Event, had: NodeState, time: float | None, *, anew: bool = False) -> Heard:
+def heard_of(event: Event, had: NodeState, time: float | None, *, anew: bool = False) -> Delivery:
     """As the client hands it over, where this was known of the node before."""
     before = NodeState(node=event.node) if anew else had
     state = before.apply(event) if isinstance(event, LedgerFact) else None
-    return Heard(event=event, position=1, time=time, state=state, anew=anew)
+    return Delivery(event=event, position=1, time=time, state=state, anew=anew)
 
 
 def announce(cluster: Cluster, name: str, *allocations: Allocation) -> None:

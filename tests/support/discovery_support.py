@@ -81,7 +81,7 @@ def discovery_with(
     metrics: Metrics | None = None,
     *,
     node: NodeName = NODE,
-    caretaker: HealthKeeper | None = None,
+    health_keeper: HealthKeeper | None = None,
     read_seconds: float = READ_SECONDS,
     boot_id: str = "boot",
     environment: Mapping[str, str] | None = None,
@@ -94,7 +94,7 @@ def discovery_with(
         bus,
         clock,
         metrics or Metrics(),
-        caretaker or HealthKeeper(RecordFile(NOWHERE, boot_id), XidRules(), QUIET_SECONDS, clock),
+        health_keeper or HealthKeeper(RecordFile(NOWHERE, boot_id), XidRules(), QUIET_SECONDS, clock),
         Offering(ConfigurationFile(environment or {})).offered,
         read_seconds=read_seconds,
         hold_down_seconds=HOLD_DOWN_SECONDS,
@@ -141,13 +141,13 @@ class World:
         """`environment` configures what is offered."""
         self.bus, self.clock, self.hardware, self.metrics = Bus(), ManualClock(), Hardware(), Metrics()
         self.registry = registry_of(self.metrics.figures())
-        self.caretaker = HealthKeeper(RecordFile(state_dir, boot_id), XidRules(), QUIET_SECONDS, self.clock)
+        self.health_keeper = HealthKeeper(RecordFile(state_dir, boot_id), XidRules(), QUIET_SECONDS, self.clock)
         self.discovery = discovery_with(
             self.hardware,
             self.bus,
             self.clock,
             self.metrics,
-            caretaker=self.caretaker,
+            health_keeper=self.health_keeper,
             boot_id=boot_id,
             environment=environment,
         )

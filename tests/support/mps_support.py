@@ -83,7 +83,7 @@ class MpsNode:
         draft.replace(self.config)
 
     def behave(self, how: str, so: bool = True) -> None:
-        """The program `fails` to start, is `deaf` to commands, `refuses` limits, is `noisy` at SIGTERM, or `stubborn`."""
+        """The program `fails` to start, is `unresponsive`, `refuses` limits, is `noisy` at SIGTERM, or `stubborn`."""
         if so:
             (self.folder / how).touch()
         else:

@@ -23,7 +23,7 @@ from topoalign.core import wire
 from topoalign.core.model.decisions import Explained
 from topoalign.core.model.events import DeviceHealth
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
-from topoalign.core.model.maintenance import DevicesRequest, Word
+from topoalign.core.model.maintenance import DevicesRequest, Override
 from topoalign.core.model.requests import ExplainRequest
 from topoalign.discovery import main as discovery
 from topoalign.hinting import main as hinting
@@ -72,7 +72,7 @@ class WholeNode:
         while self.counted("topoalign_discovery_read_seconds_count") < done + 2:  # the first may have begun before
             await self.clock.advance(READ_SECONDS / 4)
 
-    async def word(self, word: Word, *devices: str, reason: str = "") -> dict[DeviceID, DeviceHealth]:
+    async def word(self, word: Override, *devices: str, reason: str = "") -> dict[DeviceID, DeviceHealth]:
         request = wire_json(DevicesRequest(node=NODE, devices=devices, reason=reason))
         answer = await self.bus.ask(wire.devices_subject(NODE, word), request, 10.0)
         return wire.answered(answer, dict[DeviceID, DeviceHealth])

@@ -10,7 +10,7 @@ import anyio
 from topoalign.allocator.ledger.journal import open_journal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ledger.outbox import Outbox
-from topoalign.client import Client, Heard
+from topoalign.client import Client, Delivery
 from topoalign.core import wire
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.events import Allocation, LedgerFact
@@ -69,7 +69,7 @@ class Listener:
 
     def __init__(self, bus: Bus) -> None:
         self.client = Client(bus, name="listener")
-        self.told: list[Heard] = []
+        self.told: list[Delivery] = []
         self.state = NodeState(node=NODE)
 
     async def listen(self) -> None:

@@ -12,7 +12,7 @@ from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.admission.prediction import predict
 from topoalign.core.model.events import Event
-from topoalign.core.model.requests import ConfirmRequest, Standing
+from topoalign.core.model.requests import ConfirmRequest, WriterPosition
 from topoalign.core.ports import Endpoint
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics
@@ -56,7 +56,7 @@ class World:
 
         async def alive(body: bytes) -> bytes:
             state = says.state
-            return wire.answer(Standing(epoch=state.epoch, seq=state.seq, digest=state.digest))
+            return wire.answer(WriterPosition(epoch=state.epoch, seq=state.seq, digest=state.digest))
 
         async def snapshot(body: bytes) -> bytes:
             await self.bus.publish(wire.encode(says.snapshot(), TIME))

@@ -23,12 +23,12 @@ def container(
     name: str = "main",
     cpus: str = "",
     memory: tuple[MemoryBlock, ...] = (),
-    companions: tuple[str, ...] = (),
+    co_allocated: tuple[str, ...] = (),
 ) -> ReservedContainer:
     return ReservedContainer(
         container=ContainerName(name),
         devices={GPU: ids(*gpus)} if gpus else {},
-        companions={NIC: ids(*companions)} if companions else {},
+        co_allocated={NIC: ids(*co_allocated)} if co_allocated else {},
         cpus=cpus,
         memory=memory,
     )

@@ -55,9 +55,9 @@ def some_reservation(
     found = []
     for name in CONTAINERS:
         gpus, nics = some_of(chance, gpus_left), some_of(chance, nics_left)
-        each = container(*gpus, name=name, cpus=some_cpus(chance), memory=some_memory(chance), companions=nics)
+        each = container(*gpus, name=name, cpus=some_cpus(chance), memory=some_memory(chance), co_allocated=nics)
         if chance.random() < 0.5:
-            each = msgspec.structs.replace(each, devices={**each.devices, NIC: nics}, companions={})
+            each = msgspec.structs.replace(each, devices={**each.devices, NIC: nics}, co_allocated={})
         role = "init" if name == "first" and chance.random() < 0.5 else "app"
         found.append(msgspec.structs.replace(each, role=role, virtual_functions=some_functions(chance, nics)))
     return msgspec.structs.replace(reservation("", *found, uid=uid), pod=PodName(NAMES[uid]))
@@ -79,7 +79,7 @@ def some_allocation(chance: Random, number: int) -> Allocation:
         owner=some_owner(chance, uid) if chance.random() < 0.7 else None,
         pod_uid=uid if chance.random() < 0.5 else "",
         devices=given,
-        companions=given[NIC] if chance.random() < 0.5 else (),
+        co_allocated=given[NIC] if chance.random() < 0.5 else (),
         virtual_functions=some_functions(chance, given[NIC]),
         cpus=some_cpus(chance),
         memory=some_memory(chance),

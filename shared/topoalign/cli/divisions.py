@@ -10,7 +10,7 @@ from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.topology.mig import free_placements, occupied
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.names import named
-from topoalign.core.state.divisions import Division, HeldParts, Parts
+from topoalign.core.state.divisions import Division, Parts, UsedParts
 
 MIB = 1024 * 1024
 
@@ -36,7 +36,7 @@ def way_text(division: Division) -> str:
     return ", ".join(division.ways) or "not offered"
 
 
-def holder_text(held: HeldParts) -> str:
+def holder_text(held: UsedParts) -> str:
     """
     `ml/train/main: 20 cores, 4096 MiB`; of one whose MIG instance is gone that, too, and of an init container how much of it
     later containers do not have as well, because only that counts beside theirs: `ml/train/prepare: 1 slot, 60 cores (30

@@ -188,5 +188,5 @@ def cards_of(
     cards = {card for each in allocations for _, card, part in parts_of(each, topology) if not isinstance(part, Whole)}
     if cards.isdisjoint(topology.gpu_by_id):
         return (), topology
-    standing = links.discovered(link.node, link.nats_option, os.environ)
-    return [(gpu, each) for gpu, each in divisions(standing.state).items() if gpu in cards], standing.topology
+    status = links.discovered(link.node, link.nats_option, os.environ)
+    return [(gpu, each) for gpu, each in divisions(status.state).items() if gpu in cards], status.topology

@@ -8,7 +8,7 @@ import msgspec
 
 from topoalign.cli import options, output
 from topoalign.cli.link import CONNECT_SECONDS, connected, located
-from topoalign.client.records import forget_node, has_spoken
+from topoalign.client.records import forget_node, has_published
 from topoalign.core import wire
 from topoalign.core.model.errors import (
     BadRequest,
@@ -63,7 +63,7 @@ async def forget_gone(url: str, node: NodeName) -> None:
             raise NodeMayLive(node, error.finding) from error
         else:
             raise NodeLives(node)
-        if not await has_spoken(bus, node):
+        if not await has_published(bus, node):
             raise NotFound("node", node, "GET /v1/nodes of the registry lists the nodes that have announced themselves")
         await forget_node(bus, node)
 

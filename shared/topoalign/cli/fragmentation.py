@@ -43,10 +43,10 @@ def fragmentation(node: str | None, nats: str | None, as_json: bool) -> None:
     """
     from topoalign.cli import link  # brings in what talks to the network
 
-    standing = link.discovered(node, nats, os.environ)
-    free = free_gpus(standing)
-    found = measured(standing.topology, free)
-    divided = {gpu: each for gpu, each in divisions(standing.state).items() if not each.is_whole}
+    status = link.discovered(node, nats, os.environ)
+    free = free_gpus(status)
+    found = measured(status.topology, free)
+    divided = {gpu: each for gpu, each in divisions(status.state).items() if not each.is_whole}
     if as_json:
         sets = [
             {
@@ -62,14 +62,14 @@ def fragmentation(node: str | None, nats: str | None, as_json: bool) -> None:
         lost = round(found.overall, 4)
         parts = {gpu: document(each) for gpu, each in divided.items()}
         output.document(
-            {"node": standing.node, "free": free, "sets": sets, "lost": lost, "exact": found.exact, "divided": parts}
+            {"node": status.node, "free": free, "sets": sets, "lost": lost, "exact": found.exact, "divided": parts}
         )
         return
-    shorts = " ".join(named(standing.topology, GPU, gpu).short for gpu in free)
-    gpus = len(standing.topology.gpus)
-    output.say(f"{clean(standing.node)}: {len(free)} of {gpus} GPUs free{': ' if shorts else ''}{shorts}")
+    shorts = " ".join(named(status.topology, GPU, gpu).short for gpu in free)
+    gpus = len(status.topology.gpus)
+    output.say(f"{clean(status.node)}: {len(free)} of {gpus} GPUs free{': ' if shorts else ''}{shorts}")
     show_sets(found)
-    show_divided(standing.topology, divided)
+    show_divided(status.topology, divided)
 
 
 def show_sets(found: Fragmentation) -> None:
@@ -117,7 +117,7 @@ def left_in_all(topology: Topology, left: Mapping[DeviceID, Parts]) -> str:
     return f"{in_all}; most of one: {parts_text(most)} ({named(topology, GPU, gpu).short})"
 
 
-def free_gpus(standing: "link.Standing") -> tuple[DeviceID, ...]:
+def free_gpus(status: "link.NodeStatus") -> tuple[DeviceID, ...]:
     """Those that may be handed out and that nobody holds."""
-    held = standing.holders
-    return tuple(gpu.id for gpu in standing.topology.gpus if gpu.id not in held and standing.health_of(gpu.id).usable)
+    held = status.holders
+    return tuple(gpu.id for gpu in status.topology.gpus if gpu.id not in held and status.health_of(gpu.id).usable)

@@ -10,10 +10,10 @@ from topoalign.cli import output, usage
 from topoalign.cli.divisions import document, holder_text, left_text, mig_document, way_text
 from topoalign.cli.effects import printing
 from topoalign.cli.errors import FAILURE
-from topoalign.cli.link import Link, Standing, on_node
+from topoalign.cli.link import Link, NodeStatus, on_node
 from topoalign.core.model.events import DeviceHealth
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.maintenance import Word
+from topoalign.core.model.maintenance import Override
 from topoalign.core.model.topology.degraded import degraded_gpus
 from topoalign.core.model.topology.model import Gpu
 from topoalign.core.model.topology.offers import Offer
@@ -61,40 +61,36 @@ def list_devices(link: Link) -> None:
       topoalign gpu list --json | jq '.devices[] | {name, left: .division.left}'
       topoalign gpu list --json | jq '.devices[] | {name, mig: [.mig_profiles[]? | {name, free}]}'
     """
-    standing = links.discovered_or_read(link.node_option, link.nats_option, os.environ)
-    divided = divisions(standing.state) if standing.announced else {}
+    status = links.discovered_or_read(link.node_option, link.nats_option, os.environ)
+    divided = divisions(status.state) if status.announced else {}
     if link.as_json:
         rows = [
             {
-                **places(standing, device),
+                **places(status, device),
                 "id": device,
-                **facts(health, degraded_gpus(standing.topology).get(device)),
-                "held_by": held_by(standing, device),
+                **facts(health, degraded_gpus(status.topology).get(device)),
+                "held_by": held_by(status, device),
                 **({"division": document(divided[device])} if device in divided else {}),
-                **mig_document(standing.topology.gpu_by_id.get(device)),
+                **mig_document(status.topology.gpu_by_id.get(device)),
             }
-            for device, health in every(standing)
+            for device, health in every(status)
         ]
-        output.document({"node": standing.node, "devices": rows})
+        output.document({"node": status.node, "devices": rows})
         return
     if all(each.is_whole for each in divided.values()):
         output.columns(
             ("NAME", "DEVICE", "PCI", "HEALTH", "HELD BY", "WHY"),
             [
-                (*named_cells(standing, device), word(health), holders_cell(standing, device), why(standing, device))
-                for device, health in every(standing)
+                (*named_cells(status, device), word(health), holders_cell(status, device), why(status, device))
+                for device, health in every(status)
             ],
         )
     else:
         output.columns(
             ("NAME", "DEVICE", "PCI", "HEALTH", "DIVIDED", "HELD BY", "LEFT", "WHY"),
-            [
-                row
-                for device, health in every(standing)
-                for row in rows_of(standing, device, health, divided.get(device))
-            ],
+            [row for device, health in every(status) for row in rows_of(status, device, health, divided.get(device))],
         )
-    limiters = {offer.limited_by for offer in standing.topology.offered if is_counted(offer)}
+    limiters = {offer.limited_by for offer in status.topology.offered if is_counted(offer)}
     if "none" in limiters:
         output.note(NOT_ENFORCED)
     if None in limiters:
@@ -108,51 +104,51 @@ def is_counted(offer: Offer) -> bool:
 
 
 def rows_of(
-    standing: Standing, device: DeviceID, health: DeviceHealth, division: Division | None
+    status: NodeStatus, device: DeviceID, health: DeviceHealth, division: Division | None
 ) -> Iterator[tuple[str, ...]]:
     """The row of a device, and one more for each other holder of a GPU that is divided."""
-    cells = (*named_cells(standing, device), word(health))
-    reason = why(standing, device)
+    cells = (*named_cells(status, device), word(health))
+    reason = why(status, device)
     if division is None:
-        yield (*cells, "-", holders_cell(standing, device), "-", reason)
+        yield (*cells, "-", holders_cell(status, device), "-", reason)
         return
     first, *others = [holder_text(each) for each in division.held] or ["-"]
     yield (*cells, way_text(division), first, left_text(division), reason)
     yield from (("", "", "", "", "", other, "", "") for other in others)
 
 
-def why(standing: Standing, device: DeviceID) -> str:
+def why(status: NodeStatus, device: DeviceID) -> str:
     """The reason of a device's health; of a degraded GPU also the finding."""
-    finding = degraded_gpus(standing.topology).get(device)
-    reasons = standing.health_of(device).reason, finding and f"degraded: {finding}"
+    finding = degraded_gpus(status.topology).get(device)
+    reasons = status.health_of(device).reason, finding and f"degraded: {finding}"
     return "; ".join(filter(None, reasons)) or "-"
 
 
-def named_cells(standing: Standing, device: DeviceID) -> tuple[str, str, str]:
+def named_cells(status: NodeStatus, device: DeviceID) -> tuple[str, str, str]:
     """Name, id and PCI address of a device; a part has its id alone."""
-    at = places(standing, device)
+    at = places(status, device)
     return str(at["name"] or "-"), device, str(at["pci"] or "-")
 
 
-def holders_cell(standing: Standing, device: DeviceID) -> str:
+def holders_cell(status: NodeStatus, device: DeviceID) -> str:
     """The pods that hold a device."""
-    pods = held_by(standing, device)
+    pods = held_by(status, device)
     return "not known" if pods is None else " ".join(pods) or "-"
 
 
-def every(standing: Standing) -> Iterator[tuple[DeviceID, DeviceHealth]]:
+def every(status: NodeStatus) -> Iterator[tuple[DeviceID, DeviceHealth]]:
     """All cards, and after each card those parts of it that something is said of."""
-    topology = standing.topology
+    topology = status.topology
     for card in (*topology.gpu_by_id, *topology.nic_by_id):
-        yield card, standing.health_of(card)
-        for device in standing.health:
+        yield card, status.health_of(card)
+        for device in status.health:
             if device != card and topology.card_of(device) == card:
-                yield device, standing.health_of(device)
+                yield device, status.health_of(device)
 
 
-def places(standing: Standing, device: DeviceID) -> dict[str, int | str | None]:
+def places(status: NodeStatus, device: DeviceID) -> dict[str, int | str | None]:
     """Index, name in `topo` and PCI address of a card; a part has none of its own."""
-    card = standing.topology.gpu_by_id.get(device) or standing.topology.nic_by_id.get(device)
+    card = status.topology.gpu_by_id.get(device) or status.topology.nic_by_id.get(device)
     if card is None:
         return {"index": None, "name": None, "pci": None}
     gpu = isinstance(card, Gpu)
@@ -170,9 +166,9 @@ def word(health: DeviceHealth) -> str:
     return f"{health.state}, cordoned" if health.cordoned else health.state.value
 
 
-def held_by(standing: Standing, device: DeviceID) -> tuple[str, ...] | None:
+def held_by(status: NodeStatus, device: DeviceID) -> tuple[str, ...] | None:
     """The pods that hold a device; None where that is not known."""
-    return standing.holders.get(device, ()) if standing.announced else None
+    return status.holders.get(device, ()) if status.announced else None
 
 
 @gpu.command(name="usage")
@@ -242,7 +238,7 @@ def heal(link: Link, devices: Sequence[str]) -> int | None:
     return FAILURE if still else None
 
 
-def tell(link: Link, word: Word, devices: Sequence[str], reason: str = "") -> Mapping[DeviceID, DeviceHealth]:
+def tell(link: Link, word: Override, devices: Sequence[str], reason: str = "") -> Mapping[DeviceID, DeviceHealth]:
     """Send the override to the node's discovery, and print the resulting health of each device."""
     health = link.tell(word, devices, reason)
     with printing(links.spoken(word, devices)):

@@ -36,7 +36,7 @@ from topoalign.core.model.events import (
 )
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID, NodeName
-from topoalign.core.model.maintenance import DevicesRequest, Word
+from topoalign.core.model.maintenance import DevicesRequest, Override
 from topoalign.core.model.processes import Measurement
 from topoalign.core.model.requests import UseRequest
 from topoalign.core.model.topology.model import Topology
@@ -102,7 +102,7 @@ class Link:
         question = Question(wire.admission_subject(self.node, verb), request, "allocator")
         return self._put(question, kind, effect, worded=not self.as_json)
 
-    def tell(self, word: Word, devices: Sequence[str], reason: str) -> dict[DeviceID, DeviceHealth]:
+    def tell(self, word: Override, devices: Sequence[str], reason: str) -> dict[DeviceID, DeviceHealth]:
         """
         An operator's word on devices, to the discovery of the node. Returns how each of them is from now on.
 
@@ -139,7 +139,7 @@ class Link:
         return found[-1]
 
 
-def spoken(word: Word, devices: Sequence[str]) -> Effect:
+def spoken(word: Override, devices: Sequence[str]) -> Effect:
     """What an operator's override of devices does, for errors after it was sent."""
     return Effect(f"the {word} of {quoted(devices)}", "`topoalign gpu list` shows it; repeating it is safe")
 
@@ -226,7 +226,7 @@ async def named_allocations(bus: Bus, node: NodeName) -> tuple[Allocation, ...]:
 
 
 @dataclass(frozen=True)
-class Standing:
+class NodeStatus:
     """A running node as its services have announced it."""
 
     node: NodeName
@@ -260,23 +260,23 @@ class Standing:
         return {device: tuple(pods) for device, pods in held.items()}
 
 
-def discovered(node: str | None, nats: str | None, environment: Mapping[str, str]) -> Standing:
+def discovered(node: str | None, nats: str | None, environment: Mapping[str, str]) -> NodeStatus:
     """What a running node has announced. Raises NotFound, NothingRuns, BusUnavailable."""
     url, meant = located(nats, node, environment)
 
-    async def ask() -> Standing:
+    async def ask() -> NodeStatus:
         async with connected(url) as bus:
             topology = await newest_topology(bus, meant)
             if topology is None:
                 raise NotFound("node", meant, "give its name with --node, and check that `topoalign node` runs there")
             health = await newest_reading(bus, meant, DeviceHealthChanged)
             allocations = await named_allocations(bus, meant)
-            return Standing(meant, topology, allocations, health.devices if health is not None else {})
+            return NodeStatus(meant, topology, allocations, health.devices if health is not None else {})
 
     return anyio.run(ask)
 
 
-def discovered_or_read(node: str | None, nats: str | None, environment: Mapping[str, str]) -> Standing:
+def discovered_or_read(node: str | None, nats: str | None, environment: Mapping[str, str]) -> NodeStatus:
     """
     What a running node has announced; where nothing says which node, what this machine has.
 
@@ -295,7 +295,7 @@ def discovered_or_read(node: str | None, nats: str | None, environment: Mapping[
         shown = "the hardware of this machine; which pods hold it is not known"
     output.note(f"no node runs here: this is {shown}")
     here = NodeName(socket.gethostname().lower())
-    return Standing(here, inventory.topology, (), inventory.health, announced=False)
+    return NodeStatus(here, inventory.topology, (), inventory.health, announced=False)
 
 
 def self_test(url: str) -> str:

@@ -60,9 +60,9 @@ def topo(
     else:
         from topoalign.cli import link  # brings in what talks to the network
 
-        standing = link.discovered_or_read(node, nats, os.environ)
-        used_by = {device: ", ".join(pods) for device, pods in standing.holders.items()}
-        show(standing.topology, used_by, wide, as_json)
+        status = link.discovered_or_read(node, nats, os.environ)
+        used_by = {device: ", ".join(pods) for device, pods in status.holders.items()}
+        show(status.topology, used_by, wide, as_json)
 
 
 def show(topology: Topology, used_by: Mapping[DeviceID, str], wide: bool, as_json: bool) -> None:

@@ -30,14 +30,14 @@ Row = tuple[str, str, str, str, str, str, str]
 def show(link: Link) -> None:
     """Print the use of a node's GPUs, as a table or as JSON. Raises what `Link.measure` and `links.discovered` raise."""
     measured = link.measure()
-    standing = links.discovered(link.node_option, link.nats_option, os.environ)
-    shares = shares_of(standing.state, measured)
-    if has_library(standing.state):
+    status = links.discovered(link.node_option, link.nats_option, os.environ)
+    shares = shares_of(status.state, measured)
+    if has_library(status.state):
         shares = with_library(shares, library_use(link))
     if link.as_json:
-        output.document(document(shares, standing.topology))
+        output.document(document(shares, status.topology))
         return
-    table: list[tuple[str, ...]] = [row for device in shares.devices for row in rows(device, standing.topology)]
+    table: list[tuple[str, ...]] = [row for device in shares.devices for row in rows(device, status.topology)]
     titles: tuple[str, ...] = TITLES
     if any(holder.library is not None for device in shares.devices for holder in device.holders):
         counts = [cell for device in shares.devices for cell in library_cells(device)]

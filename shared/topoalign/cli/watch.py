@@ -10,7 +10,7 @@ import msgspec
 from topoalign.cli import formatting, output
 from topoalign.cli.formatting import Count
 from topoalign.cli.link import Link, connected, newest_topology, on_node
-from topoalign.client import Client, Heard
+from topoalign.client import Client, Delivery
 from topoalign.core.model.errors import clean
 from topoalign.core.model.events import (
     Allocation,
@@ -87,7 +87,7 @@ async def follow(link: Link, since: int | None, count: int | None) -> None:
                     return
 
 
-def as_said(heard: Heard) -> dict[str, object]:
+def as_said(heard: Delivery) -> dict[str, object]:
     """For programs: the event in its writer's own words, those of a later version among them, on one line."""
     event = msgspec.Raw(msgspec.json.format(heard.body, indent=-1))
     return {"event": event, "position": heard.position, "time": heard.time}
@@ -101,7 +101,7 @@ class Teller:
         self._held: dict[tuple[NodeName, AllocationID], Allocation] = {}
         self._topologies: dict[NodeName, Topology] = {}
 
-    async def tell(self, heard: Heard) -> None:
+    async def tell(self, heard: Delivery) -> None:
         """Print one event, with its position and its local time of day."""
         event = heard.event
         topology = await self.topology(event)

@@ -140,7 +140,7 @@ class Fold:
         self.anew = False
         had = believed.state
         if believed.former < (event.epoch, event.seq) and event.epoch < had.epoch:
-            self._find_twin(event, had)
+            self._find_duplicate(event, had)
         if believed.doubted:
             return self._settle_doubt(believed, event)
         if event.epoch == had.epoch and event.seq <= had.seq:
@@ -236,7 +236,7 @@ class Fold:
         if left > 0:
             self.twins[node] = left
 
-    def _find_twin(self, event: LedgerFact, had: NodeState) -> None:
+    def _find_duplicate(self, event: LedgerFact, had: NodeState) -> None:
         """Notes that two allocators speak for a node, and logs it once until one of them is alone."""
         self._counts.twins += 1
         if event.node not in self.twins:
@@ -314,7 +314,7 @@ def skip(believed: Believed, event: LedgerFact) -> None:
 # The type that a subscriber receives for each event.
 
 
-class Heard(msgspec.Struct, frozen=True, kw_only=True):
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """An event, as a subscriber gets it."""
 
     event: Event
@@ -338,10 +338,10 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     """
 
 
-def made_up(snapshot: AllocationsSnapshot, state: NodeState, position: int, time: float) -> Heard:
+def made_up(snapshot: AllocationsSnapshot, state: NodeState, position: int, time: float) -> Delivery:
     """What nobody has said: the allocations of a node as they are at this position."""
     body = msgspec.json.encode(snapshot)
-    return Heard(event=snapshot, position=position, time=time, body=body, state=state, anew=True)
+    return Delivery(event=snapshot, position=position, time=time, body=body, state=state, anew=True)
 
 
 def abridged(usage: UsageObserved) -> tuple[UsageObserved, bytes]:

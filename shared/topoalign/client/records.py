@@ -11,9 +11,9 @@ from contextlib import aclosing
 import anyio
 import msgspec
 
-from topoalign.client.fold import Heard
+from topoalign.client.fold import Delivery
 from topoalign.client.subscriber import Client
-from topoalign.client.verifying import standing_of
+from topoalign.client.verifying import writer_position_of
 from topoalign.core import wire
 from topoalign.core.diagnosis.foreign import ForeignPage, ForeignRequest
 from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord, record_of
@@ -41,7 +41,7 @@ async def read_cluster(bus: Bus, clock: Clock, node: NodeName | None = None, wit
     states: dict[NodeName, NodeState] = {}
     client = Client(bus, clock, "cli", bodies=False)
 
-    def apply(heard: Heard) -> None:
+    def apply(heard: Delivery) -> None:
         name = heard.event.node
         state = states.get(name) or NodeState(node=name)
         states[name] = state.with_ledger_of(heard.state) if heard.state is not None else state.apply(heard.event)
@@ -103,7 +103,7 @@ async def silent_nodes(bus: Bus, clock: Clock, nodes: Iterable[NodeName]) -> set
     async def ask() -> None:
         for node in left:
             try:
-                await standing_of(bus, clock, node, ANSWER_SECONDS)
+                await writer_position_of(bus, clock, node, ANSWER_SECONDS)
             except BusRefused as error:
                 refused.append(error)
                 return
@@ -142,7 +142,7 @@ def subjects_of(node: NodeName) -> list[tuple[Stream, str]]:
     ]
 
 
-async def has_spoken(bus: Bus, node: NodeName) -> bool:
+async def has_published(bus: Bus, node: NodeName) -> bool:
     """Whether the streams keep anything that this node said. Raises BusUnavailable, BusRefused."""
     return any([await bus.last_position(stream, subject) for stream, subject in subjects_of(node)])
 

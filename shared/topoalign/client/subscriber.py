@@ -22,7 +22,7 @@ import anyio
 import msgspec
 import structlog
 
-from topoalign.client.fold import Counts, Fold, Heard, abridged, made_up, time_of
+from topoalign.client.fold import Counts, Delivery, Fold, abridged, made_up, time_of
 from topoalign.client.healing import ASK_AGAIN_SECONDS, SNAPSHOT_SECONDS, Healer
 from topoalign.client.superseded import KeptNodes, Superseded, newest_snapshots
 from topoalign.client.verifying import Unsettled, Verifier, kind_of
@@ -136,7 +136,7 @@ PAUSE = 0.2
 LONG_PAUSE = 5.0
 """Seconds between two tries to learn where a stream ends, from a bus that is away and from one that refuses."""
 
-Facts = AsyncGenerator[tuple[Received, Heard], None]
+Facts = AsyncGenerator[tuple[Received, Delivery], None]
 """Messages with what they say."""
 
 log = structlog.get_logger("topoalign.client")
@@ -149,8 +149,8 @@ class Client:
         self, bus: Bus, clock: Clock | None = None, name: str = "client", *, bodies: bool = True, usage: bool = True
     ) -> None:
         """
-        The newest readings of all nodes are held: `bodies` False leaves `Heard.body` empty, 30 kB a node, and `usage` False
-        what `UsageObserved` says, up to 45 kB a node. Who publishes it, and whether it is news, is known all the same.
+        The newest readings of all nodes are held: `bodies` False leaves `Delivery.body` empty (30 kB a node), and
+        `usage` False the content of `UsageObserved` (up to 45 kB a node). Its writer and position are kept.
         """
         self.counts = Counts()
         self.unread: dict[Stream, int] = {}
@@ -180,7 +180,7 @@ class Client:
     async def verify(self, node: NodeName, within: float = SNAPSHOT_SECONDS) -> None:
         """
         Compares what is believed of a node, by each `allocations` and `nodes` that is iterated over, with what its allocator
-        stands by. Where they differ, the node's services are asked to say it anew: then `Heard.anew` of a snapshot tells
+        stands by. Where they differ, the node's services are asked to say it anew: then `Delivery.anew` of a snapshot tells
         that it replaces what was heard, and topology and health come under a new epoch. Raises Unavailable if the allocator
         does not answer.
         """
@@ -189,7 +189,7 @@ class Client:
 
     async def allocations(  # noqa: C901  # one state machine of a stream
         self, since: int | None = None, node: NodeName | None = None, *, superseded: bool = True
-    ) -> AsyncGenerator[Heard, None]:
+    ) -> AsyncGenerator[Delivery, None]:
         """
         Allocation events of all nodes, or of one, for ever.
 
@@ -239,11 +239,11 @@ class Client:
                         async for heard in news:
                             yield heard
 
-    async def nodes(self, node: NodeName | None = None) -> AsyncGenerator[Heard, None]:
+    async def nodes(self, node: NodeName | None = None) -> AsyncGenerator[Delivery, None]:
         """Topology, health and usage as announced, of all nodes or of one: the newest of each first, then all news."""
         subject = f"{wire.PREFIX}.*.{'*' if node is None else wire.token(node)}"
         newest = await self._newest(Stream.NODES, subject)
-        known: dict[tuple[NodeName, str], Heard] = {}
+        known: dict[tuple[NodeName, str], Delivery] = {}
         position = 0
         announced = False
         async with self._bus.follow(Stream.NODES, subject) as messages, self._verifier.of_readings(known):
@@ -334,7 +334,7 @@ class Client:
         async with self._bus.follow(Stream.ALLOCATIONS, subject) as messages:
             return await newest_snapshots(messages, end, ASK_AGAIN_SECONDS, self._turns)
 
-    async def _folded(self, fold: Fold, facts: Facts, known_until: int) -> AsyncGenerator[Heard, None]:
+    async def _folded(self, fold: Fold, facts: Facts, known_until: int) -> AsyncGenerator[Delivery, None]:
         """The news among these facts, which are folded, as far as they come after this position."""
         async with aclosing(facts):
             async for received, heard in facts:
@@ -369,7 +369,7 @@ class Client:
                     if heard is not None:
                         yield received, heard
 
-    async def _heard(self, stream: Stream, received: Received) -> Heard | None:
+    async def _heard(self, stream: Stream, received: Received) -> Delivery | None:
         """What a message says, if it says something to this version."""
         self._pace.note(stream, received, up_to_date=not self.unread.get(stream))
         await self._turns.give()
@@ -389,9 +389,9 @@ class Client:
             event, left_out = abridged(event)
         body = received.message.body if self._bodies else b""
         time = time_of(received.message)
-        return Heard(event=event, position=received.position, time=time, body=body, left_out=left_out)
+        return Delivery(event=event, position=received.position, time=time, body=body, left_out=left_out)
 
-    async def _news(self, fold: Fold, received: Received, heard: Heard) -> bool:
+    async def _news(self, fold: Fold, received: Received, heard: Delivery) -> bool:
         try:
             return fold.apply(heard.event)
         except Contradiction as error:

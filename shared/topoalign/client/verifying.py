@@ -27,12 +27,12 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import structlog
 
-from topoalign.client.fold import REMEDY, Counts, Fold, Heard, View
+from topoalign.client.fold import REMEDY, Counts, Delivery, Fold, View
 from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, NoFit, Unavailable
 from topoalign.core.model.events import Reading
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import AliveRequest, AnnounceRequest, ExplainRequest, Standing
+from topoalign.core.model.requests import AliveRequest, AnnounceRequest, ExplainRequest, WriterPosition
 from topoalign.core.ports import Bus, Clock
 from topoalign.runtime.clock import backoff_seconds
 
@@ -48,7 +48,7 @@ T = TypeVar("T")
 Place = tuple[int, int]
 """Epoch and seq, or epoch and revision."""
 Key = tuple[NodeName, str]
-Known = dict[Key, Heard]
+Known = dict[Key, Delivery]
 """Node and kind of reading -> the newest that is believed."""
 Heal = Callable[[Fold], Awaitable[None]]
 """Asks the allocators of a fold's broken nodes for snapshots, where that is due."""
@@ -66,7 +66,7 @@ class Unsettled(NamedTuple):
 
 
 def kind_of(reading: Reading) -> str:
-    """By the name that `Standing.readings` has for it."""
+    """By the name that `WriterPosition.readings` has for it."""
     return wire.SUBJECTS[type(reading)][0].split(".")[0]
 
 
@@ -102,7 +102,7 @@ class Verifier:
         """These readings are compared while the context is open."""
         return among(self._known, known)
 
-    def look_twice(self, had: Heard, got: Heard) -> None:
+    def look_twice(self, had: Delivery, got: Delivery) -> None:
         """Notes that two readings of a node have the same number and are not the same."""
         one = had.event
         other = got.event
@@ -124,34 +124,34 @@ class Verifier:
         """Raises Unavailable if the node's allocator does not answer."""
         views = [(fold, fold.view(node)) for fold in self._folds]
         readings = [places_of(known, node) for known in self._known]
-        standing = await standing_of(self._bus, self._clock, node, within)
-        if standing.epoch:
+        position = await writer_position_of(self._bus, self._clock, node, within)
+        if position.epoch:
             for fold, view in views:
-                await self._verify_allocations(fold, node, view, standing)
+                await self._verify_allocations(fold, node, view, position)
         for places in readings:
-            await self._verify_readings(node, places, standing.readings)
+            await self._verify_readings(node, places, position.readings)
 
-    async def _verify_allocations(self, fold: Fold, node: NodeName, view: View, standing: Standing) -> None:
-        finding = None if fold.is_in_doubt(node) else self._difference(fold, node, view, standing)
+    async def _verify_allocations(self, fold: Fold, node: NodeName, view: View, position: WriterPosition) -> None:
+        finding = None if fold.is_in_doubt(node) else self._difference(fold, node, view, position)
         if finding is not None and not (node in fold.broken and finding == MISSING):
             fold.differ(node, finding)
-            fold.doubt(node, (standing.epoch, standing.seq))
+            fold.doubt(node, (position.epoch, position.seq))
         if node in fold.broken:
             await self._heal(fold)
 
-    def _difference(self, fold: Fold, node: NodeName, view: View, standing: Standing) -> str | None:
+    def _difference(self, fold: Fold, node: NodeName, view: View, position: WriterPosition) -> str | None:
         """Why the allocator does not stand by what was believed; None if it does, or if that cannot be told yet."""
         place = (view.epoch, view.seq)
-        said = (standing.epoch, standing.seq)
+        said = (position.epoch, position.seq)
         key = (node, "allocations")
-        if place == said and view.digest == standing.digest:
+        if place == said and view.digest == position.digest:
             self._questions.pop(key, None)
             fold.agree(node)
             return None
         if place == said:
             # Where the snapshot itself has the allocator's digest, and not the one that is computed of it here, another
             # snapshot will hardly help.
-            if (view.claimed == standing.digest or key in self._questions) and not self._is_due(key, None):
+            if (view.claimed == position.digest or key in self._questions) and not self._is_due(key, None):
                 return None
             return "the same facts have another digest"
         if place > said:
@@ -232,7 +232,7 @@ class Verifier:
             log.debug("nothing is said anew", node=node, finding=error.finding)
 
 
-async def standing_of(bus: Bus, clock: Clock, node: NodeName, within: float) -> Standing:
+async def writer_position_of(bus: Bus, clock: Clock, node: NodeName, within: float) -> WriterPosition:
     """
     What the allocator of a node stands by; an empty one of a version that does not tell. Raises Unavailable if it does not
     answer within so many seconds.
@@ -240,16 +240,16 @@ async def standing_of(bus: Bus, clock: Clock, node: NodeName, within: float) -> 
     until = clock.monotonic() + within
     question = msgspec.json.encode(AliveRequest(node=node))
     try:
-        return wire.answered(await bus.ask(wire.admission_subject(node, "alive"), question, within), Standing)
+        return wire.answered(await bus.ask(wire.admission_subject(node, "alive"), question, within), WriterPosition)
     except (BadRequest, NoFit):
-        return Standing()
+        return WriterPosition()
     except Unavailable:
         left = until - clock.monotonic()
         if left <= 0:
             raise
     older = msgspec.json.encode(ExplainRequest(node=node, target=""))  # a version without `alive` answers this one
     await bus.ask(wire.admission_subject(node, "explain"), older, left)
-    return Standing()
+    return WriterPosition()
 
 
 def places_of(known: Known, node: NodeName) -> dict[str, Place]:

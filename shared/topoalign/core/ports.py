@@ -226,7 +226,7 @@ class Listener(Protocol):
     def hear(self, event: HardwareEvent) -> None:
         """Takes in an event of a GPU."""
 
-    def deaf(self, reason: str | None, gpus: frozenset[DeviceID] = frozenset()) -> None:
+    def lose_subscription(self, reason: str | None, gpus: frozenset[DeviceID] = frozenset()) -> None:
         """Takes in why no events arrive, and of which GPUs the health is therefore unknown. None: they arrive again."""
 
 

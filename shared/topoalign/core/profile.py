@@ -81,7 +81,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """Memory is given back from the lowest NUMA node on, whatever was taken of each."""
     gives_while_deciding: bool
     """A container has what it was given before the next one is decided, so a refusal has something to undo."""
-    hears_of_devices_later: bool
+    learns_of_devices_later: bool
     """What is left of a GPU after one container is not listed anew before the next one of its pod is aligned."""
 
 
@@ -113,7 +113,7 @@ KUBELET = Profile(
     needs_narrowest_memory=True,
     gives_back_lowest_first=True,
     gives_while_deciding=True,
-    hears_of_devices_later=True,
+    learns_of_devices_later=True,
 )
 """Exactly as the kubelet (v1.36.3) decides, including what is odd there: for predictions."""
 
@@ -145,7 +145,7 @@ BEST = Profile(
     needs_narrowest_memory=False,
     gives_back_lowest_first=False,
     gives_while_deciding=False,
-    hears_of_devices_later=False,
+    learns_of_devices_later=False,
 )
 """For admissions that topoalign decides itself."""
 

@@ -40,7 +40,7 @@ from topoalign.core.model.events import (
     UsageObserved,
 )
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.maintenance import Word
+from topoalign.core.model.maintenance import Override
 from topoalign.core.model.topology.validate import check_bounds
 from topoalign.core.ports import Message, Stream
 
@@ -91,7 +91,7 @@ READINGS = {
     for event, (pattern, writer) in SUBJECTS.items()
     if STORED[event] is Stream.NODES
 }
-"""Kind of reading, by the name that `Standing.readings` has for it -> the service that announces it."""
+"""Kind of reading, by the name that `WriterPosition.readings` has for it -> the service that announces it."""
 
 OF_REGISTRIES = frozenset({"alive", "announce", "confirm", "explain", "library-use", "snapshot"})
 """Requests to an allocator that registries send, too. They have subjects of their own, for accounts of NATS to allow."""
@@ -252,7 +252,7 @@ def alive_subject(node: NodeName) -> str:
     return f"{PREFIX}.discovery.{token(node)}.alive"
 
 
-def said_subject(node: NodeName) -> str:
+def published_subject(node: NodeName) -> str:
     """The subject on which discovery is asked for the digests of what it announced last."""
     return f"{PREFIX}.discovery.{token(node)}.said"
 
@@ -272,7 +272,7 @@ def body_digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()[:32]
 
 
-def devices_subject(node: NodeName, word: Word) -> str:
+def devices_subject(node: NodeName, word: Override) -> str:
     """The subject on which discovery takes an operator's commands about devices."""
     return f"{PREFIX}.devices.{token(node)}.{word}"
 

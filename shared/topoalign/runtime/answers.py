@@ -8,7 +8,7 @@ import structlog
 from topoalign.core import wire
 from topoalign.core.model.errors import TopoalignError, Unavailable
 from topoalign.core.ports import Answer, Endpoint
-from topoalign.runtime.strict_json import refuse_oddities
+from topoalign.runtime.strict_json import refuse_malformed
 
 Q = TypeVar("Q")
 
@@ -19,7 +19,7 @@ def answering(kind: type[Q], handle: Callable[[Q], Awaitable[object]]) -> Answer
     """Decodes the question and encodes the result."""
 
     async def answer(body: bytes) -> bytes:
-        refuse_oddities(body)
+        refuse_malformed(body)
         return wire.answer(await handle(wire.question(body, kind)))
 
     return answer

@@ -24,7 +24,7 @@ NOTE_SECONDS = 3600.0
 log = structlog.get_logger("topoalign.runtime.speaker")
 
 
-class Speaker:
+class FactPublisher:
     """Publishes the facts of one writer, and counts those whose ids were taken."""
 
     def __init__(self, bus: Bus, clock: Clock) -> None:

@@ -15,14 +15,14 @@ from topoalign.core.wire import LARGEST_BODY
 TWICE = "stands twice"
 
 
-class Oddity:
+class Malformed:
     """Stands where a value cannot be meant."""
 
     def __init__(self, why: str) -> None:
         self.why = why
 
 
-def refuse_oddities(body: bytes) -> None:
+def refuse_malformed(body: bytes) -> None:
     """Raises Undecodable that names the field. Its work is in proportion to the length of the body."""
     odd = False
 
@@ -32,13 +32,13 @@ def refuse_oddities(body: bytes) -> None:
         if len(found) < len(pairs):
             odd = True
             times = Counter(key for key, _ in pairs)
-            found |= {key: Oddity(TWICE) for key in found if times[key] > 1}
+            found |= {key: Malformed(TWICE) for key in found if times[key] > 1}
         return found
 
-    def constant(name: str) -> Oddity:
+    def constant(name: str) -> Malformed:
         nonlocal odd
         odd = True
-        return Oddity(f"is {name}, which is no JSON")
+        return Malformed(f"is {name}, which is no JSON")
 
     if len(body) > LARGEST_BODY:
         return
@@ -47,16 +47,16 @@ def refuse_oddities(body: bytes) -> None:
     except (ValueError, RecursionError):
         return
     if odd:
-        path, oddity = next(oddities(document))
+        path, oddity = next(repeated_or_constant(document))
         raise Undecodable("the request", f"{clean(path or 'the whole', 200)} {oddity.why}")
 
 
-def oddities(document: object) -> Iterator[tuple[str, Oddity]]:
+def repeated_or_constant(document: object) -> Iterator[tuple[str, Malformed]]:
     """Each with the path it stands at, the first first."""
     waiting: list[tuple[str, object]] = [("", document)]
     while waiting:
         path, value = waiting.pop()
-        if isinstance(value, Oddity):
+        if isinstance(value, Malformed):
             yield path, value
         elif isinstance(value, dict):
             waiting += [(below(path, key), inner) for key, inner in reversed(value.items())]

@@ -23,12 +23,12 @@ import msgspec
 import structlog
 
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.client import Client, Heard
+from topoalign.client import Client, Delivery
 from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, NobodyAnswers, StateFault, Unavailable
 from topoalign.core.model.events import DeviceHealthChanged, HealthState, Reading, TopologyDiscovered
 from topoalign.core.model.ids import AllocationID
-from topoalign.core.model.requests import AliveRequest, AnnounceRequest, Said, SaidRequest
+from topoalign.core.model.requests import AliveRequest, AnnounceRequest, Published, PublishedRequest
 from topoalign.core.ports import Bus, Clock
 from topoalign.runtime.clock import until_tick
 
@@ -42,7 +42,7 @@ SILENT_SECONDS = 30.0
 FORGED_PAUSE = 0.1
 """Seconds after a reading that discovery does not confirm before the next one is judged: this bounds the cost of a flood."""
 
-UNHEARD_ANSWERS = 5
+UNCONFIRMED_ANSWERS = 5
 """So often discovery may name a reading that has not come, before it is asked to say it again."""
 
 log = structlog.get_logger("topoalign.allocator")
@@ -60,7 +60,7 @@ class HardwareWatch:
         """As discovery said it, whatever the ledger was told."""
         self._body = b""
         """The message of the topology, as it was said."""
-        self._waiting: Heard | None = None
+        self._waiting: Delivery | None = None
         """What was heard while discovery was silent, and is believed if it is discovery's own."""
         self._newest: dict[str, tuple[int, int]] = {}
         """Epoch and revision of topology and health, as discovery answered last."""
@@ -111,7 +111,7 @@ class HardwareWatch:
         async for heard in Client(self._bus, self._clock, "topoalign-allocator").nodes(node=self._ledger.node):
             await self._take(heard)
 
-    async def _take(self, heard: Heard) -> None:
+    async def _take(self, heard: Delivery) -> None:
         """Believes a reading if it is news."""
         match heard.event:
             case TopologyDiscovered() as event if await self._is_news("topology", self._topology, event, heard.body):
@@ -138,7 +138,7 @@ class HardwareWatch:
         if not await self._ask() or (newest := self._newest.get(kind)) is None:
             if had is None or not isinstance(reading, TopologyDiscovered):
                 return True
-            self._waiting = Heard(event=reading, position=0, time=None, body=body)
+            self._waiting = Delivery(event=reading, position=0, time=None, body=body)
             return False
         if is_ahead_of(reading, newest) or await self._has_said(kind, reading, body) is False:
             await self._note_forged(kind, reading)
@@ -152,10 +152,10 @@ class HardwareWatch:
         is believed by its numbers.
         """
         node = self._ledger.node
-        question = msgspec.json.encode(SaidRequest(node=node))
+        question = msgspec.json.encode(PublishedRequest(node=node))
         try:
-            answer = await self._bus.ask(wire.said_subject(node), question, ASK_AGAIN_SECONDS)
-            said = wire.answered(answer, dict[str, Said]).get(kind)
+            answer = await self._bus.ask(wire.published_subject(node), question, ASK_AGAIN_SECONDS)
+            said = wire.answered(answer, dict[str, Published]).get(kind)
         except NobodyAnswers:
             return True
         except (Unavailable, BadRequest) as error:
@@ -192,7 +192,7 @@ class HardwareWatch:
                 self._waiting = None
                 await self._take(waiting)
             unheard = unheard + 1 if answered and not self._is_newest() else 0
-            if unheard == UNHEARD_ANSWERS:
+            if unheard == UNCONFIRMED_ANSWERS:
                 unheard = 0
                 await self._ask_to_announce()
             period = ASK_SECONDS if answered and self.reason() is None else ASK_AGAIN_SECONDS

@@ -27,7 +27,7 @@ from topoalign.allocator.mig.nvml import NvmlInstances
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles, KubeletWatch, lists_nothing
-from topoalign.allocator.service import Allocator, refuse_twin
+from topoalign.allocator.service import Allocator, refuse_duplicate_agent
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.allocator.takeover import Vacancy, hardware_known, open_in_turn, wait_for_successor
 from topoalign.core.model.requests import PodRequest
@@ -103,7 +103,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     configuration = context.configuration
     ready = partial(hardware_known, context.bus, settings.node, context.clock) if settings.take_over else None
     async with open_in_turn(settings.state_dir, settings.node, context.clock, ready) as journal:
-        await refuse_twin(context.hub or context.bus, settings.node)
+        await refuse_duplicate_agent(context.hub or context.bus, settings.node)
         ledger = Ledger(settings.node, journal, context.clock)
         hardware_watch = HardwareWatch(ledger, context.bus, context.clock)
         containers = Containers(lambda: configuration.current, settings.cdi_dir)

@@ -23,7 +23,7 @@ from topoalign.allocator.requests.admissions import Admissions
 from topoalign.core import wire
 from topoalign.core.model.errors import InvalidField, StateFault, Unavailable, clean
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import AliveRequest, AnnounceRequest, ExplainRequest, Standing
+from topoalign.core.model.requests import AliveRequest, AnnounceRequest, ExplainRequest, WriterPosition
 from topoalign.core.ports import Bus, Clock, Endpoint
 from topoalign.runtime.answers import answering
 from topoalign.runtime.clock import until_tick
@@ -34,8 +34,8 @@ from topoalign.runtime.clock import until_tick
 # the digest of what it has said last, and the listener compares.
 
 
-class Standings:
-    """Answers `alive` with the `Standing` of the node, and `announce` by having its usage published again."""
+class WriterPositions:
+    """Answers `alive` with the `WriterPosition` of the node, and `announce` by having its usage published again."""
 
     def __init__(self, ledger: Ledger, hardware_watch: HardwareWatch, usage: UsageTeller) -> None:
         self._ledger = ledger
@@ -50,12 +50,12 @@ class Standings:
             Endpoint(name=verb, subject=wire.admission_subject(node, verb), answer=a) for verb, a in answers.items()
         ]
 
-    async def alive(self, request: AliveRequest) -> Standing:
+    async def alive(self, request: AliveRequest) -> WriterPosition:
         """The numbers and the digest of what the allocator published last. Raises InvalidField for another node."""
         self._own(request.node)
         state = self._ledger.state
         readings = {**self._hardware_watch.newest, **self._usage_place()}
-        return Standing(epoch=state.epoch, seq=state.seq, digest=state.digest, readings=readings)
+        return WriterPosition(epoch=state.epoch, seq=state.seq, digest=state.digest, readings=readings)
 
     async def announce(self, request: AnnounceRequest) -> dict[str, tuple[int, int]]:
         """
@@ -76,7 +76,7 @@ class Standings:
 
 
 SERVICE = "topoalign-allocator"
-TWIN_SECONDS = 0.5
+DUPLICATE_SECONDS = 0.5
 """How long another allocator of the same node may take to show itself; where there is none, that is known at once."""
 
 MOST_PAIRS = 3
@@ -124,7 +124,7 @@ class Allocator:
         Serves the bus and runs all parts until cancelled. Started once requests are answered; the topology may come
         later.
         """
-        standings = Standings(self.ledger, self.hardware_watch, self.usage)
+        standings = WriterPositions(self.ledger, self.hardware_watch, self.usage)
         endpoints = [*self.admissions.endpoints(), *standings.endpoints(), *self._endpoints]
         async with self._bus.serve(SERVICE, endpoints), anyio.create_task_group() as tasks:
             tasks.start_soon(self.hardware_watch.run)
@@ -189,14 +189,14 @@ class Allocator:
         return None if waiting < limit else f"{waiting} facts wait for the bus, {limit} are kept"
 
 
-async def refuse_twin(bus: Bus, node: NodeName) -> None:
+async def refuse_duplicate_agent(bus: Bus, node: NodeName) -> None:
     """
     Raises StateFault if an allocator answers for this node already: two would give the same devices twice, and the lock
     of the state directory tells only of one on the same disk. Finds nothing while the bus is away.
     """
     question = msgspec.json.encode(ExplainRequest(node=node, target="-"))
     try:
-        await bus.ask(wire.admission_subject(node, "explain"), question, TWIN_SECONDS)
+        await bus.ask(wire.admission_subject(node, "explain"), question, DUPLICATE_SECONDS)
     except Unavailable:
         return
     raise StateFault(

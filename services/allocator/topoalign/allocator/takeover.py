@@ -40,12 +40,11 @@ POLL_SECONDS = 1.0
 STEP_SECONDS = 0.02
 """Between two tries of the new process to open the journal: meanwhile the node has no allocator."""
 
-HEARD_SECONDS = 8.0
+RECEIVE_SECONDS = 8.0
 """How long a new process may take to know the hardware. If it takes longer, the running one stays."""
 
 WAIT_SECONDS = 20.0
-"""How long the running process may take to hand over: it lets calls end for some seconds. With `HEARD_SECONDS`, less than a
-start may take."""
+"""Time-out of the handover: the running process lets calls end first. With `RECEIVE_SECONDS`, less than a start may take."""
 
 VACANT_SECONDS = 60.0
 """How long no process may have the node: a new one that fails is started again in less."""
@@ -152,7 +151,7 @@ async def hardware_known(bus: Bus, node: NodeName, clock: Clock) -> None:
     """
     Waits until discovery has published the topology of the node.
 
-    Raises HardwareUnknown if that takes longer than `HEARD_SECONDS`.
+    Raises HardwareUnknown if that takes longer than `RECEIVE_SECONDS`.
     """
     known = False
     async with anyio.create_task_group() as tasks:
@@ -166,7 +165,7 @@ async def hardware_known(bus: Bus, node: NodeName, clock: Clock) -> None:
             tasks.cancel_scope.cancel()
 
         tasks.start_soon(hear)
-        await clock.sleep(HEARD_SECONDS)
+        await clock.sleep(RECEIVE_SECONDS)
         tasks.cancel_scope.cancel()
     if not known:
-        raise HardwareUnknown(node, f"nothing was heard of it for {HEARD_SECONDS:g} s, so nothing is taken over")
+        raise HardwareUnknown(node, f"nothing was heard of it for {RECEIVE_SECONDS:g} s, so nothing is taken over")

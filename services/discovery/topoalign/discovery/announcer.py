@@ -19,12 +19,12 @@ from topoalign.core import wire
 from topoalign.core.model.errors import InvalidField, Unavailable
 from topoalign.core.model.events import DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import Said, SaidRequest
+from topoalign.core.model.requests import Published, PublishedRequest
 from topoalign.core.ports import Bus, Clock, Endpoint, Message, Stream
 from topoalign.runtime.answers import answering
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.publisher import Confirmed, Publisher
-from topoalign.runtime.speaker import Speaker
+from topoalign.runtime.speaker import FactPublisher
 
 POLL_SECONDS = 10.0
 """Between two looks at whether what was said is still the newest that the stream has."""
@@ -37,7 +37,7 @@ class Announcer:
 
     def __init__(self, hub: Bus, clock: Clock, near: Bus | None = None) -> None:
         """`hub` is the bus that everybody hears; `near` that of this process alone, where there is one beside it."""
-        self.speaker = Speaker(hub, clock)
+        self.speaker = FactPublisher(hub, clock)
         self.publisher = Publisher(self, self._publish, clock)
         self._hub = hub
         self._clock = clock
@@ -52,7 +52,7 @@ class Announcer:
         """Whether somebody else had said something of this node at the last look."""
         self._overheard = False
         """Whether somebody else had, since that look, before this node spoke again."""
-        self._said: dict[str, Said] = {}
+        self._said: dict[str, Published] = {}
         """`topology` and `health` -> the newest that was to be said."""
         self._owed = False
         """Whether everything is to be said anew at the next look, whatever the stream has."""
@@ -66,12 +66,12 @@ class Announcer:
     def endpoint(self, node: NodeName) -> Endpoint:
         """Answers SaidRequest. Two readings may have the same number, one of them forged: only their content tells."""
 
-        async def said(request: SaidRequest) -> dict[str, Said]:
+        async def said(request: PublishedRequest) -> dict[str, Published]:
             if request.node != node:
                 raise InvalidField("node", f"this is the discovery service of {node}", "ask that node's own")
             return self._said
 
-        return Endpoint(name="said", subject=wire.said_subject(node), answer=answering(SaidRequest, said))
+        return Endpoint(name="said", subject=wire.published_subject(node), answer=answering(PublishedRequest, said))
 
     def owe(self) -> None:
         """Everything is said anew at the next look: what is said now may have numbers that others have used."""
@@ -85,7 +85,7 @@ class Announcer:
             self._untold.append(message)
             self._near_news.set()
         kind = "topology" if isinstance(event, TopologyDiscovered) else "health"
-        self._said[kind] = Said(epoch=event.epoch, revision=event.revision, digest=wire.body_digest(message.body))
+        self._said[kind] = Published(epoch=event.epoch, revision=event.revision, digest=wire.body_digest(message.body))
         self._news.set()
 
     async def run(self) -> None:

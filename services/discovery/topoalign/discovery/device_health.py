@@ -14,7 +14,7 @@ import structlog
 from topoalign.core.model.errors import StateFault, clean
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.maintenance import Word
+from topoalign.core.model.maintenance import Override
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock, HardwareEvent, Inventory, Occurrence
 from topoalign.discovery.drivers.health import HEALTHY, unhealthy
@@ -69,7 +69,7 @@ class HealthJudge:
     """MIG instance -> its GPU."""
     _failure: str | None = None
     """Why the newest reading said nothing."""
-    _deaf: dict[DeviceID, str] = field(default_factory=dict)
+    _unsubscribed: dict[DeviceID, str] = field(default_factory=dict)
     """GPU -> why its signs cannot be heard."""
     _marks: dict[DeviceID, Mark] = field(default_factory=dict)
     _well: set[DeviceID] = field(default_factory=set)
@@ -111,7 +111,7 @@ class HealthJudge:
             mark.lasting = False
             mark.went = False
             mark.seen(now)
-        if card in self._deaf:
+        if card in self._unsubscribed:
             mark.seen(now)  # it may not be quiet
         if not mark.lasting and now - mark.newest >= self.quiet(device, now):
             del self._marks[device]
@@ -129,9 +129,9 @@ class HealthJudge:
         """A reading that said nothing: nobody knows how the devices are."""
         self._failure = reason
 
-    def deaf(self, reason: str | None, gpus: Iterable[DeviceID] = ()) -> None:
+    def lose_subscription(self, reason: str | None, gpus: Iterable[DeviceID] = ()) -> None:
         """Signs of these GPUs, and of no others, cannot be heard for this reason."""
-        self._deaf = {} if reason is None else dict.fromkeys(gpus, reason)
+        self._unsubscribed = {} if reason is None else dict.fromkeys(gpus, reason)
 
     def sign(self, device: DeviceID, reason: str, now: float, *, lasting: bool = False) -> bool:
         """Something bad was seen of a device; whether that is news. The first reason stands, unless a graver one comes."""
@@ -167,7 +167,7 @@ class HealthJudge:
     def _verdict(self, device: DeviceID) -> DeviceHealth:
         mark = self._marks.get(device)
         found = self._found.get(device)
-        blind = self._failure or self._deaf.get(device)
+        blind = self._failure or self._unsubscribed.get(device)
         if mark is None and blind is not None and found is not None:
             return DeviceHealth(state=HealthState.UNKNOWN, reason=blind)
         if mark is None:
@@ -260,9 +260,9 @@ class HealthKeeper:
         self._look()
         self._judge.failed(reason)
 
-    def deaf(self, reason: str | None, gpus: Iterable[DeviceID]) -> None:
+    def lose_subscription(self, reason: str | None, gpus: Iterable[DeviceID]) -> None:
         """Events of these GPUs cannot be received for this reason; None: all can be received."""
-        self._judge.deaf(reason, gpus)
+        self._judge.lose_subscription(reason, gpus)
 
     def heard(self, event: HardwareEvent, topology: Topology) -> bool:
         """Weighs an event. Returns whether a reading should follow soon, because it tells more."""
@@ -295,7 +295,7 @@ class HealthKeeper:
             case Occurrence.CHANGED:
                 return Severity.READ, "its MIG instances or its recovery action changed"
 
-    def say(self, word: Word, devices: Sequence[DeviceID], reason: str) -> None:
+    def say(self, word: Override, devices: Sequence[DeviceID], reason: str) -> None:
         """Of an operator, or a service that reports. Raises StateFault where it cannot be kept; then it does not hold."""
         self._look()
         match word:

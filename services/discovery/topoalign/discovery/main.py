@@ -34,7 +34,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     configuration = context.configuration
     health = configuration.current.health
     xids = xid_rules(health.ignored_xids, context.environment)
-    caretaker = HealthKeeper(RecordFile(settings.state_dir, boot), xids, health.quiet_seconds, context.clock)
+    health_keeper = HealthKeeper(RecordFile(settings.state_dir, boot), xids, health.quiet_seconds, context.clock)
     offering = Offering(configuration)
     metrics = Metrics()
     discovery = Discovery(
@@ -43,7 +43,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
         context.bus,
         context.clock,
         metrics,
-        caretaker,
+        health_keeper,
         offering.offered,
         read_seconds=settings.read_seconds,
         hold_down_seconds=health.hold_down_seconds,
@@ -56,15 +56,15 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     )
     context.figures.extend([*metrics.figures(), *offering.figures()])
     context.checks["discovery"] = discovery.trouble
-    context.checks["hardware events"] = discovery.deafness
-    context.checks["device record"] = caretaker.trouble
+    context.checks["hardware events"] = discovery.subscription_loss
+    context.checks["device record"] = health_keeper.trouble
     context.notes["configuration"] = offering.note
-    context.notes["hardware"] = discovery.oddities
+    context.notes["hardware"] = discovery.repeated_or_constant
     context.notes["node name"] = discovery.announcer.spoken_over
     context.notes["ids"] = discovery.announcer.speaker.note
     async with background() as tasks:
         tasks.start_soon(configuration.keep_up, context.clock, context.reload.wait)
-        tasks.start_soon(follow, configuration, discovery, caretaker, context.environment)
+        tasks.start_soon(follow, configuration, discovery, health_keeper, context.environment)
         await discovery.run(task_status=task_status)
 
 
@@ -75,13 +75,13 @@ async def read_hardware(environment: Mapping[str, str]) -> Inventory:
 
 
 async def follow(
-    configuration: ConfigurationFile, discovery: Discovery, caretaker: HealthKeeper, environment: Mapping[str, str]
+    configuration: ConfigurationFile, discovery: Discovery, health_keeper: HealthKeeper, environment: Mapping[str, str]
 ) -> None:
     """Tells the services' parts of every configuration that comes into use."""
     while True:
         changed = configuration.changed
         health = configuration.current.health
-        caretaker.follow(xid_rules(health.ignored_xids, environment), health.quiet_seconds)
+        health_keeper.follow(xid_rules(health.ignored_xids, environment), health.quiet_seconds)
         discovery.follow(health.hold_down_seconds)
         await changed.wait()
 

@@ -21,7 +21,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import DriverFault, HardwareUnknown, InvalidField
 from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import DeviceID, NodeName
-from topoalign.core.model.maintenance import DevicesRequest, Word
+from topoalign.core.model.maintenance import DevicesRequest, Override
 from topoalign.core.model.requests import AliveRequest, AnnounceRequest
 from topoalign.core.model.topology.degraded import degraded_gpus
 from topoalign.core.model.topology.links import Link
@@ -157,7 +157,7 @@ LONGEST_PAUSE = 30.0
 """Seconds between tries for as long as nothing could be read at all; doubled each time."""
 SOON_SECONDS = 1.0
 """After something happened, before a reading looks at it; what else happens meanwhile it sees, too."""
-WORDS: tuple[Word, ...] = ("cordon", "uncordon", "heal", "report")
+WORDS: tuple[Override, ...] = ("cordon", "uncordon", "heal", "report")
 
 log = structlog.get_logger("topoalign.discovery")
 
@@ -172,7 +172,7 @@ class Discovery:
         bus: Bus,
         clock: Clock,
         metrics: Metrics,
-        caretaker: HealthKeeper,
+        health_keeper: HealthKeeper,
         offered: Callable[[Topology, Topology | None], Topology],
         *,
         read_seconds: float,
@@ -191,11 +191,11 @@ class Discovery:
         self._bus = bus
         self._clock = clock
         self._metrics = metrics
-        self._caretaker = caretaker
+        self._health_keeper = health_keeper
         self._offered = offered
         self._read_seconds = read_seconds
         self._hold_down_seconds = hold_down_seconds
-        self._epochs = Epochs(caretaker.new_epoch, clock)
+        self._epochs = Epochs(health_keeper.new_epoch, clock)
         self._boot_id = boot_id
         self._answers = answers
         self.announcer = Announcer(hub or bus, clock, near)
@@ -216,11 +216,11 @@ class Discovery:
         """Readiness: why the newest reading cannot be relied on."""
         return self._trouble
 
-    def oddities(self) -> str | None:
+    def repeated_or_constant(self) -> str | None:
         """For /readyz?verbose: what the newest reading found odd, such as GPUs that do not answer."""
         return "; ".join(self._findings) or None
 
-    def deafness(self) -> str | None:
+    def subscription_loss(self) -> str | None:
         """Readiness: why events of the hardware are not heard."""
         return self._deafness
 
@@ -291,13 +291,13 @@ class Discovery:
             "health": (self._health.epoch, self._health.revision),
         }
 
-    async def _told(self, word: Word, request: DevicesRequest) -> dict[DeviceID, DeviceHealth]:
+    async def _told(self, word: Override, request: DevicesRequest) -> dict[DeviceID, DeviceHealth]:
         """Returns how each device is from now on. Raises NotFound, StateFault and what _newest does."""
         self._newest(request.node)
-        devices = meant(self._hardware, request.devices, self._caretaker.cordons)
-        self._caretaker.say(word, devices, request.reason)
+        devices = meant(self._hardware, request.devices, self._health_keeper.cordons)
+        self._health_keeper.say(word, devices, request.reason)
         self._settle()
-        now = HandedOut(self._hardware, self._caretaker.verdicts())
+        now = HandedOut(self._hardware, self._health_keeper.verdicts())
         return {device: now.health_of(device) for device in devices}
 
     @property
@@ -307,14 +307,14 @@ class Discovery:
     def hear(self, event: HardwareEvent) -> None:
         """From the driver, between two readings."""
         self._metrics.heard(event)
-        if self._caretaker.heard(event, self._hardware):
+        if self._health_keeper.heard(event, self._hardware):
             self._look.set()
         self._settle()
 
-    def deaf(self, reason: str | None, gpus: frozenset[DeviceID] = frozenset()) -> None:
+    def lose_subscription(self, reason: str | None, gpus: frozenset[DeviceID] = frozenset()) -> None:
         """From the driver: whether it hears what happens."""
         self._deafness = reason
-        self._caretaker.deaf(reason, gpus)
+        self._health_keeper.lose_subscription(reason, gpus)
         self._look.set()
         self._settle()
 
@@ -359,7 +359,7 @@ class Discovery:
                 "hardware cannot be read", driver=self._driver.source, finding=fault.finding, remedy=fault.remedy
             )
         self._trouble = fault.finding
-        self._caretaker.failed(fault.finding)
+        self._health_keeper.failed(fault.finding)
         self._settle()
 
     def _found(self, inventory: Inventory, began: float) -> None:
@@ -373,7 +373,7 @@ class Discovery:
         if had is None or (source, topology) != (had.source, had.topology):
             self._say_topology(source, topology)
         self._degraded.update(topology)
-        self._caretaker.read(health_of(topology, inventory, source), inventory, began)
+        self._health_keeper.read(health_of(topology, inventory, source), inventory, began)
         self._settle()
         if self._trouble is not None:
             log.info("hardware read", driver=source, machine=topology.describe())
@@ -381,7 +381,7 @@ class Discovery:
 
     def _settle(self) -> None:
         """Says how the devices are if that has changed; at the end of the hold-down if that is not over."""
-        devices = self._caretaker.verdicts()
+        devices = self._health_keeper.verdicts()
         if self._topology is None or (self._health is not None and devices == self._health.devices):
             return
         now = self._clock.monotonic()

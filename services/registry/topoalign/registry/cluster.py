@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from topoalign.client import Heard
+from topoalign.client import Delivery
 from topoalign.core.model.errors import NotFound
 from topoalign.core.model.events import (
     Allocation,
@@ -48,7 +48,7 @@ class Member:
     """Function -> what it has made of `_derived_from`."""
     _derived_from: NodeState | None = None
 
-    def apply(self, heard: Heard, *, usage: bool = False) -> None:
+    def apply(self, heard: Delivery, *, usage: bool = False) -> None:
         """
         Takes in a fact that the client has let through: no repetition, and none missing before it. `usage`: whether what
         the kubelet gave out is kept. No page of the API has it, and of thousands of nodes it can take hundreds of
@@ -118,7 +118,7 @@ class Cluster:
         """Sorted."""
         self._index = AllocationIndex()
 
-    def apply(self, heard: Heard) -> None:
+    def apply(self, heard: Delivery) -> None:
         """Fold an event into its node, which is added at its first event."""
         node = heard.event.node
         member = self._members.get(node)

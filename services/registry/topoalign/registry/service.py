@@ -17,8 +17,8 @@ import anyio
 import structlog
 from anyio.abc import TaskStatus
 
-from topoalign.client import Client, Heard
-from topoalign.client.records import has_spoken
+from topoalign.client import Client, Delivery
+from topoalign.client.records import has_published
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import LedgerFact
 from topoalign.core.model.ids import NodeName
@@ -125,7 +125,7 @@ class Registry:
             tasks.start_soon(self._ask_regularly)
             task_status.started()
 
-    async def _follow(self, events: AsyncGenerator[Heard, None]) -> None:
+    async def _follow(self, events: AsyncGenerator[Delivery, None]) -> None:
         async with aclosing(events):
             async for heard in events:
                 known = heard.event.node in self._cluster
@@ -205,7 +205,7 @@ class Registry:
         """Shows a node no more that is away and of which the streams keep nothing (`topoalign forget`, or streams lost)."""
         before = self._cluster.member(node).state
         try:
-            if await has_spoken(self._bus, node):
+            if await has_published(self._bus, node):
                 return
         except Unavailable:  # what the bus does not say now it says at the next look
             return

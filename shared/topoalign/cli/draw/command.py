@@ -109,13 +109,13 @@ def of_node(node: str | None, nats: str | None) -> "Diagram":
     from topoalign.cli import link  # brings in what talks to the network
     from topoalign.cli.draw.diagram import diagram_of
 
-    standing = link.discovered_or_read(node, nats, os.environ)
-    cards = (*standing.topology.gpu_by_id, *standing.topology.nic_by_id)
-    known = {card: standing.health_of(card) for card in cards}
+    status = link.discovered_or_read(node, nats, os.environ)
+    cards = (*status.topology.gpu_by_id, *status.topology.nic_by_id)
+    known = {card: status.health_of(card) for card in cards}
     health = {card: told for card, told in known.items() if told is not UNKNOWN}
-    divided = divisions(standing.state) if standing.announced else {}
+    divided = divisions(status.state) if status.announced else {}
     parts = {gpu: each for gpu, each in divided.items() if not each.is_whole}
-    return diagram_of(standing.node, standing.topology, standing.allocations, health, parts)
+    return diagram_of(status.node, status.topology, status.allocations, health, parts)
 
 
 def say(diagram: "Diagram", out: Path | None, ascii_only: bool) -> None:

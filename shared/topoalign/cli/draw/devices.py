@@ -38,7 +38,7 @@ def device_items(device: Device, x: float, y: float, height: float) -> tuple[Box
         h=height,
         role="gpu" if device.gpu else "nic",
         fill=fills[0],
-        stroke=scene.TROUBLE if device.broken else INK,
+        stroke=scene.UNHEALTHY if device.broken else INK,
         stroke_width=2.0 if device.broken else 1.4 if device.gpu else 1.0,
         radius=5.0 if device.gpu else 9.0,
         story=device.story,
@@ -108,7 +108,7 @@ def hatching(box: Box) -> Iterator[Line]:
     while offset < reach:
         start = (left + max(0.0, offset - (bottom - top)), top + min(offset, bottom - top))
         end = (left + min(offset, right - left), top + max(0.0, offset - (right - left)))
-        yield Line((start, end), scene.TROUBLE, 0.8)
+        yield Line((start, end), scene.UNHEALTHY, 0.8)
         offset += HATCH
 
 

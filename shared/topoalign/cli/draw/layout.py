@@ -310,6 +310,6 @@ def entries(diagram: Diagram) -> Iterator[tuple[Box, str, str]]:
     if diagram.holders:
         yield SWATCH, "", "free"
     if any(device.broken for device in devices):
-        yield replace(SWATCH, stroke=scene.TROUBLE, stroke_width=2), "", "unhealthy"
+        yield replace(SWATCH, stroke=scene.UNHEALTHY, stroke_width=2), "", "unhealthy"
     if any(device.cordoned for device in devices):
         yield SWATCH, "", "cordoned"

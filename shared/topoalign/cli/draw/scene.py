@@ -148,7 +148,7 @@ HOST = "#d8dee4"
 SWITCH = "#eaeef2"
 NVLINK = "#4d7c0f"
 NVLINK_BAR = "#e4f2cd"
-TROUBLE = "#cf222e"
+UNHEALTHY = "#cf222e"
 
 
 def of_holder(holder: int) -> str:

@@ -19,7 +19,7 @@ from topoalign.core.admission.admit import decide
 from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.demand.share_annotations import card_rules, said_of_cards
-from topoalign.core.deviceshare.demand import needs_companions
+from topoalign.core.deviceshare.demand import needs_co_allocated
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, NodeName, PodName
@@ -188,7 +188,7 @@ def reserved_for(
         allocations,
         seconds,
         gang,
-        needs_companions=needs_companions(pod.annotations),
+        needs_co_allocated=needs_co_allocated(pod.annotations),
         may_move=not limits_slots(pod, allocations),
     )
 

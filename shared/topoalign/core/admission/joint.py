@@ -300,7 +300,7 @@ def divided(
     take other devices.
     """
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
-    companions: list[DeviceID] = []
+    co_allocated: list[DeviceID] = []
     for resource in RESOURCE.values():
         chosen = found.devices.get(resource, ())
         limit = bounds.get(resource)
@@ -311,6 +311,6 @@ def divided(
         beside = tuple(device for device in chosen if device not in taken) if GPU in bounds else ()
         if taken or beside:
             devices[resource] = (*taken, *beside)
-        companions += beside
-    functions = {nic: some for nic, some in found.functions.items() if nic in companions}
-    return ContainerDevices(devices, functions, tuple(companions))
+        co_allocated += beside
+    functions = {nic: some for nic, some in found.functions.items() if nic in co_allocated}
+    return ContainerDevices(devices, functions, tuple(co_allocated))

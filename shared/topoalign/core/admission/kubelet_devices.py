@@ -118,7 +118,7 @@ def remaining(held: Allocation, dropped: Devices) -> Allocation | None:
         for resource, ids in held.devices.items()
         if (left := tuple(device for device in ids if device not in dropped.get(resource, ())))
     }
-    if all(device in held.companions for ids in devices.values() for device in ids):
+    if all(device in held.co_allocated for ids in devices.values() for device in ids):
         return None
     kept = frozenset(device for ids in devices.values() for device in ids)
     slots = {slot: amount for slot, amount in held.slots.items() if slot in kept}
@@ -168,7 +168,7 @@ def unaccounted(state: NodeState, kubelet: KubeletObserved) -> tuple[str, ...]:
         device
         for held in state.allocations.values()
         if held.owner is None
-        for device in held.device_ids - told - {*held.companions}
+        for device in held.device_ids - told - {*held.co_allocated}
     )
     if not waiting or kubelet.checkpoint_unknown:
         return ()

@@ -156,11 +156,11 @@ class AdmissionRun:
             memory=memory,
             affinity=None if hint.affinity is None else nodes_of(hint.affinity),
             lowest_first=bool(memory) and self.profile.gives_back_lowest_first,
-            companions=got.companions,
+            co_allocated=got.co_allocated,
             slots=slots_given(self.state, container, got.devices),
         )
         after = holding(self.state, allocation, earlier)
-        self.state = after.listed_as(self.state) if self.profile.hears_of_devices_later else after
+        self.state = after.listed_as(self.state) if self.profile.learns_of_devices_later else after
 
     def devices(self, container: ContainerDemand, aligned: Aligned) -> Steps[ContainerDevices]:
         """
@@ -184,7 +184,7 @@ class AdmissionRun:
             chosen = yield from self.devices_of(resource, container, aligned.hint, gpus_of(hardware, given))
             given.update({resource: chosen} if chosen else {})
         check_shares(self.state, self.demand, container, given)
-        return ContainerDevices(given, joint.functions, joint.companions)
+        return ContainerDevices(given, joint.functions, joint.co_allocated)
 
     def devices_of(
         self,

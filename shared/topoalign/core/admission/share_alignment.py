@@ -160,7 +160,7 @@ def finds_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand] = (
         for sets, number in ways(part, free, before):
             if number == room and not search.rivals:
                 continue
-            if not search.suffices(number, is_here=number == room) and search.may_come(sets, number):
+            if not search.suffices(number, is_here=number == room) and search.can_be_reached(sets, number):
                 return False
     return True
 
@@ -231,7 +231,7 @@ class Search:
     def _left(self, state: NodeState) -> Left:
         return state.ownership.slots_left if self._in_slots else state.ownership.units_left
 
-    def may_come(self, sets: Sets, number: int) -> bool:
+    def can_be_reached(self, sets: Sets, number: int) -> bool:
         """Whether the kubelet may align to this set after the end of pods none of which makes room on its GPUs."""
         card_of = self._state.hardware.card_of
         cards = {card_of(gpu) for gpu in self._gpus(number)}

@@ -19,7 +19,7 @@ from topoalign.core.demand.quantities import (
     pod_memory,
     pod_wide,
 )
-from topoalign.core.demand.share_annotations import Said, said_of_cards
+from topoalign.core.demand.share_annotations import Published, said_of_cards
 from topoalign.core.demand.shares import cards_said
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.demand import (
@@ -73,7 +73,7 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     """CPUs of its own; 0: it runs in the shared pool."""
     memory: Quantities = {}
     """Bytes of memory and of each size of hugepages for the memory manager to place, in the order of the names."""
-    about_cards: Said = ()
+    about_cards: Published = ()
     """What its pod says about GPUs by amounts, unread: about other devices it may say what it likes."""
     as_hami: bool = False
     """Whether HAMi's rules choose its GPUs in slots."""

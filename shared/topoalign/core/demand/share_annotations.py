@@ -189,22 +189,22 @@ ORDERS = (CardOrder.BINPACK, CardOrder.SPREAD)
 """Those for which it matters how full a card is."""
 POLICIES = (*ORDERS, MUTEX, CardOrder.TOPOLOGY_AWARE)
 
-Said = tuple[tuple[str, str], ...]
+Published = tuple[tuple[str, str], ...]
 """The annotations of a pod that choose its cards, unread, in the order of `CHOOSING`."""
 
 
-def said_of_cards(annotations: Mapping[str, str]) -> Said:
+def said_of_cards(annotations: Mapping[str, str]) -> Published:
     """What a pod says about its cards."""
     return tuple((key, annotations[key]) for key in CHOOSING if key in annotations)
 
 
-def lists_said(said: Said, *keys: str) -> str:
+def lists_said(said: Published, *keys: str) -> str:
     """The paths of those of these annotations that a pod has."""
     return " and ".join(path(key) for key, _ in said if key in keys)
 
 
 @lru_cache(maxsize=256)
-def card_rules(said: Said, *, as_hami: bool = False) -> CardRules:
+def card_rules(said: Published, *, as_hami: bool = False) -> CardRules:
     """
     The rules by which a pod gets its cards; without annotations ANY_CARD. `as_hami`: HAMi's rules choose them, which know
     lists of policies as well, and spread where none is named. Raises InvalidShare for what cannot be meant, with the path of

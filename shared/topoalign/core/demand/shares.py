@@ -34,7 +34,7 @@ from topoalign.core.demand.share_annotations import (
     VENDOR,
     CardRules,
     InvalidShare,
-    Said,
+    Published,
     card_rules,
 )
 from topoalign.core.model.errors import InvalidField, quoted
@@ -389,7 +389,9 @@ def gpus_of_numa_nodes(topology: Topology) -> Mapping[ResourceName, Counter[int]
     return found
 
 
-def slots_asked(topology: Topology, devices: Quantities, said: Said = (), *, as_hami: bool = False) -> SlotShare | None:
+def slots_asked(
+    topology: Topology, devices: Quantities, said: Published = (), *, as_hami: bool = False
+) -> SlotShare | None:
     """
     What is asked for in slots on this machine; None: nothing is. `as_hami`: HAMi's rules choose the GPUs. Raises
     InvalidShare for annotations that cannot be meant.

@@ -27,7 +27,7 @@ from topoalign.core.deviceshare.names import (
     Strategy,
     TopologyScope,
 )
-from topoalign.core.deviceshare.refusals import NotMeant
+from topoalign.core.deviceshare.refusals import InvalidShareRequest
 from topoalign.core.model.errors import InvalidField, clean, quoted
 
 LONGEST = 256 * 1024
@@ -123,7 +123,7 @@ def _read(annotations: Mapping[str, str], key: str, name: str, kind: type[T], co
         return msgspec.convert({} if raw is None else _as_go_reads(raw, kind, compat), kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         reason = f"invalid {name} annotation, err: {clean(str(error), 200)}"
-        raise NotMeant(path(key), reason, "write the JSON that Koordinator's API documents") from error
+        raise InvalidShareRequest(path(key), reason, "write the JSON that Koordinator's API documents") from error
 
 
 def _as_go_reads(raw: Any, kind: Any, compat: bool) -> Any:
@@ -166,14 +166,16 @@ def _check_selectors(device: str, hint: Hint, compat: bool) -> None:
         if wrong is not None:
             where = f"{path(HINT_ANNOTATION)}.{clean(device)}.{field[0].lower()}{field[1:]}"
             reason = f"invalid {field} of DeviceHint, deviceType: {clean(device)}, err: {wrong}"
-            raise NotMeant(where, reason, "write it as Kubernetes' label selectors are written")
+            raise InvalidShareRequest(where, reason, "write it as Kubernetes' label selectors are written")
 
 
 def _check_bandwidth(partition: PartitionSpec) -> None:
     asked = partition.ring_bus_bandwidth
     if asked is not None and quantity(asked) is None:
         reason = f"invalid GPUPartitionSpec annotation, err: {quoted([str(asked)])} is not a quantity"
-        raise NotMeant(f"{path(PARTITION_ANNOTATION)}.ringBusBandwidth", reason, "give a quantity such as 200Gi")
+        raise InvalidShareRequest(
+            f"{path(PARTITION_ANNOTATION)}.ringBusBandwidth", reason, "give a quantity such as 200Gi"
+        )
 
 
 def _check_known(hints: Mapping[str, Hint], joint: Joint | None, partition: PartitionSpec | None) -> None:

@@ -119,7 +119,7 @@ def is_joint(annotations: Mapping[str, str]) -> bool:
     return any(key in annotations for key in ANNOTATIONS)
 
 
-def needs_companions(annotations: Mapping[str, str]) -> bool:
+def needs_co_allocated(annotations: Mapping[str, str]) -> bool:
     """Whether the containers of a pod must not start without the devices that go with their GPUs. Raises InvalidField."""
     said = read_annotations(annotations, compat=False)
     return said.joint is not None and said.joint.required_scope == JointScope.SAME_PCIE

@@ -42,7 +42,7 @@ class ContainerDevices(msgspec.Struct, frozen=True):
     """In the hardware's order; resources of which it gets nothing are absent."""
     functions: dict[DeviceID, tuple[str, ...]] = {}
     """NIC -> PCI addresses of the virtual functions of it that are meant; absent where the NIC itself is."""
-    companions: tuple[DeviceID, ...] = ()
+    co_allocated: tuple[DeviceID, ...] = ()
     """Those of the devices that come with the others, without the kubelet being asked for them."""
 
 

@@ -23,7 +23,7 @@ from topoalign.core.deviceshare.names import (
     WHOLE_GPUS,
     DeviceType,
 )
-from topoalign.core.deviceshare.refusals import NotMeant
+from topoalign.core.deviceshare.refusals import InvalidShareRequest
 
 Quantities = Mapping[str, int]
 
@@ -69,18 +69,18 @@ def by_type(requests: Quantities) -> dict[DeviceType, dict[str, int]]:
 def check(quantities: Quantities) -> None:
     """Checks whether these quantities of one device type can be meant. Raises NotMeant."""
     if not quantities:
-        raise NotMeant(FIELD, "pod request should not be empty", "ask for at least one device")
+        raise InvalidShareRequest(FIELD, "pod request should not be empty", "ask for at least one device")
     for name in COUNTED:
         amount = quantities.get(name, 0)
         if amount < 0 or not _whole_above_one(amount):
-            raise NotMeant(
+            raise InvalidShareRequest(
                 f"{FIELD}[{name}]",
                 f"invalid resource unit {name}: {amount}",
                 "ask for up to 100 units of one device, or for whole devices in multiples of 100",
             )
     names = {*quantities}
     if (names & {*RESOURCES[DeviceType.GPU]} and names not in COMBINATIONS) or not _shares_sound(quantities):
-        raise NotMeant(
+        raise InvalidShareRequest(
             FIELD,
             f"invalid resource device requests: [{' '.join(sorted(names))}]",
             "ask for whole GPUs, or for gpu-core with either gpu-memory or gpu-memory-ratio, evenly over gpu.shared",

@@ -18,7 +18,7 @@ class Status(StrEnum):
     """Nothing that happens to other pods will help."""
 
 
-class NotMeant(InvalidField):
+class InvalidShareRequest(InvalidField):
     """Raised when what a pod asks for cannot be meant on any node: an annotation or a combination of resources."""
 
     status = Status.UNRESOLVABLE

@@ -49,7 +49,7 @@ def left_to(state: NodeState, demand: Demand) -> LeftOver:
     """What init containers of the pod left to its other containers."""
     held = held_by_pod(state, demand)
     names = (GPU, NIC, *resources_in_units(state.hardware))
-    devices = (reusable_devices(held, each, companions=True) for each in names)
+    devices = (reusable_devices(held, each, co_allocated=True) for each in names)
     return LeftOver(frozenset[DeviceID]().union(*devices), reusable_functions(held))
 
 

@@ -61,16 +61,16 @@ def allocation_for(
 
 
 def reusable_devices(
-    held: Iterable[Allocation], resource: ResourceName, *, companions: bool = False
+    held: Iterable[Allocation], resource: ResourceName, *, co_allocated: bool = False
 ) -> frozenset[DeviceID]:
     """
-    Those that were held whole. Whoever takes but a function of a NIC takes the NIC out. With `companions` also what came
+    Those that were held whole. Whoever takes but a function of a NIC takes the NIC out. With `co_allocated` also what came
     together with others, of which a kubelet knows nothing.
     """
     return left_over(
         (plain, (each.whole_ids if plain else each.device_ids) & {*devices.get(resource, ())})
         for each in held
-        for devices in [each.devices if companions else each.from_kubelet]
+        for devices in [each.devices if co_allocated else each.from_kubelet]
         for plain in [each.role == "init"]
     )
 

@@ -129,7 +129,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """UID of the owner's pod, as the kubelet's checkpoint has it; empty: not known, as on a node without a kubelet."""
     displaced: tuple[Displaced, ...] = ()
     """Whose devices these are as well, as far as is known: those containers were not seen to end."""
-    companions: tuple[DeviceID, ...] = ()
+    co_allocated: tuple[DeviceID, ...] = ()
     """
     Those of the devices that came together with the others, without the container asking the kubelet for them: the kubelet
     knows nothing of them, and its plugin lists them as unhealthy until they are released.
@@ -142,7 +142,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     instances: dict[DeviceID, DeviceID] = {}
     """Slot of a GPU among the devices -> uuid of the MIG instance that was made for it."""
-    meant_for: tuple[str, ...] = ()
+    reserved_for: tuple[str, ...] = ()
     """
     UIDs of the pods for which as much was reserved as is held by the slots, as long as it is not known that it was reserved
     for this container: one of another pod does not start. Empty: it was, or these are equal parts, which everybody may
@@ -164,7 +164,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
             not self.virtual_functions.keys() <= self.device_ids or not all(self.virtual_functions.values())
         ):
             raise ValueError("virtual functions of a NIC that is not among the devices, or none of one that is")
-        if self.companions and not self.device_ids.issuperset(self.companions):
+        if self.co_allocated and not self.device_ids.issuperset(self.co_allocated):
             raise ValueError("companions that are not among the devices")
         if self.slots and not self.slots.keys() <= self.device_ids:
             raise ValueError("slots that are not among the devices")
@@ -184,10 +184,10 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     @cached_property
     def from_kubelet(self) -> Mapping[ResourceName, tuple[DeviceID, ...]]:
         """Resource -> devices without companions: on a node with a kubelet those that it gave, and that it lists."""
-        if not self.companions:
+        if not self.co_allocated:
             return self.devices
         rest = {
-            resource: tuple(device for device in ids if device not in self.companions)
+            resource: tuple(device for device in ids if device not in self.co_allocated)
             for resource, ids in self.devices.items()
         }
         return {resource: ids for resource, ids in rest.items() if ids}

@@ -184,7 +184,7 @@ class AllocationBound(LedgerFact, frozen=True, kw_only=True, tag="AllocationBoun
     """As `Allocation.displaced`, which this replaces: announced again without those that have ended."""
     as_reserved: bool = False
     """
-    Whether it holds by its slots what was reserved for it: `Allocation.meant_for` and `Allocation.denied` are empty from
+    Whether it holds by its slots what was reserved for it: `Allocation.reserved_for` and `Allocation.denied` are empty from
     then on.
     """
 

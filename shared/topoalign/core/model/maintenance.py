@@ -9,7 +9,7 @@ import msgspec
 
 from topoalign.core.model.ids import NodeName
 
-Word = Literal["cordon", "uncordon", "heal", "report"]
+Override = Literal["cordon", "uncordon", "heal", "report"]
 """
 Not to be offered; to be offered again; to be trusted again, whatever it has done before; out of use until it has been quiet
 for a while, because a service of the node saw it fail.

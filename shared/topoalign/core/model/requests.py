@@ -285,19 +285,19 @@ class AnnounceRequest(NodeRequest, frozen=True, kw_only=True):
 class AliveRequest(NodeRequest, frozen=True, kw_only=True):
     """
     Asks discovery or the allocator whether it is alive. Discovery answers with the (epoch, revision) of the newest
-    topology and health, the allocator with its `Standing`.
+    topology and health, the allocator with its `WriterPosition`.
     """
 
 
-class SaidRequest(NodeRequest, frozen=True, kw_only=True):
-    """Asks discovery what it announced last; answered with a `Said` for `topology` and one for `health`."""
+class PublishedRequest(NodeRequest, frozen=True, kw_only=True):
+    """Asks discovery what it announced last; answered with a `Published` for `topology` and one for `health`."""
 
 
 class UseRequest(NodeRequest, frozen=True, kw_only=True):
     """Asks discovery what the GPUs are used for now; answered with a `Measurement`."""
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
+class Published(msgspec.Struct, frozen=True, kw_only=True):
     """Identifies the reading that its writer announced last."""
 
     epoch: int
@@ -306,7 +306,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     """`wire.body_digest` of the message: it distinguishes two readings with the same number."""
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class WriterPosition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     The newest facts that an allocator confirms: a fact that differs did not come from the node's own services. Each
     field may be absent, as in the answer of another version.

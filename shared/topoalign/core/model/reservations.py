@@ -31,9 +31,9 @@ class ReservedContainer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omi
     """Which kind of container it is: an init container, a sidecar (an init container that is restarted), or any other."""
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
     """Resource -> devices that the container asks the kubelet for."""
-    companions: dict[ResourceName, tuple[DeviceID, ...]] = {}
+    co_allocated: dict[ResourceName, tuple[DeviceID, ...]] = {}
     """Resource -> devices that the container gets together with its GPUs, without asking the kubelet for them."""
-    needs_companions: bool = False
+    needs_co_allocated: bool = False
     """Whether the container must not start without its companions."""
     virtual_functions: dict[DeviceID, tuple[str, ...]] = {}
     """NIC among the devices -> PCI addresses of its SR-IOV virtual functions, where not the whole NIC is reserved."""

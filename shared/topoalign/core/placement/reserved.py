@@ -104,6 +104,6 @@ def reserved_devices(reserved: NodeReservations, now: float, resource: ResourceN
         device
         for each in reserved.held(now)
         for container in each.containers
-        for devices in (container.devices, container.companions)
+        for devices in (container.devices, container.co_allocated)
         for device in devices.get(resource, ())
     )

@@ -26,7 +26,7 @@ from topoalign.core.demand.share_annotations import (
     USE_UUID,
     VGPU_MODE,
     CardRules,
-    Said,
+    Published,
     Selection,
     lists_said,
 )
@@ -363,7 +363,7 @@ def slot_candidates(topology: Topology, left: SlotsOfGpus) -> tuple[SharedCard, 
     return tuple(found)
 
 
-def fields_of(topology: Topology, resource: ResourceName, said: Said) -> ShareFields:
+def fields_of(topology: Topology, resource: ResourceName, said: Published) -> ShareFields:
     """
     The limits of a container by which it asks for slots of this resource and for its amounts, and the annotations of its pod
     that list GPUs. `said`: what that says about cards.

@@ -266,7 +266,7 @@ def left_by_init(reservation: Reservation) -> frozenset[DeviceID]:
     return frozenset(device for each in init for ids in each.devices.values() for device in ids)
 
 
-def untold_part(
+def unmatched_part(
     state: NodeState,
     reserved: NodeReservations,
     now: float,
@@ -328,7 +328,7 @@ def amounts_reserved(
     return next((container.slots for _, container in reservations_of(reserved, now, resource, slots)), {})
 
 
-def pods_meant(
+def pods_reserved_for(
     reserved: NodeReservations, now: float, resource: ResourceName, amounts: Mapping[DeviceID, Amount]
 ) -> tuple[str, ...]:
     """
@@ -343,7 +343,7 @@ def pods_meant(
     )
 
 
-def pod_robbed(
+def displaced_pod(
     state: NodeState, reserved: NodeReservations, now: float, resource: ResourceName, slots: Collection[DeviceID]
 ) -> str:
     """

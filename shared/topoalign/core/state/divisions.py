@@ -43,7 +43,7 @@ class Parts(NamedTuple):
     """Bytes, in units or by slots."""
 
 
-class HeldParts(NamedTuple):
+class UsedParts(NamedTuple):
     """What one container has of a GPU."""
 
     owner: Owner | None
@@ -77,7 +77,7 @@ class Division(NamedTuple):
     """How it is offered; empty: it is not. Instances may be in time slices."""
     offered: Parts
     """All that it is offered in."""
-    held: tuple[HeldParts, ...]
+    held: tuple[UsedParts, ...]
     """In the order in which the containers got the first of it."""
     left: Parts
     """What may be handed out now: nothing of a GPU that is not healthy."""
@@ -113,7 +113,7 @@ def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
             ways=ways_of(gpu, by_card.get(gpu, ())),
             offered=offered_of(hardware, by_card.get(gpu, ()), profiles),
             held=tuple(
-                HeldParts(
+                UsedParts(
                     first.owner,
                     first.id,
                     every := counted(parts.values(), profiles),

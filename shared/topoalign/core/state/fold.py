@@ -139,7 +139,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             boot=event.boot or had.boot,
             pod_uid=event.pod_uid,
             displaced=event.displaced,
-            meant_for=() if event.as_reserved or event.pod_uid in had.meant_for else had.meant_for,
+            reserved_for=() if event.as_reserved or event.pod_uid in had.reserved_for else had.reserved_for,
             denied="" if event.as_reserved else had.denied,
         )
         live = persistent(self.allocations).put(bound.id, bound)
@@ -203,7 +203,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             name
             for name, devices in dropped.items()
             if name in self.allocations
-            and self.allocations[name].device_ids <= devices.union(self.allocations[name].companions)
+            and self.allocations[name].device_ids <= devices.union(self.allocations[name].co_allocated)
         )
         return frozenset(kubelet.ended).union(free)
 
@@ -235,11 +235,11 @@ NOTHING = Topology()
 
 def known_to_all(allocation: Allocation) -> Allocation:
     """The allocation without what earlier versions do not know: their folds have the same digest."""
-    if not (allocation.companions or allocation.slots or allocation.instances or allocation.displaced):
+    if not (allocation.co_allocated or allocation.slots or allocation.instances or allocation.displaced):
         return allocation  # what is said of slots is said where there are some
     displaced = tuple(msgspec.structs.replace(each, slots={}, instances={}) for each in allocation.displaced)
     return msgspec.structs.replace(
-        allocation, companions=(), slots={}, instances={}, meant_for=(), denied="", displaced=displaced
+        allocation, co_allocated=(), slots={}, instances={}, reserved_for=(), denied="", displaced=displaced
     )
 
 

@@ -301,7 +301,7 @@ class FormerOffers:
         unlisted: list[Place] = []
         by_base = self._hardware.offers_by_base
         devices = self._hardware.devices
-        companions = allocation.companions
+        co_allocated = allocation.co_allocated
         for resource, given in allocation.given.items():
             for holding in given.unshared:
                 offers = by_base.get(holding.base, ())
@@ -315,11 +315,11 @@ class FormerOffers:
                 for number in numbers:
                     if kind_of_share(number) not in kinds or (slots and f"{base}{SHARE}{number}" in slots):
                         former.append(holding_of(DeviceID(f"{base}{SHARE}{number}"), allocation.cards))
-        if companions:  # they used no offer
-            former = [each for each in former if each.id not in companions]
+        if co_allocated:  # they used no offer
+            former = [each for each in former if each.id not in co_allocated]
         if self._cards:
             former = [placed_on(self._cards, each) for each in former]
-        for resource, held in (allocation.from_kubelet if companions else allocation.devices).items():
+        for resource, held in (allocation.from_kubelet if co_allocated else allocation.devices).items():
             listed = devices.get(resource, NOTHING)
             for device in held:
                 if device not in listed:

@@ -100,8 +100,8 @@ class Ownership:
         if changed is not None and not changed.cards.keys() <= self._hardware.cards.keys():
             return after
         known: dict[str, object] = {"_cards": self._cards} if "_cards" in self.__dict__ else {}
-        if "companions" in self.__dict__ and (changed is None or not changed.companions):
-            known["companions"] = self.companions
+        if "co_allocated" in self.__dict__ and (changed is None or not changed.co_allocated):
+            known["co_allocated"] = self.co_allocated
         if index is not None:
             known["_index"] = index
         if held is not None:
@@ -207,18 +207,18 @@ class Ownership:
         return frozenset(base for base in self._hardware.offers_by_base if held.overlaps(self.holding(base)))
 
     @cached_property
-    def companions(self) -> frozenset[DeviceID]:
+    def co_allocated(self) -> frozenset[DeviceID]:
         """
         Devices that are offered, but of which a container holds something that the kubelet did not give it
-        (`Allocation.companions`): the kubelet must give them to nobody.
+        (`Allocation.co_allocated`): the kubelet must give them to nobody.
         """
-        having = [each for each in self._allocations.values() if each.companions]
+        having = [each for each in self._allocations.values() if each.co_allocated]
         if not having:
             return frozenset()
         held = HoldingSet(
             holding
             for each in having
-            for device in each.companions
+            for device in each.co_allocated
             for holding in map(self.holding, map(DeviceID, each.virtual_functions.get(device, (device,))))
         )
         return frozenset(base for base in self._hardware.offers_by_base if held.overlaps(self.holding(base)))
@@ -262,7 +262,7 @@ class Ownership:
     def usable(self, resource: ResourceName) -> DeviceSet:
         """Devices of a resource that may be handed out, busy or not: healthy, and no companions."""
         healthy = self.handed_out.healthy(resource)
-        for base in self.companions & healthy.devices.by_base.keys() if self.companions else ():
+        for base in self.co_allocated & healthy.devices.by_base.keys() if self.co_allocated else ():
             healthy -= healthy.devices.by_base[base]
         return healthy
 

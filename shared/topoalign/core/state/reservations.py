@@ -30,7 +30,7 @@ from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reserved_parts import Part, Swap, is_something, rest_of, shown_by, swapped, swaps_of
+from topoalign.core.state.reserved_parts import Part, Swapped, is_something, rest_of, shown_by, swapped, swaps_of
 
 
 class Ended(NamedTuple):
@@ -55,7 +55,7 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
     """What the node has shown of the reservations."""
     unsaid: frozenset[Part] = frozenset()
     """What of that is held by an allocation of which the node has not said yet whose it is: it may be another pod's."""
-    swaps: tuple[Swap, ...] = ()
+    swaps: tuple[Swapped, ...] = ()
     """What pods have got of what was reserved for others."""
     former: Mapping[str, frozenset[AllocationID]] = {}
     """UID of the pod -> the allocations that were live when its reservation was heard."""
@@ -192,7 +192,7 @@ def not_given(reserved: Allocation, state: NodeState) -> Allocation:
     return msgspec.structs.replace(
         reserved,
         devices={name: ids for name, ids in devices.items() if ids},
-        companions=tuple(filter(is_left, reserved.companions)),
+        co_allocated=tuple(filter(is_left, reserved.co_allocated)),
         slots={slot: amount for slot, amount in reserved.slots.items() if is_left(slot)},
         virtual_functions={nic: addresses for nic, addresses in functions.items() if addresses},
         cpus=format_cpuset(reserved.cpu_ids - owned.cpus_in_use),
@@ -206,11 +206,11 @@ def reservation_of(
     seconds: float,
     gang: str = "",
     *,
-    needs_companions: bool = False,
+    needs_co_allocated: bool = False,
     may_move: bool = False,
 ) -> Reservation:
     """
-    What a decision gives a pod, as its reservation for so many seconds. `needs_companions`: its containers must not start
+    What a decision gives a pod, as its reservation for so many seconds. `needs_co_allocated`: its containers must not start
     without their companions. `may_move`: as of `ReservedContainer`, where they have slots.
     """
     return Reservation(
@@ -221,7 +221,7 @@ def reservation_of(
             reserved
             for each in allocations
             if each.owner is not None
-            and is_something(reserved := reserved_container(each, each.owner, needs_companions, may_move))
+            and is_something(reserved := reserved_container(each, each.owner, needs_co_allocated, may_move))
         ),
         seconds_left=seconds,
         gang=gang,
@@ -229,19 +229,19 @@ def reservation_of(
 
 
 def reserved_container(
-    allocation: Allocation, owner: Owner, needs_companions: bool, may_move: bool
+    allocation: Allocation, owner: Owner, needs_co_allocated: bool, may_move: bool
 ) -> ReservedContainer:
     """What a decision gives one container; the rest as in `reservation_of`."""
-    companions = {
-        name: tuple(device for device in ids if device in allocation.companions)
+    co_allocated = {
+        name: tuple(device for device in ids if device in allocation.co_allocated)
         for name, ids in allocation.devices.items()
     }
     return ReservedContainer(
         container=owner.container,
         role=allocation.role,
         devices=dict(allocation.from_kubelet),
-        companions={name: ids for name, ids in companions.items() if ids},
-        needs_companions=needs_companions and bool(allocation.companions),
+        co_allocated={name: ids for name, ids in co_allocated.items() if ids},
+        needs_co_allocated=needs_co_allocated and bool(allocation.co_allocated),
         virtual_functions=allocation.virtual_functions,
         cpus=allocation.cpus,
         memory=allocation.memory,
@@ -261,15 +261,18 @@ def allocations_of(reservation: Reservation) -> tuple[Allocation, ...]:
             owner=Owner(namespace=Namespace(""), pod=PodName(reservation.pod_uid), container=reserved.container),
             role=reserved.role,
             devices={
-                name: (*reserved.devices.get(name, ()), *reserved.companions.get(name, ()))
-                for name in (*reserved.devices, *(each for each in reserved.companions if each not in reserved.devices))
+                name: (*reserved.devices.get(name, ()), *reserved.co_allocated.get(name, ()))
+                for name in (
+                    *reserved.devices,
+                    *(each for each in reserved.co_allocated if each not in reserved.devices),
+                )
             },
             virtual_functions=reserved.virtual_functions,
             cpus=reserved.cpus,
             memory=reserved.memory,
             lowest_first=bool(reserved.memory),
             pod_uid=reservation.pod_uid,
-            companions=tuple(device for ids in reserved.companions.values() for device in ids),
+            co_allocated=tuple(device for ids in reserved.co_allocated.values() for device in ids),
             slots=amounts_of_slots(reserved),
         )
         for reserved in reservation.containers

@@ -33,7 +33,7 @@ class Part(NamedTuple):
     """Empty: all of the resource, as of CPUs and memory."""
 
 
-class Swap(NamedTuple):
+class Swapped(NamedTuple):
     """A device that was reserved for one pod and given to another, which leaves one that was reserved for itself."""
 
     pod_uid: str
@@ -47,7 +47,7 @@ class Swap(NamedTuple):
 
 def parts(reserved: ReservedContainer, uid: str) -> Iterator[Part]:
     """The parts of what is reserved for a container of this pod."""
-    for devices in (reserved.devices, reserved.companions):
+    for devices in (reserved.devices, reserved.co_allocated):
         yield from (Part(uid, reserved.container, name, device) for name, ids in devices.items() for device in ids)
     if reserved.cpus:
         yield Part(uid, reserved.container, CPU)
@@ -66,12 +66,12 @@ def rest_of(reserved: ReservedContainer, uid: str, shown: frozenset[Part]) -> Re
         return {name: ids for name, ids in rest.items() if ids}
 
     devices = unseen(reserved.devices)
-    companions = unseen(reserved.companions)
-    kept = {device for ids in (*devices.values(), *companions.values()) for device in ids}
+    co_allocated = unseen(reserved.co_allocated)
+    kept = {device for ids in (*devices.values(), *co_allocated.values()) for device in ids}
     return msgspec.structs.replace(
         reserved,
         devices=devices,
-        companions=companions,
+        co_allocated=co_allocated,
         virtual_functions={nic: functions for nic, functions in reserved.virtual_functions.items() if nic in kept},
         cpus=reserved.cpus if Part(uid, reserved.container, CPU) in left else "",
         memory=tuple(each for each in reserved.memory if Part(uid, reserved.container, each.resource) in left),
@@ -81,7 +81,7 @@ def rest_of(reserved: ReservedContainer, uid: str, shown: frozenset[Part]) -> Re
 
 def is_something(reserved: ReservedContainer) -> bool:
     """Whether anything is reserved for the container."""
-    return bool(reserved.devices or reserved.companions or reserved.cpus or reserved.memory)
+    return bool(reserved.devices or reserved.co_allocated or reserved.cpus or reserved.memory)
 
 
 def shown_by(
@@ -102,7 +102,7 @@ def shown_by(
     """
     live = state.allocations.values() if own else ()
     holders = {device: each.id for each in live for device in ids_held(each)}
-    given = Given(state, companions=False)
+    given = Given(state, co_allocated=False)
     for reservation in reservations:
         before = frozenset(former.get(reservation.pod_uid, ()))
         has = [given.to(reservation, each.container).keys() for each in reservation.containers]
@@ -110,10 +110,10 @@ def shown_by(
         for number, reserved in enumerate(reservation.containers):
             later = has[number + 1 :] if own and reserved.role == "init" else []
             resources = set[ResourceName]().union(has[number], *later)
-            companions = {device for ids in reserved.companions.values() for device in ids}
+            co_allocated = {device for ids in reserved.co_allocated.values() for device in ids}
             for part in parts(reserved, reservation.pod_uid):
                 ids = reserved.virtual_functions.get(part.device, (part.device,))
-                shown_with = GPU if part.device in companions else part.resource
+                shown_with = GPU if part.device in co_allocated else part.resource
                 held_by = [holders[each] for each in ids if each in holders]
                 is_left = part.device in left  # held for an earlier init container, maybe
                 is_new = all(before.isdisjoint(with_origins(each, origins)) for each in held_by)
@@ -134,7 +134,7 @@ def with_origins(name: AllocationID, origins: Mapping[AllocationID, AllocationID
 
 def ids_reserved(reserved: ReservedContainer) -> Iterator[DeviceID]:
     """All devices that are reserved for a container."""
-    for devices in (reserved.devices, reserved.companions):
+    for devices in (reserved.devices, reserved.co_allocated):
         yield from (device for ids in devices.values() for device in ids)
 
 
@@ -150,20 +150,20 @@ class Given:
     checkpoint cannot be read. A pod is known by its UID; where the node does not know that, by namespace and name.
     """
 
-    def __init__(self, state: NodeState, *, companions: bool = True) -> None:
-        """`companions`: whether what came together with the GPUs counts."""
+    def __init__(self, state: NodeState, *, co_allocated: bool = True) -> None:
+        """`co_allocated`: whether what came together with the GPUs counts."""
         self._found: dict[tuple[str | PodNames, ContainerName], dict[ResourceName, set[DeviceID]]] = {}
         for held in state.allocations.values():
             owner = held.owner
             if owner is not None:
                 pod = held.pod_uid or (owner.namespace, owner.pod)
-                self._add(pod, owner.container, held.devices if companions else held.from_kubelet, held)
+                self._add(pod, owner.container, held.devices if co_allocated else held.from_kubelet, held)
         usage = state.usage
         kubelet = usage.kubelet if usage is not None else None
         for entry in kubelet.entries if kubelet is not None else ():
             self._add(entry.pod_uid, entry.container, entry.devices, entry)
         for used in usage.containers if usage is not None else ():
-            untold = untold_of(used, kubelet)
+            untold = unmatched_of(used, kubelet)
             self._add((used.owner.namespace, used.owner.pod), used.owner.container, untold.devices, untold)
 
     def _add(
@@ -193,7 +193,7 @@ class Given:
         return any(given and pod in (uid, names) for (pod, _), given in self._found.items())
 
 
-def untold_of(used: ContainerUsage, kubelet: KubeletObserved | None) -> ContainerUsage:
+def unmatched_of(used: ContainerUsage, kubelet: KubeletObserved | None) -> ContainerUsage:
     """Of what PodResources shows of a container that for which it counts: what no checkpoint tells."""
     unknown = kubelet is None or bool(kubelet.unknown)
     return ContainerUsage(
@@ -208,9 +208,9 @@ def swaps_of(
     state: NodeState,
     reservations: Sequence[Reservation],
     shown: Collection[Part],
-    known: Sequence[Swap],
+    known: Sequence[Swapped],
     unsaid: Collection[Part] = (),
-) -> Iterator[Swap]:
+) -> Iterator[Swapped]:
     """
     What the pods to which the `shown` parts belong have got of what is reserved for others, and what is left for these. The
     others may have been heard of later. `known`: the swaps that were found before; `unsaid`: what of `shown` was shown
@@ -247,11 +247,11 @@ def swaps_of(
                     is_as_many = any(part.device in ids and len(ids) == len(own) for ids in told)
                     follows_slot = is_as_many and not is_alike
                     amount = amounts.get(instead) if follows_slot else reserved.slots.get(part.device)
-                    yield Swap(other.pod_uid, resource, part.device, instead, amount)
+                    yield Swapped(other.pod_uid, resource, part.device, instead, amount)
 
 
 def swapped(
-    reservations: Sequence[Reservation], swaps: Sequence[Swap], shown: Collection[Part]
+    reservations: Sequence[Reservation], swaps: Sequence[Swapped], shown: Collection[Part]
 ) -> tuple[Reservation, ...]:
     """
     The reservations with other devices in the place of those that were taken; parts that are `shown` are as they were. CPUs
@@ -271,11 +271,11 @@ def swapped(
             is_shown = Part(uid, reserved.container, name, device) in shown
             return device if is_shown else instead.get((uid, name, device), device)
 
-        devices, companions = (
+        devices, co_allocated = (
             {name: tuple(now_of(name, each) for each in ids) for name, ids in had.items()}
-            for had in (reserved.devices, reserved.companions)
+            for had in (reserved.devices, reserved.co_allocated)
         )
-        now = {device for ids in (*devices.values(), *companions.values()) for device in ids}
+        now = {device for ids in (*devices.values(), *co_allocated.values()) for device in ids}
         kept = {**functions, **reserved.virtual_functions}
         by_slot = {device: reserved.slots.get(device) or amounts.get((uid, device)) for device in now}
         got = [donors.get(device, reserved) for device in sorted(now.difference(ids_reserved(reserved)))]
@@ -285,7 +285,7 @@ def swapped(
         return msgspec.structs.replace(
             reserved,
             devices=devices,
-            companions=companions,
+            co_allocated=co_allocated,
             virtual_functions={device: some for device, some in kept.items() if device in now},
             slots={slot: amount for slot, amount in by_slot.items() if amount is not None},
             cpus=donor.cpus if moves_cpus else reserved.cpus,

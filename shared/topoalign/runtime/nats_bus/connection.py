@@ -78,9 +78,9 @@ class Connection:
                     await self.client.connect(
                         url,
                         name=name,
-                        error_cb=self.heard_error,
-                        disconnected_cb=self.heard_loss,
-                        closed_cb=self.heard_loss,
+                        error_cb=self.on_error,
+                        disconnected_cb=self.on_loss,
+                        closed_cb=self.on_loss,
                         connect_timeout=CONNECT_SECONDS,
                         max_reconnect_attempts=1,
                         reconnect_to_server_handler=parked,
@@ -245,7 +245,7 @@ class Connection:
                 await self.client.close()
             abandon(self.client)
 
-    async def heard_error(self, error: Exception) -> None:
+    async def on_error(self, error: Exception) -> None:
         """Handle an error that the server reports; one about a permission ends the request on that subject."""
         text = str(error) or type(error).__name__
         if "permissions violation" in text:
@@ -261,7 +261,7 @@ class Connection:
         if self._opening is not None:  # the library would try again, and after a failed handshake hang
             self._opening.cancel()
 
-    async def heard_loss(self) -> None:
+    async def on_loss(self) -> None:
         """Handle the end of the library's connection."""
         self.lose()
 

@@ -87,7 +87,7 @@ class Reading:
 
     async def begin(self) -> None:
         """Subscribes to news and reads the first batch. Raises BusUnavailable, BusRefused."""
-        self._subscriptions.append(await self.connection.take(self._news_subject, self.hear_news))
+        self._subscriptions.append(await self.connection.take(self._news_subject, self.take_stored))
         self._subscriptions.append(await self.connection.take(f"{self._inbox}.*", self.hear))
         await self.read()
 
@@ -199,7 +199,7 @@ class Reading:
         self._news.clear()
         self._news_bytes = 0
 
-    def hear_news(self, delivered: Delivered) -> None:
+    def take_stored(self, delivered: Delivered) -> None:
         """Takes a message that was stored. With the subject `>` it may be one of another stream."""
         with suppress(BusUnavailable):
             there = delivered.in_store()

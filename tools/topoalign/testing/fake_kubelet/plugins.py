@@ -41,7 +41,7 @@ DIAL_SECONDS = 10.0
 GRACE_SECONDS = 300.0
 """How long the devices of a plugin that has stopped count as capacity."""
 
-Fault = Literal["mute", "error", "deaf"]
+Fault = Literal["mute", "error", "lose_subscription"]
 """What can be told to go wrong: Register never answers, or answers with an error; lists of devices are not taken in."""
 
 
@@ -146,7 +146,7 @@ class Plugins(Servicer, v1beta1.RegistrationBase):
         try:
             async with aclosing(stream) as responses:
                 async for response in responses:
-                    heard = response.devices if self.fault != "deaf" else []
+                    heard = response.devices if self.fault != "lose_subscription" else []
                     endpoint.devices = {DeviceID(device.id): device for device in heard}
                     self._changed()
             ended = "it ended the stream"
@@ -178,7 +178,7 @@ class Plugins(Servicer, v1beta1.RegistrationBase):
 
     def stop(self) -> None:
         """The kubelet stops: it hears no more, and writes nothing more down."""
-        self._changed = deaf
+        self._changed = lose_subscription
         for endpoint in self.endpoints.values():
             endpoint.stop(self._clock.monotonic())
 
@@ -219,5 +219,5 @@ def is_extended(name: str) -> bool:
     return bool(domain and rest) and not kubernetes and not is_native(ResourceName(name))
 
 
-def deaf() -> None:
+def lose_subscription() -> None:
     """The default for a callback: do nothing."""

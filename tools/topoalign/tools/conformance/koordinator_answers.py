@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit, NotMeant
+from topoalign.core.deviceshare.refusals import DevicesDoNotFit, InvalidShareRequest
 from topoalign.core.model.errors import TopoalignError, Undecodable
 from topoalign.tools.conformance.suite import Outcome
 
@@ -46,7 +46,7 @@ def refused(error: TopoalignError) -> Error | str:
     """
     if isinstance(error, Undecodable):
         raise error
-    if isinstance(error, DevicesDoNotFit | NotMeant):
+    if isinstance(error, DevicesDoNotFit | InvalidShareRequest):
         return Error(error.status.value, list(error.reasons))
     return f"{error.code}: {error}"
 

@@ -11,7 +11,7 @@ from topoalign.core.deviceshare.candidates import Asked, Candidate, by_minor, by
 from topoalign.core.deviceshare.inventory import Device, Place
 from topoalign.core.deviceshare.names import HINT_ANNOTATION, DeviceType
 from topoalign.core.deviceshare.quantities import check, gpu_demand, normalised
-from topoalign.core.deviceshare.refusals import NotMeant
+from topoalign.core.deviceshare.refusals import InvalidShareRequest
 from topoalign.core.model.errors import TopoalignError, Undecodable, quoted
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.koordinator_answers import Answer, outcome, refused
@@ -71,7 +71,7 @@ def valid(given: Input, inventories: Inventories) -> RuleAnswer:
     """Whether the requests are valid."""
     try:
         check(given.requests)
-    except NotMeant as error:
+    except InvalidShareRequest as error:
         return RuleAnswer(valid=False, error=error.reasons[0])
     return RuleAnswer(valid=True, error=None)
 

@@ -22,7 +22,7 @@ import msgspec
 
 from topoalign.cli import formatting, output
 from topoalign.cli.link import connected
-from topoalign.client import Heard
+from topoalign.client import Delivery
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.errors import InvalidField, Unavailable, clean
 from topoalign.core.model.events import AllocationBound, AllocationReleased
@@ -142,7 +142,7 @@ async def play(kubelet: FakeKubelet, listener: EventListener, topology: Topology
     output.say()
 
 
-def released(heard: Sequence[Heard], pod: PodRequest) -> bool:
+def released(heard: Sequence[Delivery], pod: PodRequest) -> bool:
     """Whether these events tell that every allocation of the pod was released."""
     gone = {one.event.allocation for one in heard if isinstance(one.event, AllocationReleased)}
     return bindings(heard, pod) <= gone
@@ -162,7 +162,7 @@ async def admitted(
     return pod
 
 
-def bindings(heard: Iterable[Heard], pod: PodRequest) -> set[AllocationID]:
+def bindings(heard: Iterable[Delivery], pod: PodRequest) -> set[AllocationID]:
     """The ids of the allocations that these events bind to the pod."""
     events = (one.event for one in heard)
     return {event.allocation for event in events if isinstance(event, AllocationBound) and event.owner.pod == pod.name}

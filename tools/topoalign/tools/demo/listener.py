@@ -9,7 +9,7 @@ import anyio
 from anyio.abc import TaskStatus
 
 from topoalign.cli.watch import Teller
-from topoalign.client import Client, Heard
+from topoalign.client import Client, Delivery
 from topoalign.core.model.errors import InvalidField, Unavailable
 from topoalign.core.model.events import TopologyDiscovered
 from topoalign.core.model.ids import NodeName
@@ -37,7 +37,7 @@ class EventListener:
         self._client = Client(bus, name="demo")
         self._teller = Teller(bus)
         self._node = node
-        self._heard: list[Heard] = []
+        self._heard: list[Delivery] = []
         self._told = 0
         self._more = anyio.Event()
 
@@ -54,7 +54,7 @@ class EventListener:
                 self._more.set()
                 self._more = anyio.Event()
 
-    async def tell_until(self, enough: Callable[[list[Heard]], bool], *remedy: str) -> None:
+    async def tell_until(self, enough: Callable[[list[Delivery]], bool], *remedy: str) -> None:
         """
         Prints events as they come until those printed are `enough`. Raises DemoStuck, with this remedy, if they never
         are.

@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskStatus
 
-from topoalign.client.records import forget_node, has_spoken
+from topoalign.client.records import forget_node, has_published
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Policy
@@ -48,7 +48,7 @@ async def leaving_no_trace(bus: Bus, node: NodeName, ours: bool) -> AsyncIterato
     `ours`: the node's services run here, on streams that live on. What a node of this name said before the demo is left
     alone.
     """
-    ours = ours and not await has_spoken(bus, node)
+    ours = ours and not await has_published(bus, node)
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import anyio
 from anyio.lowlevel import checkpoint
 
-from topoalign.allocator.allocate.joint_devices import ReservedCompanions, touching_companions
+from topoalign.allocator.allocate.joint_devices import ReservedCoAllocations, overlapping_co_allocated
 from topoalign.allocator.allocate.pre_start import ShareStarts
 from topoalign.allocator.allocate.slots import SlotGrants
 from topoalign.allocator.allocate.units import ShareExclusion, Shares
@@ -266,7 +266,7 @@ class Grants:
         pod_resources: PodResources,
         reconciliation: Reconciliation,
         preferences: Preferences,
-        companions: ReservedCompanions,
+        co_allocated: ReservedCoAllocations,
         reserved: Callable[[], NodeReservations],
         expect: Callable[[Sequence[Allocation]], None],
         compat: str,
@@ -282,7 +282,7 @@ class Grants:
         self._reconciliation = reconciliation
         self._preferences = preferences
         self._expect = expect
-        self.companions = companions
+        self.co_allocated = co_allocated
         self.visible = visible
         self.shares = Shares(lambda: ledger.state, clock, reserved, reconciliation.liveness, compat)
         self.exclusion = ShareExclusion(lambda: ledger.state, reconciliation.liveness, self.shares)
@@ -325,7 +325,7 @@ class Grants:
         Whether what is to come with these devices is held, somebody may have a GPU whole of which these are units, or these
         are slots of a GPU that has not enough left.
         """
-        if self.companions.held_of(self.companions.waiting(resource, devices)):
+        if self.co_allocated.held_of(self.co_allocated.waiting(resource, devices)):
             return True
         return bool(self._beside(resource, devices))
 
@@ -366,7 +366,7 @@ class Grants:
             tell_ended(self._ledger, rests)
             tell_displaced(answers)
             self._reconciliation.liveness.granted(granted, answers, call.grant or grant)
-        self.companions.observe()
+        self.co_allocated.observe()
 
     def judge(self, call: AllocateCall) -> Judgement | None:
         """
@@ -385,7 +385,7 @@ class Grants:
         ended: dict[AllocationID, Allocation] = {}
         for devices in containers:
             asked = frozenset(devices)
-            waiting = self.companions.waiting(resource, devices)
+            waiting = self.co_allocated.waiting(resource, devices)
             records = self._overlapping(resource, devices, waiting)
             if not known.issuperset(record.id for record in records):
                 return None
@@ -425,7 +425,7 @@ class Grants:
     ) -> list[Allocation]:
         """The records that hold something of what is asked for, or of what is to come with it."""
         owned = self.state.ownership
-        names = {*self.companions.held_of(waiting)}
+        names = {*self.co_allocated.held_of(waiting)}
         if self.is_any_held(resource, asked):
             names.update(owned.overlapping(map(owned.holding, asked)))
         return [self.state.allocations[name] for name in sorted(names)]
@@ -446,7 +446,7 @@ class Grants:
                 raise DeviceInUse(sorted(in_use), record.id)
             if asks or has_ended(record, poll.listing, poll.at):
                 yield record.id, record
-            elif beside := touching_companions(owned, record, asked):
+            elif beside := overlapping_co_allocated(owned, record, asked):
                 raise DeviceInUse(sorted(beside), record.id)
 
     def _granted(
@@ -466,28 +466,28 @@ class Grants:
         amounts = self.slots.amounts(resource, ordered)
         instead: tuple[DeviceID, ...] = ()
         if waiting is not None:
-            companions = self.companions.left(waiting, new.gone)
+            co_allocated = self.co_allocated.left(waiting, new.gone)
         else:
-            companions, instead = self.companions.adopted(resource, asked, new.gone)
+            co_allocated, instead = self.co_allocated.adopted(resource, asked, new.gone)
         new.granted.append(
             Allocation(
                 id=self._ledger.next_id(len(new.granted)),
-                devices={resource: ordered, **companions.devices},
-                virtual_functions=dict(companions.functions),
+                devices={resource: ordered, **co_allocated.devices},
+                virtual_functions=dict(co_allocated.functions),
                 boot=self._ledger.boot,
                 machine=self._ledger.machine,
                 cards=owned.cards_of(asked),
                 displaced=displaced,
-                companions=companions.ids,
+                co_allocated=co_allocated.ids,
                 slots={**amounts, **{s: made[s].amount for s in ordered if s in made}},
                 instances={slot: made[slot].uuid for slot in ordered if slot in made},
-                meant_for=self.slots.meant_for(resource, amounts),
+                reserved_for=self.slots.reserved_for(resource, amounts),
                 denied=denied_pod(new.gone.values(), resource, ordered, listing)
                 or self.slots.robbed(resource, ordered),
             )
         )
-        if companions.lacking:
-            instead = (*new.granted[-1].device_ids, *companions.lacking)
+        if co_allocated.lacking:
+            instead = (*new.granted[-1].device_ids, *co_allocated.lacking)
         if instead:
             new.deviations[new.granted[-1].id] = instead
         return new.granted[-1]

@@ -42,39 +42,39 @@ from topoalign.core.state.reservations import NodeReservations, allocations_of
 # Under which ids a container is told of what comes together with its GPUs.
 
 
-def companions_told(allocation: Allocation) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
+def reported_co_allocated(allocation: Allocation) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
     """Resource -> the companions of an allocation, under the ids by which a container is told of them."""
     for resource, ids in allocation.devices.items():
-        beside = [device for device in ids if device in allocation.companions]
+        beside = [device for device in ids if device in allocation.co_allocated]
         if beside:
-            yield resource, [each for device in beside for each in told_ids(device, allocation.virtual_functions)]
+            yield resource, [each for device in beside for each in reported_ids(device, allocation.virtual_functions)]
 
 
-def reserved_told(reserved: ReservedContainer) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
+def reserved_co_allocated(reserved: ReservedContainer) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
     """The same of what is reserved for a container."""
-    for resource, ids in reserved.companions.items():
-        yield resource, [each for device in ids for each in told_ids(device, reserved.virtual_functions)]
+    for resource, ids in reserved.co_allocated.items():
+        yield resource, [each for device in ids for each in reported_ids(device, reserved.virtual_functions)]
 
 
-def told_ids(device: DeviceID, functions: Mapping[DeviceID, tuple[str, ...]]) -> tuple[DeviceID, ...]:
+def reported_ids(device: DeviceID, functions: Mapping[DeviceID, tuple[str, ...]]) -> tuple[DeviceID, ...]:
     """The ids by which a container is told of a device: of a NIC of which it has virtual functions, theirs."""
     return tuple(map(DeviceID, functions.get(device, (device,))))
 
 
-def touching_companions(owned: Ownership, record: Allocation, asked: Collection[DeviceID]) -> list[DeviceID]:
+def overlapping_co_allocated(owned: Ownership, record: Allocation, asked: Collection[DeviceID]) -> list[DeviceID]:
     """The companions of a record that overlap what is asked for, under the ids by which its container is told of them."""
     wanted = owned.set_of(asked)
-    return [each for _, ids in companions_told(record) for each in ids if wanted.overlaps(owned.holding(each))]
+    return [each for _, ids in reported_co_allocated(record) for each in ids if wanted.overlaps(owned.holding(each))]
 
 
 REMEMBERED = 1_000
 """Pods with annotations about devices whose requests are kept: far more than are bound to a node and not admitted yet."""
 
 
-class CompanionsLacking(NoFit):
+class CoAllocatedLacking(NoFit):
     """Raised for GPUs whose container must not start without NICs that cannot be given."""
 
-    code = "CompanionsLacking"
+    code = "CoAllocatedLacking"
 
     def __init__(self, gpus: Collection[DeviceID], lacking: Collection[DeviceID]) -> None:
         super().__init__(
@@ -83,7 +83,7 @@ class CompanionsLacking(NoFit):
         )
 
 
-class Companions(NamedTuple):
+class CoAllocated(NamedTuple):
     """What comes with the GPUs of one container."""
 
     devices: Mapping[ResourceName, tuple[DeviceID, ...]] = {}
@@ -117,7 +117,7 @@ class Instead(NamedTuple):
     """As in `Waiting`."""
 
 
-class ReservedCompanions:
+class ReservedCoAllocations:
     """The companions that are reserved on the node."""
 
     def __init__(
@@ -141,17 +141,17 @@ class ReservedCompanions:
         wanted = frozenset(devices)
         reserved = self._reserved()
         parts = parts_of(reserved, self._clock.monotonic(), resource) if reserved.reservations else ()
-        return next((each for _, each, gpus in parts if gpus == wanted and each.companions), None)
+        return next((each for _, each, gpus in parts if gpus == wanted and each.co_allocated), None)
 
     def held_of(self, waiting: ReservedContainer | None) -> list[AllocationID]:
         """Allocations that hold something of what is to come with the GPUs of this container."""
         if waiting is None:
             return []
         owned = self._state().ownership
-        ids = [each for _, told in reserved_told(waiting) for each in told]
+        ids = [each for _, told in reserved_co_allocated(waiting) for each in told]
         return owned.overlapping(map(owned.holding, ids))
 
-    def left(self, waiting: ReservedContainer, gone: Collection[AllocationID]) -> Companions:
+    def left(self, waiting: ReservedContainer, gone: Collection[AllocationID]) -> CoAllocated:
         """
         What can be given of what is to come with the GPUs of this container, once these allocations have ended. Raises
         CompanionsLacking.
@@ -162,7 +162,7 @@ class ReservedCompanions:
         devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
         functions: dict[DeviceID, tuple[str, ...]] = {}
         lacking: list[DeviceID] = []
-        for resource, device in ((name, each) for name, ids in waiting.companions.items() for each in ids):
+        for resource, device in ((name, each) for name, ids in waiting.co_allocated.items() for each in ids):
             wanted = waiting.virtual_functions.get(device, ())
             free = free_functions(state, device, wanted)
             if not state.health_of(device).usable or (not free if wanted else state.ownership.is_held(device)):
@@ -171,9 +171,9 @@ class ReservedCompanions:
             devices[resource] = (*devices.get(resource, ()), device)
             if wanted:
                 functions[device] = free
-        if lacking and waiting.needs_companions:
-            raise CompanionsLacking(waiting.devices.get(GPU, ()), lacking)
-        return Companions(devices, functions, tuple(lacking))
+        if lacking and waiting.needs_co_allocated:
+            raise CoAllocatedLacking(waiting.devices.get(GPU, ()), lacking)
+        return CoAllocated(devices, functions, tuple(lacking))
 
     def remember(self, pod: PodRequest) -> None:
         """A registry is about to reserve something for this pod."""
@@ -199,7 +199,7 @@ class ReservedCompanions:
 
     def adopted(
         self, resource: ResourceName, devices: Collection[DeviceID], gone: Collection[AllocationID]
-    ) -> tuple[Companions, tuple[DeviceID, ...]]:
+    ) -> tuple[CoAllocated, tuple[DeviceID, ...]]:
         """
         What comes with GPUs that are reserved for nobody, once these allocations have ended, and what was reserved instead
         of all that: nothing, or what a container gets beside them that waits for as many. Raises CompanionsLacking.
@@ -210,21 +210,21 @@ class ReservedCompanions:
             self._instead(Bounds(len(devices), tuple(devices), ()), gone) if resource == GPU and not is_own else None
         )
         if found is None:
-            return Companions(), ()
+            return CoAllocated(), ()
         waiting, given, is_certain = found
         reserved = tuple(
-            each for part in (waiting.devices, waiting.companions) for ids in part.values() for each in ids
+            each for part in (waiting.devices, waiting.co_allocated) for ids in part.values() for each in ids
         )
         if given is None:
-            if waiting.needs_companions and is_certain:
-                raise CompanionsLacking(devices, [each for ids in waiting.companions.values() for each in ids])
-            return Companions(), reserved if is_certain else ()
+            if waiting.needs_co_allocated and is_certain:
+                raise CoAllocatedLacking(devices, [each for ids in waiting.co_allocated.values() for each in ids])
+            return CoAllocated(), reserved if is_certain else ()
         beside = {
-            name: tuple(each for each in ids if each in given.companions)
+            name: tuple(each for each in ids if each in given.co_allocated)
             for name, ids in given.devices.items()
             if name != GPU
         }
-        return Companions({name: ids for name, ids in beside.items() if ids}, given.functions), reserved
+        return CoAllocated({name: ids for name, ids in beside.items() if ids}, given.functions), reserved
 
     def _instead(self, gpus: Bounds, gone: Collection[AllocationID]) -> Instead | None:
         """What the kubelet may have come for with these GPUs. None: no container waits for as many and for companions."""
@@ -262,7 +262,7 @@ class ReservedCompanions:
             for pod in reserved.reservations
             if reserved.until[pod.pod_uid] > now
             for each in pod.containers
-            if each.companions
+            if each.co_allocated
             and len(each.devices.get(GPU, ())) == amount
             and (pod.pod_uid, each.container) not in bound
             and (not pod.planned or (pod.pod_uid, each.container) in certain)
@@ -279,34 +279,36 @@ class ReservedCompanions:
         """
         state = self._state()
         found = dict[ResourceName, list[DeviceID]]()
-        for name, ids in (*self._companions(resource, allocation), *beside.items()):
+        for name, ids in (*self._co_allocated(resource, allocation), *beside.items()):
             found.setdefault(name, []).extend(ids)
         if resource in found or beside:
             own = allocation.from_kubelet.get(resource, ())
             found.setdefault(resource, []).extend(allocation.instances.get(each, each) for each in own)
         return {name: in_order(state.hardware, name, dict.fromkeys(ids)) for name, ids in found.items()}
 
-    def _companions(
+    def _co_allocated(
         self, resource: ResourceName, allocation: Allocation
     ) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
         """What else the container of an allocation has or is to have of the resources of companions, as far as is known."""
         own = allocation.from_kubelet.get(resource, ())
         reserved = reserved_with(self._reserved(), self._clock.monotonic(), resource, own)
         if reserved is None:  # it is over, and the kubelet asks again
-            yield from companions_told(allocation)
+            yield from reported_co_allocated(allocation)
             if (owner := allocation.owner) is not None:
                 others = [each for each in self._state().allocations.values() if each.owner == owner]
-                yield from (beside for each in others if each.id != allocation.id for beside in companions_told(each))
+                yield from (
+                    beside for each in others if each.id != allocation.id for beside in reported_co_allocated(each)
+                )
             return
         if resource == GPU:
-            told = [*companions_told(allocation)]
+            told = [*reported_co_allocated(allocation)]
             yield from told
             yield from ((name, reserved.devices.get(name, ())) for name, _ in told)
             return
         gpus = {*reserved.devices.get(GPU, ())}
         live = self._state().allocations.values()
         given = next((each for each in live if gpus and gpus == {*each.from_kubelet.get(GPU, ())}), None)
-        yield from companions_told(given) if given is not None else reserved_told(reserved)
+        yield from reported_co_allocated(given) if given is not None else reserved_co_allocated(reserved)
 
 
 def placed(

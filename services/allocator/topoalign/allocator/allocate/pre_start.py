@@ -11,7 +11,7 @@ another pod, does not start. Example with ten slots, 100 cores and 40960 MiB eac
 
 What a container has is judged as soon as the kubelet shows it. A reservation may end before that, as while PodResources is
 away, and the agent may start anew before the container starts: so the record keeps for which pods as much was reserved
-(`Allocation.meant_for`). A later container of a pod may take slots over from an init container that has more.
+(`Allocation.reserved_for`). A later container of a pod may take slots over from an init container that has more.
 
 PodResources does not show init containers, so of slots that none but these have the checkpoint alone tells whose they are.
 """
@@ -125,7 +125,7 @@ class SlotStarts:
             del self._judged[name]
         self._told &= live.keys()
         for each in [*live.values()]:
-            is_strange = each.meant_for or each.denied
+            is_strange = each.reserved_for or each.denied
             is_doubted = is_strange or self._judged.get((each.id, each.pod_uid), UNKNOWN) is not None
             if each.owner is not None and is_doubted and self._is_offered(each):
                 misfit = self._judge(each)
@@ -196,7 +196,7 @@ class SlotStarts:
                         raise unknown_owner(slots)
                     whose = f"{reservation.namespace}/{reservation.pod}, container {container.container}"
                     return NotAsReserved(slots, most, f"they are reserved for {quoted([whose])}")
-            is_strange = record.meant_for and record.pod_uid not in record.meant_for
+            is_strange = record.reserved_for and record.pod_uid not in record.reserved_for
             if is_strange or (record.denied and record.pod_uid in ("", record.denied)):
                 if record.pod_uid:
                     before = "others were reserved for it, or " if not self._unequal(record, amounts) else ""

@@ -32,7 +32,7 @@ READ_SECONDS = 3.0
 
 EXPECTED_SECONDS = 10.0
 """After a confirmation, in which the kubelet may ask about a reservation that is not heard: a bind has four."""
-HEARD_SECONDS = 1.0
+RECEIVE_SECONDS = 1.0
 """How long the kubelet waits for it then; it takes less than a millisecond where the node is not busy."""
 
 log = structlog.get_logger("topoalign.allocator.allocate.reservations")
@@ -75,13 +75,13 @@ class Reservations:
     async def until_read(self) -> None:
         """
         Returns once they have been read, and `READ_SECONDS` after the start at the latest; where one is expected, once all
-        are heard that there are now, after `HEARD_SECONDS` at the latest.
+        are heard that there are now, after `RECEIVE_SECONDS` at the latest.
         """
         left = self._began + READ_SECONDS - self._clock.monotonic()
         if left > 0 and not self._read.is_set():
             await either(self._read.wait, lambda: self._clock.sleep(left))
         elif self._clock.monotonic() < self._expected_until:
-            await either(self._until_newest, lambda: self._clock.sleep(HEARD_SECONDS))
+            await either(self._until_newest, lambda: self._clock.sleep(RECEIVE_SECONDS))
 
     async def _until_newest(self) -> None:
         """Returns once the newest message of the stream is heard, or where the stream does not answer."""

@@ -24,7 +24,7 @@ from functools import partial
 import anyio
 
 from topoalign.allocator.allocate.grants import AllocateCall, Grants, GroupCommit, Preferences
-from topoalign.allocator.allocate.joint_devices import ReservedCompanions
+from topoalign.allocator.allocate.joint_devices import ReservedCoAllocations
 from topoalign.allocator.allocate.pre_start import SlotStarts
 from topoalign.allocator.allocate.units import kind_of
 from topoalign.allocator.allocate.visible_gpus import VisibleGpus
@@ -148,8 +148,8 @@ class DeviceAllocations:
         self._turn = anyio.Lock(fast_acquire=True)
         """Of the calls for which the kubelet has to be asked: one at a time."""
         self.owner_polls = OwnerPolls(clock, lambda: ledger.state, self.reconcile)
-        self._companions = ReservedCompanions(lambda: ledger.state, clock, reserved, Placement(placement))
-        parts = self._reconciliation, self._preferences, self._companions
+        self._co_allocated = ReservedCoAllocations(lambda: ledger.state, clock, reserved, Placement(placement))
+        parts = self._reconciliation, self._preferences, self._co_allocated
         liveness = self._reconciliation.liveness
         expect = self.owner_polls.expect
         self._visible = VisibleGpus(lambda: ledger.state, clock, reserved, liveness, by_variable_alone)
@@ -219,7 +219,7 @@ class DeviceAllocations:
         now = self._clock.monotonic()
         chosen = prefer_reserved(hardware, reserved, now, resource, offered, must_include, size)
         if not chosen and resource == GPU:
-            chosen = self._companions.preferred(offered, must_include, size)
+            chosen = self._co_allocated.preferred(offered, must_include, size)
         if not chosen:
             kept = {*displaced, *reserved_devices(reserved, now, resource)}
             owned = live.ownership
@@ -326,11 +326,11 @@ class DeviceAllocations:
 
     def remember(self, pod: PodRequest) -> None:
         """A registry is about to reserve something for this pod, and asked what it would get."""
-        self._companions.remember(pod)
+        self._co_allocated.remember(pod)
 
     def named(self, resource: ResourceName, allocation: Allocation) -> dict[ResourceName, tuple[DeviceID, ...]]:
         """As `AllocatorPort.named`."""
-        return self._companions.named(resource, allocation, self._visible.beside(resource, allocation))
+        return self._co_allocated.named(resource, allocation, self._visible.beside(resource, allocation))
 
     async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
         """As `AllocatorPort.start_container`."""
@@ -393,4 +393,4 @@ class DeviceAllocations:
 
 def is_known_holder(record: Allocation) -> bool:
     """Whether it is known whose it is, and of slots whether they were meant for this pod: its UID tells."""
-    return record.owner is not None and not record.meant_for and (not record.denied or record.pod_uid != "")
+    return record.owner is not None and not record.reserved_for and (not record.denied or record.pod_uid != "")

@@ -47,10 +47,10 @@ from topoalign.core.sharing.reserved import (
     ShareQuestion,
     amounts_reserved,
     answering_part,
+    displaced_pod,
     open_parts,
-    pod_robbed,
-    pods_meant,
-    untold_part,
+    pods_reserved_for,
+    unmatched_part,
     with_reserved_shares,
 )
 from topoalign.core.state.fold import NodeState
@@ -188,7 +188,7 @@ class SlotGrants:
             return
         reserved = self._reserved()
         instead = {name: each.slots for name, each in self.moved.items()}
-        part = untold_part(self._live(), reserved, self._clock.monotonic(), resource, slots, instead)
+        part = unmatched_part(self._live(), reserved, self._clock.monotonic(), resource, slots, instead)
         if part is None:
             return
         if part.may_move:
@@ -225,7 +225,7 @@ class SlotGrants:
         reserved = self._amounts_moved(slots) or amounts_reserved(kept, now, resource, slots)
         return {slot: reserved.get(slot) or equal_part(hardware, base_of(slot)) for slot in slots}
 
-    def meant_for(self, resource: ResourceName, amounts: Mapping[DeviceID, Amount]) -> tuple[str, ...]:
+    def reserved_for(self, resource: ResourceName, amounts: Mapping[DeviceID, Amount]) -> tuple[str, ...]:
         """
         UIDs of the pods for which as much is reserved as a container gets by these slots, `amounts` of them; () of equal
         parts, and of others.
@@ -233,12 +233,14 @@ class SlotGrants:
         hardware = self._state().hardware
         if all(amount == equal_part(hardware, base_of(slot)) for slot, amount in amounts.items()):
             return ()
-        return pods_meant(self._reserved(), self._clock.monotonic(), resource, amounts)
+        return pods_reserved_for(self._reserved(), self._clock.monotonic(), resource, amounts)
 
     def robbed(self, resource: ResourceName, slots: Collection[DeviceID]) -> str:
         """UID of a pod that must not start with these slots: others have got what is reserved for it. Empty: none is."""
         is_moved = bool(self._amounts_moved(slots))
-        return "" if is_moved else pod_robbed(self._state(), self._reserved(), self._clock.monotonic(), resource, slots)
+        return (
+            "" if is_moved else displaced_pod(self._state(), self._reserved(), self._clock.monotonic(), resource, slots)
+        )
 
     def beside(
         self, resource: ResourceName, slots: Collection[DeviceID], granted: Sequence[Allocation] = ()

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from topoalign.allocator.allocate.joint_devices import companions_told
+from topoalign.allocator.allocate.joint_devices import reported_co_allocated
 from topoalign.allocator.containers import cdi, host_files
 from topoalign.allocator.containers.host_files import ContainerUnready, Root
 from topoalign.core.model.allocations import Allocation
@@ -125,7 +125,7 @@ class Teller(NamedTuple):
         told.envs = dict(sorted(told.envs.items()))
         return told
 
-    def tell_companions(
+    def add_co_allocated(
         self,
         told: v1beta1.ContainerAllocateResponse,
         topology: Topology,
@@ -137,8 +137,8 @@ class Teller(NamedTuple):
         resource -> devices that variables name, which a container has by several answers.
         """
         for name, ids in named.items():
-            companions = {each for of, beside in companions_told(allocation) if of == name for each in beside}
-            nodes = [function_of(topology, each) for each in ids if each in companions]
+            co_allocated = {each for of, beside in reported_co_allocated(allocation) if of == name for each in beside}
+            nodes = [function_of(topology, each) for each in ids if each in co_allocated]
             tell_functions(told, name, [f for f in nodes if f is not None])
             tell_names(told, name, [f for each in ids if (f := function_of(topology, base_of(each))) is not None])
         bases = sorted({base_of(each) for ids in named.values() for each in ids}, key=partial(place_of, topology))

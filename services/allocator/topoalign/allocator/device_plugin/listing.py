@@ -101,8 +101,8 @@ def health_of(state: NodeState, device: DeviceID) -> str:
     The health of a device in the words of the API. What a container has beside its GPUs, without the kubelet's knowledge, is
     listed as unhealthy, so that the kubelet gives it to nobody else.
     """
-    companions = state.ownership.companions
-    if companions and base_of(device) in companions:
+    co_allocated = state.ownership.co_allocated
+    if co_allocated and base_of(device) in co_allocated:
         return UNHEALTHY
     return HEALTHY if state.ownership.handed_out.listed_health_of(device).usable else UNHEALTHY
 

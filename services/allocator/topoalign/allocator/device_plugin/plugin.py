@@ -171,7 +171,7 @@ class Plugin:
         match self._registration.listen(is_open=watch.open, has_ended=has_ended, now=now):
             case None:
                 return self.reason
-            case Event.UNHEARD:
+            case Event.UNWATCHED:
                 return f"the kubelet does not listen to {self.resource}"
             case _:
                 return None

@@ -126,11 +126,11 @@ class Event(Enum):
     """The kubelet has registered the resource."""
     REFUSED = auto()
     """It refused to, or did not answer."""
-    HEARD = auto()
+    WATCHED = auto()
     """Its stream is open."""
-    HEARD_ON = auto()
+    STILL_WATCHED = auto()
     """Its stream is open `LISTEN_SECONDS` after the registration: only then was that a success."""
-    UNHEARD = auto()
+    UNWATCHED = auto()
     """Its stream has ended, or did not come in time: it will not dial again by itself."""
     LOST = auto()
     """It listens and has lost the devices, or was told what does not hold any more."""
@@ -154,18 +154,18 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
     S.REGISTERED: {
         E.KUBELET_AWAY: S.UNREGISTERED,
         E.KUBELET_CHANGED: S.UNREGISTERED,
-        E.HEARD: S.LISTENING,
-        E.HEARD_ON: S.LISTENING,
-        E.UNHEARD: S.UNREGISTERED,
+        E.WATCHED: S.LISTENING,
+        E.STILL_WATCHED: S.LISTENING,
+        E.UNWATCHED: S.UNREGISTERED,
         E.LOST: S.UNREGISTERED,
         E.STOPPED: S.UNREGISTERED,
     },
     S.LISTENING: {
         E.KUBELET_AWAY: S.UNREGISTERED,
         E.KUBELET_CHANGED: S.UNREGISTERED,
-        E.HEARD: S.LISTENING,
-        E.HEARD_ON: S.LISTENING,
-        E.UNHEARD: S.UNREGISTERED,
+        E.WATCHED: S.LISTENING,
+        E.STILL_WATCHED: S.LISTENING,
+        E.UNWATCHED: S.UNREGISTERED,
         E.LOST: S.UNREGISTERED,
         E.STOPPED: S.UNREGISTERED,
     },
@@ -306,9 +306,9 @@ class Registration:
     def listen(self, *, is_open: bool, has_ended: bool, now: float) -> Event | None:
         """What follows from the kubelet's stream as it is now; None: it is still waited for."""
         if is_open:
-            event = Event.HEARD_ON if now >= self._success_at else Event.HEARD
+            event = Event.STILL_WATCHED if now >= self._success_at else Event.WATCHED
         elif has_ended or now >= self.listen_by:
-            event = Event.UNHEARD
+            event = Event.UNWATCHED
         else:
             return None
         self.apply(event, now)
@@ -327,13 +327,13 @@ class Registration:
                 self.visibility.apply(Sign.CHANGED, now)
             case Event.ACCEPTED:
                 self._success_at = self.listen_by = now + LISTEN_SECONDS
-            case Event.REFUSED | Event.UNHEARD:
+            case Event.REFUSED | Event.UNWATCHED:
                 self.failures += 1
                 wait = backoff_seconds(self.failures, FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS)
                 self.ask_at = now + wait * (0.5 + self._jitter() / 2)
-            case Event.HEARD | Event.HEARD_ON:
+            case Event.WATCHED | Event.STILL_WATCHED:
                 self.listen_by = now + LISTEN_SECONDS
-                self.failures = 0 if event is Event.HEARD_ON else self.failures
+                self.failures = 0 if event is Event.STILL_WATCHED else self.failures
             case Event.LOST:
                 self.ask_at = now
             case Event.SOCKET_LOST:

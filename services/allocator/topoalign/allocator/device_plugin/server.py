@@ -264,7 +264,7 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
             responses = [teller.response(hardware, self.resource, ids) for ids in given]
         named = [self.allocator.named(self.resource, allocation) for allocation in allocations]
         for response, allocation, devices in zip(responses, allocations, named, strict=True):
-            teller.tell_companions(response, hardware, allocation, devices)
+            teller.add_co_allocated(response, hardware, allocation, devices)
         if teller.mps is not None:
             for response, allocation in zip(responses, allocations, strict=True):
                 teller.mps.tell_limits(response, self.resource, allocation, hardware)

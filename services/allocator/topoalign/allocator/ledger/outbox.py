@@ -25,7 +25,7 @@ from topoalign.core.model.errors import StateFault, Unavailable
 from topoalign.core.model.events import LedgerEvent
 from topoalign.core.ports import Bus, Clock, Message, Stream
 from topoalign.runtime.publisher import Confirmed, Publisher
-from topoalign.runtime.speaker import Speaker
+from topoalign.runtime.speaker import FactPublisher
 
 POLL_SECONDS = 60.0
 """Between two checks whether the stream still has what was said."""
@@ -44,7 +44,7 @@ class Outbox:
         self._ledger = ledger
         self._bus = bus
         self._clock = clock
-        self.speaker = Speaker(bus, clock)
+        self.speaker = FactPublisher(bus, clock)
         self.publisher = Publisher(self, self.speaker.publish, clock, self.speaker.publish_all)
         self._position = 0
         self._due: list[tuple[Message, LedgerEvent]] = []

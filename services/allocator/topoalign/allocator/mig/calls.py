@@ -53,7 +53,7 @@ def without_slot(allocation: Allocation, slot: DeviceID) -> Allocation:
     return msgspec.structs.replace(
         allocation,
         devices={name: tuple(each for each in ids if each != slot) for name, ids in allocation.devices.items()},
-        companions=(),
+        co_allocated=(),
         virtual_functions={},
         slots={each: amount for each, amount in allocation.slots.items() if each != slot},
         instances={each: uuid for each, uuid in allocation.instances.items() if each != slot},

@@ -122,13 +122,13 @@ def remainders(
     held = shown_of(listing) | ((listing.checkpoint or frozenset()) if listing is not None else frozenset())
     unread = listing is not None and listing.checkpoint is None  # then what is not shown may be held all the same
     displaced = {former.allocation for each in granted for former in each.displaced}
-    new = {device for each in granted for device in each.companions}
+    new = {device for each in granted for device in each.co_allocated}
     rests: list[Rest] = []
     for record in replaced:
         whole = unread or record.id in displaced
         given = touching(ledger.state.ownership, record, asked)
         kept = [place for place in places(record) if (whole or place in held) and place not in given]
-        beside = [each for each in companions_of(record) if each[1] not in new] if kept or whole else []
+        beside = [each for each in co_allocated_of(record) if each[1] not in new] if kept or whole else []
         if kept or beside:
             rest = msgspec.structs.replace(
                 record,
@@ -139,7 +139,7 @@ def remainders(
                     for nic, some in record.virtual_functions.items()
                     if any(nic == each for _, each in beside)
                 },
-                companions=tuple(device for _, device in beside),
+                co_allocated=tuple(device for _, device in beside),
                 displaced=of_devices(ledger.state, record.displaced, [device for _, device in kept]),
                 slots={device: record.slots[device] for _, device in kept if device in record.slots},
                 instances={device: record.instances[device] for _, device in kept if device in record.instances},
@@ -161,9 +161,9 @@ def tell_ended(ledger: Ledger, rests: Sequence[Rest]) -> None:
         ledger.observe(kubelet=msgspec.structs.replace(kubelet, ended=kubelet.ended + over))
 
 
-def companions_of(record: Allocation) -> list[Place]:
+def co_allocated_of(record: Allocation) -> list[Place]:
     """Resource and device of what came together with the other devices of a record."""
-    return [(resource, each) for resource, ids in record.devices.items() for each in ids if each in record.companions]
+    return [(resource, each) for resource, ids in record.devices.items() for each in ids if each in record.co_allocated]
 
 
 def by_resource(devices: Sequence[Place]) -> dict[ResourceName, tuple[DeviceID, ...]]:
@@ -182,10 +182,10 @@ def denied_pod(
     container of the pod takes some of them over. Empty: none did, as far as the kubelet's checkpoint tells.
     """
     for each in gone if listing is not None else ():
-        here = each.device_ids.intersection(slots) if each.meant_for else ()
+        here = each.device_ids.intersection(slots) if each.reserved_for else ()
         parts = [part for slot in here for part in listing.parts_by_place.get((resource, slot), ())] if listing else []
         for part in parts:
-            if part.pod_uid and part.pod_uid not in each.meant_for:
+            if part.pod_uid and part.pod_uid not in each.reserved_for:
                 return part.pod_uid
     return ""
 
@@ -200,7 +200,7 @@ def kept_of(record: Allocation, listing: Listing) -> Allocation:
     return msgspec.structs.replace(
         record,
         devices=kept,
-        companions=(),
+        co_allocated=(),
         virtual_functions={},
         slots={slot: amount for slot, amount in record.slots.items() if slot in left},
         instances={slot: uuid for slot, uuid in record.instances.items() if slot in left},

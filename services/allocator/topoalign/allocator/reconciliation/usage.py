@@ -27,7 +27,7 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Clock, Message, Stream
-from topoalign.runtime.speaker import Speaker
+from topoalign.runtime.speaker import FactPublisher
 
 AGAIN_SECONDS = 2.0
 """Between two tries while the bus does not confirm."""
@@ -51,7 +51,7 @@ class UsageTeller:
         self._ledger = ledger
         self._clock = clock
         self._hub = hub
-        self._speaker = Speaker(bus, clock)
+        self._publisher = FactPublisher(bus, clock)
         self._said: UsageObserved | None = None
         self._position = 0
         """Of that in the stream."""
@@ -130,7 +130,7 @@ class UsageTeller:
             log.error("usage too large for the bus", containers=len(usage.containers), bytes=len(message.body))
         else:
             try:
-                self._position = await self._speaker.publish(message)
+                self._position = await self._publisher.publish(message)
             except Unavailable as error:
                 log.debug("usage not said", finding=error.finding)
                 return False

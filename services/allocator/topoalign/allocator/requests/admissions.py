@@ -96,7 +96,7 @@ def holds(held: Sequence[Allocation], demand: PodDemand, state: NodeState) -> bo
             sizes[block.resource] += block.size
         if (
             {name: len(ids) for name, ids in allocation.from_kubelet.items() if name not in together} != devices
-            or (allocation.virtual_functions and not (together or allocation.companions))
+            or (allocation.virtual_functions and not (together or allocation.co_allocated))
             or (allocation.cpus and len(parse_cpuset(allocation.cpus)) * 1000 != container.asked.get(CPU))
             or not all(is_size(allocation, size, container.asked.get(name, 0)) for name, size in sizes.items())
         ):

@@ -1,7 +1,7 @@
 """
 Answers in place of all allocators of a cluster whether they are alive, in a process of its own.
 
-The process runs `main`. It gets the address of NATS and a file with the `Standing` of each node by its name, in JSON. It
+The process runs `main`. It gets the address of NATS and a file in JSON with the `WriterPosition` of each node. It
 prints a line once questions are answered, and another once each allocator has been asked.
 """
 
@@ -20,7 +20,7 @@ from topoalign.cli.link import connected
 from topoalign.core import wire
 from topoalign.core.model.errors import NotFound, Unavailable
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import AliveRequest, Standing
+from topoalign.core.model.requests import AliveRequest, WriterPosition
 from topoalign.core.ports import Endpoint
 from topoalign.core.state.fold import NodeState
 from topoalign.runtime.answers import answering
@@ -28,7 +28,7 @@ from topoalign.runtime.answers import answering
 ALL = wire.admission_subject(NodeName("node"), "alive").replace(".node.", ".*.")
 
 
-class Speaker(Protocol):
+class FactPublisher(Protocol):
     """A node for which is answered."""
 
     @property
@@ -60,7 +60,7 @@ class Allocators:
         self._process = process
         self._file = file
 
-    def stand_by(self, speakers: Iterable[Speaker]) -> None:
+    def stand_by(self, speakers: Iterable[FactPublisher]) -> None:
         """What these stand by from now on, and the others as before. Raises AllocatorsEnded."""
         self._file.write_bytes(msgspec.json.encode({each.node: standing(each) for each in speakers}))
         self._process.send_signal(signal.SIGHUP)
@@ -81,7 +81,7 @@ class Allocators:
 
 
 @contextmanager
-def allocators(url: str, file: Path, speakers: Iterable[Speaker]) -> Iterator[Allocators]:
+def allocators(url: str, file: Path, speakers: Iterable[FactPublisher]) -> Iterator[Allocators]:
     """Those of these nodes, while the context is open. `file` is written for them. Raises AllocatorsEnded."""
     file.write_bytes(msgspec.json.encode({each.node: standing(each) for each in speakers}))
     command = [sys.executable, "-c", f"from {__name__} import main; main()", url, str(file)]
@@ -94,10 +94,10 @@ def allocators(url: str, file: Path, speakers: Iterable[Speaker]) -> Iterator[Al
             process.terminate()
 
 
-def standing(speaker: Speaker) -> Standing:
+def standing(speaker: FactPublisher) -> WriterPosition:
     """What the allocator of a node says when it is asked whether it is alive."""
     state = speaker.state
-    return Standing(epoch=state.epoch, seq=state.seq, digest=state.digest, readings=speaker.newest)
+    return WriterPosition(epoch=state.epoch, seq=state.seq, digest=state.digest, readings=speaker.newest)
 
 
 async def serve(url: str, file: Path) -> None:
@@ -105,7 +105,7 @@ async def serve(url: str, file: Path) -> None:
     standings = read(file)
     waited_for = set(standings)
 
-    async def alive(request: AliveRequest) -> Standing:
+    async def alive(request: AliveRequest) -> WriterPosition:
         if request.node not in standings:
             raise NotFound("node", request.node, "ask for a node of the benchmark")
         if request.node in waited_for:
@@ -124,9 +124,9 @@ async def serve(url: str, file: Path) -> None:
                     print("read", flush=True)
 
 
-def read(file: Path) -> dict[NodeName, Standing]:
+def read(file: Path) -> dict[NodeName, WriterPosition]:
     """What each allocator stands by."""
-    return msgspec.json.decode(file.read_bytes(), type=dict[NodeName, Standing])
+    return msgspec.json.decode(file.read_bytes(), type=dict[NodeName, WriterPosition])
 
 
 def main() -> None:

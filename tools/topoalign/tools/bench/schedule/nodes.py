@@ -24,7 +24,7 @@ from topoalign.core.model.decisions import Decision
 from topoalign.core.model.errors import NotFound
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import AliveRequest, ConfirmRequest, Standing
+from topoalign.core.model.requests import AliveRequest, ConfirmRequest, WriterPosition
 from topoalign.core.ports import Bus, Endpoint, Stream
 from topoalign.runtime.answers import answering
 from topoalign.runtime.clock import SystemClock
@@ -141,7 +141,7 @@ async def serve(url: str, fleet: Fleet, size: int) -> None:
             raise NotFound("node", name, "ask for a node of the benchmark")
         return cluster[name]
 
-    async def alive(request: AliveRequest) -> Standing:
+    async def alive(request: AliveRequest) -> WriterPosition:
         return standing(node_of(request.node).busy)
 
     async def confirm(request: ConfirmRequest) -> Decision:

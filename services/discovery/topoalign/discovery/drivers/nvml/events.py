@@ -258,16 +258,16 @@ class Report:
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._failures = 0
-        self._deaf_to: frozenset[DeviceID] | None = None
+        self._lost: frozenset[DeviceID] | None = None
         """Who the listener was told cannot be heard; None: all is heard."""
 
     def heard(self, event: HardwareEvent | None, silent: frozenset[DeviceID]) -> None:
         """A wait has ended in order, with an event or without."""
         self._failures = 0
-        if (silent or None) != self._deaf_to:
-            self._deaf_to = silent or None
+        if (silent or None) != self._lost:
+            self._lost = silent or None
             reason = f"events of {len(silent)} GPUs cannot be waited for" if silent else None
-            self._listener.deaf(reason, silent)
+            self._listener.lose_subscription(reason, silent)
             log.info("events of GPUs are heard") if reason is None else log.warning(reason, gpus=sorted(silent))
         if event is not None:
             self._listener.hear(event)
@@ -277,9 +277,9 @@ class Report:
         self._failures += 1
         lost = isinstance(fault, CallFailed) and fault.code == GPU_IS_LOST
         unknown = frozenset() if lost else gpus
-        if self._failures > 1 and self._deaf_to != unknown:
-            self._deaf_to = unknown
+        if self._failures > 1 and self._lost != unknown:
+            self._lost = unknown
             reason = f"events of GPUs cannot be waited for: {fault}"
-            self._listener.deaf(reason, unknown)
+            self._listener.lose_subscription(reason, unknown)
             log.warning("events of GPUs cannot be waited for", finding=str(fault), remedy=REMEDY)
         return self._failures

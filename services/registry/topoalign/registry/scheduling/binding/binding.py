@@ -423,7 +423,7 @@ def devices_of(reservation: Reservation) -> frozenset[DeviceID]:
     return frozenset(
         DeviceID(part)
         for each in reservation.containers
-        for ids in (*each.devices.values(), *each.companions.values())
+        for ids in (*each.devices.values(), *each.co_allocated.values())
         for device in ids
         for part in each.virtual_functions.get(device, (device,))
     )

@@ -84,7 +84,7 @@ def are_mistakable(one: Reservation, other: Reservation) -> bool:
         return True
     parts = [each for pod in (one, other) for each in pod.containers]
     gpus, others = ({len(each.devices.get(GPU, ())) for each in pod.containers} - {0} for pod in (one, other))
-    return any(each.companions for each in parts) and not gpus.isdisjoint(others)
+    return any(each.co_allocated for each in parts) and not gpus.isdisjoint(others)
 
 
 def are_other_slots(one: ReservedContainer, other: ReservedContainer) -> bool:

@@ -198,7 +198,7 @@ class NodeHolds:
         held = [*self._reserved.values(), *(each.hold for each in self._bound.values() if each.hold is not None)]
         for part in shown_by(facts, [each.reserved for each in held]):
             self._shown.setdefault(part.pod_uid, set()).add(part)
-        given = Given(facts, companions=False)
+        given = Given(facts, co_allocated=False)
         for uid, bound in self._bound.items():
             if bound.waiting is None or uid in self._reserved:
                 continue

@@ -93,7 +93,7 @@ FINDINGS: Mapping[str, str] = {
     "UnknownNode": "nothing is known of the node; look whether topoalign runs on it",
     "NodeStale": "the allocator of the node does not answer; look whether topoalign runs on it",
     "NodeNotWhole": "not all of the node is known yet; wait or look at topoalign doctor on the node",
-    "TwinNode": "two allocators speak for the node; stop one of them",
+    "DuplicateAgent": "two allocators speak for the node; stop one of them",
     "ForeignNode": "HAMi gives out its GPUs; leave the pod to the scheduler of HAMi or move the node to topoalign",
     "ContestedNode": "HAMi and topoalign both give out its GPUs; stop one of them and delete what HAMi wrote",
     "PlannedElsewhere": "the pod is planned to another node with its gang; wait",

@@ -23,7 +23,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.kubelet.files import manifest
 from topoalign.registry.scheduling import model
 from topoalign.registry.scheduling.model import PodToSchedule, Victims
-from topoalign.runtime.strict_json import refuse_oddities
+from topoalign.runtime.strict_json import refuse_malformed
 
 # How many nodes a question may be about, told before they are read: millions of names, or of items that are no nodes,
 # would fill the memory and keep everybody else waiting.
@@ -219,7 +219,7 @@ def understood(body: bytes) -> PodToSchedule:
     if len(body) > LARGEST_POD:
         raise InvalidField("Pod", f"{len(body)} bytes, more than {LARGEST_POD}", "make its annotations smaller")
     try:
-        refuse_oddities(body)
+        refuse_malformed(body)
         pod = msgspec.json.decode(body, type=manifest.Pod | None)
     except (msgspec.MsgspecError, RecursionError, Undecodable) as error:
         raise InvalidField("Pod", clean(str(error), 200), manifest.REMEDY) from error
@@ -275,7 +275,7 @@ def spelled(raw: Raw, kind: Any, what: str) -> Any:
             return usual
     if len(body) > LARGEST_RESPELLED:
         raise Undecodable(what, f"not as kube-scheduler writes it, and more than {LARGEST_RESPELLED} bytes")
-    refuse_oddities(body)
+    refuse_malformed(body)
     try:
         return msgspec.json.decode(msgspec.json.encode(go_spelled(msgspec.json.decode(body), kind)), type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:

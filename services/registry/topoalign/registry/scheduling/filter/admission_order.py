@@ -62,7 +62,7 @@ Ends = frozenset[tuple[Place, int]]
 """How often pods are aligned so that must have what is reserved for them, after one order of all pods."""
 
 
-class Comer(NamedTuple):
+class PendingPod(NamedTuple):
     """A pod that a kubelet will admit or refuse."""
 
     key: object
@@ -82,7 +82,7 @@ class Comer(NamedTuple):
     """
 
 
-def are_mistakable(topology: Topology, one: Comer, other: Comer) -> bool:
+def are_mistakable(topology: Topology, one: PendingPod, other: PendingPod) -> bool:
     """
     Whether a kubelet that asks for GPUs for one of the pods may be answered with those of the other, and that matters: both
     have a container with as many GPUs or slots, or as much computing time or memory of one, and ask for something else with
@@ -107,19 +107,19 @@ def are_mistakable(topology: Topology, one: Comer, other: Comer) -> bool:
     return not gpus.isdisjoint(others)
 
 
-def shares_of(topology: Topology, pod: Comer) -> set[Share]:
+def shares_of(topology: Topology, pod: PendingPod) -> set[Share]:
     """What the containers of a pod ask for of GPUs in units."""
     asked = (share_of(topology, each.devices, each.cards) for each in pod.demand.containers)
     return {share for share in asked if share is not None}
 
 
-def slots_of(topology: Topology, pod: Comer) -> set[SlotShare]:
+def slots_of(topology: Topology, pod: PendingPod) -> set[SlotShare]:
     """What the containers of a pod ask for of GPUs in slots."""
     asked = (slots_asked(topology, one.devices, one.about_cards, as_hami=one.as_hami) for one in pod.demand.containers)
     return {share for share in asked if share is not None}
 
 
-def are_too_many(pods: Sequence[Comer]) -> bool:
+def are_too_many(pods: Sequence[PendingPod]) -> bool:
     """Whether the pods come in more orders than are tried. Pods that ask for the same come in one."""
     if len(pods) > MOST_PODS:
         return True
@@ -130,28 +130,28 @@ def are_too_many(pods: Sequence[Comer]) -> bool:
 class Later(NamedTuple):
     """Pods that come one after the other, once all others have: those that are planned with their gangs."""
 
-    pods: Sequence[Comer] = ()
-    guarded: Sequence[Comer] = ()
+    pods: Sequence[PendingPod] = ()
+    guarded: Sequence[PendingPod] = ()
     """Those of them that are to fit also where another pod is aligned elsewhere because something has ended."""
 
 
 NOBODY_LATER = Later()
 
 
-async def all_fit(state: NodeState, pods: Sequence[Comer], turns: Turns, later: Later = NOBODY_LATER) -> bool:
+async def all_fit(state: NodeState, pods: Sequence[PendingPod], turns: Turns, later: Later = NOBODY_LATER) -> bool:
     """
     Whether those of the pods that must fit are admitted, in whatever order all of them come and whatever ends before, and
     then those that come later. A decision takes up to a millisecond: the event loop has its turns between them.
     """
     if state.allocations:  # of all containers that a prediction knows of, also those with CPUs alone: they may end
-        led = list[Comer]()
+        led = list[PendingPod]()
         for place, pod in enumerate(pods):
             await turns.give()
             others = [each.demand for each in (*pods[:place], *pods[place + 1 :])]
             is_judged = pod.must_fit and pod.may_wait
             if is_judged and not finds_its_gpus(state, pod.demand, others):
                 return False
-            if is_judged and not await finds_companions(state, pod.demand, pod.takes, turns):
+            if is_judged and not await finds_co_allocated(state, pod.demand, pod.takes, turns):
                 return False
             led.append(counted_by_numbers(state.hardware, pod))
         if is_refused_for_memory(state, led):
@@ -162,7 +162,7 @@ async def all_fit(state: NodeState, pods: Sequence[Comer], turns: Turns, later: 
     return await fit_from(state, pods, turns, Steps() if may_realign(state, pods[0]) else None, set(), later)
 
 
-def fit_as_equals(state: NodeState, pods: Sequence[Comer]) -> bool:
+def fit_as_equals(state: NodeState, pods: Sequence[PendingPod]) -> bool:
     """
     Whether the pods ask for the same, and are admitted in any order and whatever ends before: amounts decide about them, a
     kubelet aligns each to a single NUMA node, and so many of them fit there. What ends only adds to what is free.
@@ -175,7 +175,7 @@ def fit_as_equals(state: NodeState, pods: Sequence[Comer]) -> bool:
     return fit_as_counted(free_of(state, pods[0].demand.rules), [*map(in_amounts, pods)])
 
 
-def are_judged_by_amounts(pods: Sequence[Comer]) -> bool:
+def are_judged_by_amounts(pods: Sequence[PendingPod]) -> bool:
     """
     Whether the order of the pods does not matter: amounts decide about each, all of them must fit, and the policy refuses
     none for its alignment.
@@ -193,10 +193,10 @@ def finds_its_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand]
         return False
 
 
-async def finds_companions(state: NodeState, pod: PodDemand, takes: Need | None, turns: Turns) -> bool:
+async def finds_co_allocated(state: NodeState, pod: PodDemand, takes: Need | None, turns: Turns) -> bool:
     """
     Whether a pod with annotations about devices is admitted also after the end of any one other pod: a kubelet knows no
-    annotations, and may align it to NUMA nodes whose free GPUs have no NIC beside them. `takes`: as of `Comer`.
+    annotations, and may align it to NUMA nodes whose free GPUs have no NIC beside them. `takes`: as of `PendingPod`.
     """
     is_joint = any(each.joint is not None for each in pod.containers)
     if takes is None or not is_joint or not POLICIES[pod.rules.policy].asks:
@@ -208,7 +208,7 @@ async def finds_companions(state: NodeState, pod: PodDemand, takes: Need | None,
     return True
 
 
-def counted_by_numbers(topology: Topology, pod: Comer) -> Comer:
+def counted_by_numbers(topology: Topology, pod: PendingPod) -> PendingPod:
     """A pod that finds its GPUs wherever it is led: if these are parts of GPUs, amounts decide about the rest."""
     in_parts = any(topology.kind_of(name) in ("unit", "slot") for name in pod.demand.devices)
     is_joint = any(each.joint is not None for each in pod.demand.containers)
@@ -217,7 +217,7 @@ def counted_by_numbers(topology: Topology, pod: Comer) -> Comer:
     return pod._replace(decides=pod.takes.complete)
 
 
-def is_refused_for_memory(state: NodeState, pods: Sequence[Comer]) -> bool:
+def is_refused_for_memory(state: NodeState, pods: Sequence[PendingPod]) -> bool:
     """
     Whether one of the pods may be refused for its memory once others have ended, although its policy admits it without
     alignment: the memory manager refuses it where it is aligned to NUMA nodes with too little. Not where all of them find
@@ -238,7 +238,7 @@ def is_refused_for_memory(state: NodeState, pods: Sequence[Comer]) -> bool:
     return not (finds_sets and fit_whatever_ends(free, known, Steps()))
 
 
-def may_realign(state: NodeState, pod: Comer) -> bool:
+def may_realign(state: NodeState, pod: PendingPod) -> bool:
     """Whether something can end on the node, and pods may be refused for their alignment."""
     may_end = bool(state.allocations)  # of all containers that a prediction knows of, also those with CPUs alone
     return may_end and not POLICIES[pod.demand.rules.policy].admits(NO_AFFINITY)
@@ -247,7 +247,7 @@ def may_realign(state: NodeState, pod: Comer) -> bool:
 def keeps_containers_together(state: NodeState, pod: PodDemand, takes: Need | None) -> bool:
     """
     Whether a pod that is admitted as the node is gets room for all of its containers whatever ends before. `takes`: as of
-    `Comer`. True also where amounts do not tell, as of init containers with devices.
+    `PendingPod`. True also where amounts do not tell, as of init containers with devices.
     """
     if takes is None or takes.rest is None or not state.allocations or POLICIES[pod.rules.policy].admits(NO_AFFINITY):
         return True
@@ -255,7 +255,7 @@ def keeps_containers_together(state: NodeState, pod: PodDemand, takes: Need | No
     return containers_fit(takes, free_of(state, pod.rules), free_of(emptied, pod.rules))
 
 
-def leaves_room(state: NodeState, pod: Comer, later: Later) -> bool:
+def leaves_room(state: NodeState, pod: PendingPod, later: Later) -> bool:
     """
     As `all_fit`, for a single pod that comes first. Where amounts decide about all of them and none is refused for its
     alignment, whoever fits beside the others fits before them.
@@ -274,7 +274,7 @@ def leaves_room(state: NodeState, pod: Comer, later: Later) -> bool:
     return all(fit_whatever_ends(left, (), steps, guarded) for left in elsewhere)
 
 
-def fit_in_turn(state: NodeState, pods: Sequence[Comer]) -> bool:
+def fit_in_turn(state: NodeState, pods: Sequence[PendingPod]) -> bool:
     """Whether the pods are admitted one after the other."""
     for pod in pods:
         decision = decide(state, pod.demand)
@@ -285,14 +285,14 @@ def fit_in_turn(state: NodeState, pods: Sequence[Comer]) -> bool:
     return True
 
 
-def in_amounts(pod: Comer) -> Waiting:
+def in_amounts(pod: PendingPod) -> Waiting:
     """The pod as amounts tell of it."""
     return Waiting(pod.key, pod.must_fit, pod.takes, pod.decides)
 
 
 async def fit_from(  # noqa: C901  # one search over orders
     state: NodeState,
-    pods: Sequence[Comer],
+    pods: Sequence[PendingPod],
     turns: Turns,
     steps: Steps | None,
     ends: set[Ends],
@@ -338,7 +338,7 @@ async def fit_from(  # noqa: C901  # one search over orders
     return True
 
 
-def places_of(topology: Topology, pod: Comer, admission: Admission) -> tuple[Place, ...]:
+def places_of(topology: Topology, pod: PendingPod, admission: Admission) -> tuple[Place, ...]:
     """
     Where a pod is aligned that must have the slots or units that are reserved for it; empty for others, and where its slots
     are listed without NUMA nodes: the kubelet offers those that are reserved wherever it aligns the pod.

@@ -206,7 +206,7 @@ class Request:
         self.keys = NodeKeys()
 
 
-class Verdicts:
+class DecisionCache:
     """The requests of the pods that were asked about last, with their verdicts."""
 
     def __init__(self, view: ClusterView) -> None:

@@ -17,7 +17,7 @@ from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.machines import catalogue
 from topoalign.registry.scheduling.cluster_state.nodes import UNKNOWN_NODE
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
-from topoalign.registry.scheduling.filter.decision_cache import Request, Verdicts
+from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, Request
 
 MACHINE = "topoalign.io/machine"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
@@ -25,7 +25,7 @@ INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 UNCONFIGURED = AdmissionRules(mode=Mode.KUBELET, policy=Policy.NONE, cpu_manager="none", memory_manager="None")
 
 
-class Siblings:
+class NodeTemplates:
     """
     What new nodes would be, of a view that does not change meanwhile. The nodes that are there are looked through once for
     all new ones, and the same labels once: a question may be about thousands of nodes that nobody knows.
@@ -60,7 +60,7 @@ class Siblings:
 
 
 def labelled(view: ClusterView) -> dict[tuple[str, str], Kind]:
-    """As `Siblings._labelled`: by the labels of the offered nodes' Kubernetes Nodes, and by what they play."""
+    """As `NodeTemplates._labelled`: by the labels of the offered nodes' Kubernetes Nodes, and by what they play."""
     found: dict[tuple[str, str], Kind] = {}
     for name in sorted(view.nodes):
         kind = view.nodes[name].kind
@@ -78,14 +78,14 @@ class NewNodes:
     """What nodes say to a request that the registry does not know, in one question about many."""
 
     def __init__(
-        self, view: ClusterView, verdicts: Verdicts, request: Request, passes: Callable[[NodeName], bool]
+        self, view: ClusterView, verdicts: DecisionCache, request: Request, passes: Callable[[NodeName], bool]
     ) -> None:
         """`passes`: whether the pod may go to a node because topoalign does not run it."""
         self._view = view
-        self._verdicts = verdicts
+        self._decisions = verdicts
         self._request = request
         self._passes = passes
-        self._siblings = Siblings(view)
+        self._templates = NodeTemplates(view)
         self._numbers: dict[str | Kind, int] = {}
         """By the code of a refusal, or by the kind that a node would be."""
 
@@ -94,11 +94,11 @@ class NewNodes:
         if self._passes(node):
             return 0
         code = self._view.foreign(node)
-        kind = None if code else self._siblings.kind(labels)
+        kind = None if code else self._templates.kind(labels)
         what = code or kind or UNKNOWN_NODE
         if what not in self._numbers:
-            told = what if isinstance(what, str) else self._verdicts.judge_empty(self._request, what)
-            self._numbers[what] = self._verdicts.number(told, helped=False)
+            told = what if isinstance(what, str) else self._decisions.judge_empty(self._request, what)
+            self._numbers[what] = self._decisions.number(told, helped=False)
         return self._numbers[what]
 
 

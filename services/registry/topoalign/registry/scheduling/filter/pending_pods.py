@@ -30,9 +30,9 @@ from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested, 
 from topoalign.registry.scheduling.cluster_state.nodes import NodeView
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.filter.admission_order import (
-    Comer,
     Later,
-    finds_companions,
+    PendingPod,
+    finds_co_allocated,
     in_amounts,
     keeps_containers_together,
     leaves_room,
@@ -52,7 +52,7 @@ PODS_KEPT = 1_024
 """Of which it is kept where they had to wait."""
 
 
-class LonePods:
+class WaitingPods:
     """Judges pods that wait alone on the nodes of a view."""
 
     def __init__(self, view: ClusterView, request: Callable[[PodToSchedule], Request]) -> None:
@@ -80,7 +80,7 @@ class LonePods:
         if (
             finds_gpus(state, demand)
             and keeps_containers_together(state, demand, takes)
-            and await finds_companions(state, demand, takes, self._view.turns())
+            and await finds_co_allocated(state, demand, takes, self._view.turns())
         ):
             return ""
         self._waited.setdefault(pod.uid, set()).add(node)
@@ -102,7 +102,7 @@ class Planned(NamedTuple):
 
     uid: str
     gang: str
-    comer: Comer
+    pending_pod: PendingPod
 
 
 class Crowd(NamedTuple):
@@ -132,22 +132,22 @@ class PlannedPods:
             return []
         asked = [(each, self.requested(each)) for each in self._view.holds(node.name).planned]
         return [
-            Planned(each.pod_uid, each.gang, self.comer(f"planned {place}", pod, node, node.kind.rules))
+            Planned(each.pod_uid, each.gang, self.pending_pod(f"planned {place}", pod, node, node.kind.rules))
             for place, (each, request) in enumerate(asked)
             if request is not None
             for pod in [self._request(PodToSchedule(uid=each.pod_uid, request=request))]
         ]
 
-    def comer(
+    def pending_pod(
         self, name: str, request: Request, node: NodeView | None, rules: AdmissionRules, *, must_fit: bool = True
-    ) -> Comer:
+    ) -> PendingPod:
         """A pod that comes to a node, under this name."""
         named = msgspec.structs.replace(request.pod, name=PodName(f"{request.pod.name} {name}"))
         asked = request.of(node.kind, self._view) if node is not None and node.kind is not None else None
         takes, decides = (
             (None, False) if asked is None else (asked.takes, asked.need is not None and asked.need.complete)
         )
-        return Comer(request.key, pod_demand(named, rules), must_fit, takes, decides)
+        return PendingPod(request.key, pod_demand(named, rules), must_fit, takes, decides)
 
     def refusal(self, request: Request, node: NodeView, gone: frozenset[str] = frozenset()) -> str:
         """
@@ -165,7 +165,7 @@ class PlannedPods:
             return ""
         facts = without_pods(self._view.facts(node.name), gone, self._view.holds(node.name).names_of(gone))
         state = self._view.basis_of(facts, gone | {each.uid for each in planned}).state
-        fits = leaves_room(state, self.comer("new", request, node, node.kind.rules), later_than("", planned))
+        fits = leaves_room(state, self.pending_pod("new", request, node, node.kind.rules), later_than("", planned))
         return "" if fits else GANG_FIRST
 
     def _has_ample(self, request: Request, node: NodeView) -> bool:
@@ -177,7 +177,7 @@ class PlannedPods:
             planned = self.on(node)
             facts = self._view.facts(node.name)
             uids = frozenset(each.uid for each in planned)
-            pods = tuple(in_amounts(each.comer) for each in planned)
+            pods = tuple(in_amounts(each.pending_pod) for each in planned)
             free = free_of(self._view.basis_of(facts, uids).state, node.kind.rules)
             crowd = self._crowds[node] = Crowd(node.version, pods, free)
         asked = request.of(node.kind, self._view)
@@ -193,5 +193,5 @@ def later_than(uid: str, planned: list[Planned]) -> Later:
     uids = [each.uid for each in planned]
     place = uids.index(uid) if uid in uids else len(planned)
     gang = planned[place].gang if uid in uids else ""
-    others = [each.comer for each in planned if each.uid != uid]
-    return Later(others, [each.comer for each in planned[:place] if not gang or each.gang != gang])
+    others = [each.pending_pod for each in planned if each.uid != uid]
+    return Later(others, [each.pending_pod for each in planned[:place] if not gang or each.gang != gang])

@@ -28,9 +28,9 @@ from topoalign.registry.scheduling.cluster_state.nodes import UNKNOWN_NODE
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.filter.admission_order import all_fit, are_mistakable, are_too_many, fit_as_equals
-from topoalign.registry.scheduling.filter.decision_cache import RefusedByAll, Request, Verdicts, decided
+from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, RefusedByAll, Request, decided
 from topoalign.registry.scheduling.filter.node_templates import NewNodes
-from topoalign.registry.scheduling.filter.pending_pods import LonePods, PlannedPods, later_than
+from topoalign.registry.scheduling.filter.pending_pods import PlannedPods, WaitingPods, later_than
 from topoalign.registry.scheduling.filter.quotas import Quotas, has_room
 from topoalign.registry.scheduling.model import PODS_PENDING, Filtered, PodToSchedule, Victims
 
@@ -169,10 +169,10 @@ class Scheduler:
         self.quotas: Quotas | None = None
         """What namespaces may hold. None: the registry has no access to Kubernetes."""
         self._behind = behind
-        self._verdicts = Verdicts(view)
-        self._planned = PlannedPods(view, self._verdicts.request)
-        self._verdicts.beside = self._planned.refusal
-        self.lone = LonePods(view, self._verdicts.request)
+        self._decisions = DecisionCache(view)
+        self._planned = PlannedPods(view, self._decisions.request)
+        self._decisions.beside = self._planned.refusal
+        self.lone = WaitingPods(view, self._decisions.request)
         """Pods beside which none is pending."""
         self._asked: OrderedDict[object, Sequence[NodeName]] = OrderedDict()
         """Gang and what its pod asks for, and where -> the nodes that were asked about last: others are not for it."""
@@ -196,7 +196,7 @@ class Scheduler:
             await self.view.catch_up()
             request = self._request(pod)
             await turns.give()
-            await self._verdicts.prepare(request)
+            await self._decisions.prepare(request)
             if not self.view.is_behind():
                 return
 
@@ -215,9 +215,9 @@ class Scheduler:
         nodes: Sequence[NodeName],
         labels: Mapping[NodeName, Mapping[str, str]] = {},
     ) -> Filtered:
-        codes = self._verdicts.codes(request)
+        codes = self._decisions.codes(request)
         places = self.view.places
-        refusals = self._verdicts.refusals
+        refusals = self._decisions.refusals
         own = self.view.reserved_on.get(pod.uid)
         planned = self.planned(pod.uid)
         repeated = own is None and planned is None and pod.nominated is None  # else the answer is this pod's alone
@@ -228,19 +228,19 @@ class Scheduler:
             numbers = bytes(map(codes.__getitem__, map(places.__getitem__, nodes)))
         except KeyError:
             repeated = False
-            new = NewNodes(self.view, self._verdicts, request, partial(self.passes, pod))
+            new = NewNodes(self.view, self._decisions, request, partial(self.passes, pod))
             numbers = bytes(
                 codes[places[node]] if node in places else new.number(node, labels.get(node, {})) for node in nodes
             )
         for reserved in (own or frozenset()).intersection(nodes):
-            number = self._verdicts.number(self._judge_without(request, reserved, frozenset({pod.uid})), helped=True)
+            number = self._decisions.number(self._judge_without(request, reserved, frozenset({pod.uid})), helped=True)
             numbers = bytes(number if node == reserved else other for node, other in zip(nodes, numbers, strict=True))
         if planned is not None:
-            other = self._verdicts.number(PLANNED_ELSEWHERE, helped=False)
+            other = self._decisions.number(PLANNED_ELSEWHERE, helped=False)
             numbers = bytes(number if node == planned else other for node, number in zip(nodes, numbers, strict=True))
         full = frozenset[NodeName]() if self.quotas is None else self.quotas.full_on(pod, nodes, self._leaving_for(pod))
         if full:
-            over = self._verdicts.number(OverQuota.code, helped=False)
+            over = self._decisions.number(OverQuota.code, helped=False)
             numbers = bytes(
                 number or (over if node in full else 0) for node, number in zip(nodes, numbers, strict=True)
             )
@@ -267,11 +267,11 @@ class Scheduler:
         The number of the refusal of the pod's nominated node, whose pods that are being deleted count as gone: preempt has
         judged so. Raises VictimsTerminating while it may be that the node does not show their end yet.
         """
-        if not number or not self._verdicts.refusals[number].helped_by_victims:
+        if not number or not self._decisions.refusals[number].helped_by_victims:
             self._nominated.pop((pod.uid, node), None)
             return number
         if self.view.terminating(node):
-            number = self._verdicts.number(
+            number = self._decisions.number(
                 self._refusal_without(pod, request, node, self.view.terminating(node)), helped=True
             )
         if not number:
@@ -287,7 +287,7 @@ class Scheduler:
     def prioritize(self, pod: PodToSchedule, nodes: Sequence[NodeName]) -> Sequence[int]:
         """As `Scheduling.prioritize`; a node that is not known has 0, and one that comes last. Raises NotReadYet."""
         request = self._request(pod)
-        self._verdicts.codes(request)
+        self._decisions.codes(request)
         return request.keys.scores_among(self.view, nodes, self.lone.last_for(pod.uid))
 
     async def best(self, pod: PodToSchedule, chosen: NodeName | None = None) -> Sequence[NodeName]:
@@ -335,7 +335,7 @@ class Scheduler:
         holds = self.view.holds(node)
         uids = frozenset({pod.uid}) | holds.assumed  # binds of a node reserve one after the other
         if view is not None and holds.is_empty:  # no pod is waited for, and nothing is held beside the facts
-            return self._verdicts.judge(request, view) or await self.lone.refusal(node, pod)
+            return self._decisions.judge(request, view) or await self.lone.refusal(node, pod)
         if view is None or view.kind is None or request.of(view.kind, self.view).unlisted:
             return self._judge_without(request, node, uids)
         facts = self.view.facts(node)
@@ -345,7 +345,7 @@ class Scheduler:
         planned = self._planned.on(view)
         moving = uids | {each.uid for each, _ in waiting} | {each.uid for each in planned}
         comers = [
-            self._planned.comer(str(place), self._verdicts.request(each), view, fixed.rules, must_fit=must_fit)
+            self._planned.pending_pod(str(place), self._decisions.request(each), view, fixed.rules, must_fit=must_fit)
             for place, (each, must_fit) in enumerate(((pod, True), *waiting))
         ]
         if not planned and holds.pending <= moving and fit_as_equals(fixed.state, comers):
@@ -409,7 +409,7 @@ class Scheduler:
         self.checks.check_waiting(pod)
         if quota and self.quotas is not None:
             self.quotas.check_waiting(pod, without=self._leaving_for(pod))
-        return self._verdicts.request(pod)
+        return self._decisions.request(pod)
 
     def _leaving_for(self, pod: PodToSchedule) -> Collection[str]:
         """UIDs of the pods that are being deleted on the node for which the pod is nominated."""

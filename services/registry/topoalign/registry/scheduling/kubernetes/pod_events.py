@@ -87,7 +87,7 @@ def devices_of(reservation: Reservation) -> list[str]:
     return [
         device
         for container in reservation.containers
-        for devices in (container.devices, container.companions)
+        for devices in (container.devices, container.co_allocated)
         for ids in devices.values()
         for device in ids
     ]
