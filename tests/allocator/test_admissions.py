@@ -180,8 +180,8 @@ async def test_a_service_that_never_answers_is_asked_once_for_a_pod() -> None:
 )
 async def test_distances_that_do_not_fit_the_nodes_are_said_to_be_unknown(table: tuple[tuple[int, ...], ...]) -> None:
     """Readers of machines refuse such a table; heard on the bus, it is refused where it would count."""
-    heard = msgspec.structs.replace(load_machine("hgx-h100").topology, distances=table)
-    node = Node(heard)
+    delivery = msgspec.structs.replace(load_machine("hgx-h100").topology, distances=table)
+    node = Node(delivery)
     async with node.serving(), node.hinting(None):
         closest = await allocate(node.bus, NODE, pod("a", gpus=2))
         blind = await allocate(node.bus, NODE, pod("b", gpus=2), mode="kubelet")

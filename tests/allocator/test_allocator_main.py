@@ -136,12 +136,12 @@ async def test_use_is_measured_below_a_kubelet_although_nobody_scrapes(monkeypat
     async with node("version: v1\nsharing:\n  slots: {}\n", "", in_slots(MACHINE)) as (it, kubelet, _):
         ask = it.bus.ask
 
-        async def heard(subject: str, question: bytes, within: float) -> bytes:
+        async def delivery(subject: str, question: bytes, within: float) -> bytes:
             if subject == wire.use_subject(NodeName("node-1")):
                 asked.set()
             return await ask(subject, question, within)
 
-        monkeypatch.setattr(it.bus, "ask", heard)
+        monkeypatch.setattr(it.bus, "ask", delivery)
         await all_tasks_blocked()
         before = asked.is_set()
         await kubelet.admit(pod("first", gpus=1))

@@ -7,7 +7,7 @@ from reservation_support import ids, reservation
 from whole_node_support import Node, fits, node
 
 from topoalign.allocator.allocate.joint_devices import CoAllocatedLacking
-from topoalign.allocator.containers.responses import Teller
+from topoalign.allocator.containers.responses import ResponseWriter
 from topoalign.core.deviceshare.names import JOINT_ANNOTATION
 from topoalign.core.model.errors import DeviceInUse
 from topoalign.core.model.events import Allocation, AllocationDeviated, DeviceHealth, HealthState
@@ -67,7 +67,7 @@ async def test_companions_are_given_recorded_and_told_with_the_gpus() -> None:
     async with node(machine=MACHINE) as it:
         it.reserve(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1")))
         fits(await it.kubelet.admit(pod("a", gpus=2)))
-        answer, alone = told(it, "a"), Teller().response(MACHINE, NIC, ids("mlx5_1"))
+        answer, alone = told(it, "a"), ResponseWriter().response(MACHINE, NIC, ids("mlx5_1"))
 
         (held,) = live(it)
         assert {GPU: ids("GPU-2", "GPU-3"), NIC: ids("mlx5_1")} == held.devices

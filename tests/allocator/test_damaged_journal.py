@@ -261,7 +261,7 @@ async def test_without_a_checkpoint_a_settled_kubelet_confirms_the_record(tmp_pa
 
 
 async def test_after_damage_before_the_newest_snapshot_the_record_is_whole(tmp_path: Path) -> None:
-    """The snapshot says all that was held; only facts that the bus has not heard are lost, and it stands in for them."""
+    """The snapshot says all that was held; only facts that the bus has not received are lost, and it stands in for them."""
     await lived(tmp_path, published=False)
     with restarted(tmp_path) as (node, _):
         held = node.live()
@@ -304,7 +304,7 @@ async def test_a_record_stays_unconfirmed_over_restarts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mark", ["published", "never published", "not readable"])
 async def test_a_journal_missing_from_a_used_directory_is_unconfirmed(tmp_path: Path, mark: str) -> None:
     """
-    A record whose journal has gone from a directory that was used is unconfirmed. What the bus has heard is marked only
+    A record whose journal has gone from a directory that was used is unconfirmed. What the bus has received is marked only
     once there is a journal, so the mark alone tells, whatever it says.
     """
     await lived(tmp_path, published=mark == "published")

@@ -42,7 +42,7 @@ class AskedBus(MemoryBus):
 
 
 async def started(bus: AskedBus, *, former: bool = True) -> tuple[Node, UsageTeller]:
-    """A node that has read its kubelet's files and has not heard of PodResources."""
+    """A node that has read its kubelet's files and has not received PodResources."""
     it = Node()
     if former:
         await bus.publish(wire.encode(FORMER, it.clock.wall()))
@@ -53,11 +53,11 @@ async def started(bus: AskedBus, *, former: bool = True) -> tuple[Node, UsageTel
 async def test_the_first_reading_waits_for_podresources() -> None:
     """Listeners that do not know `containers_known` never hear that nobody holds anything."""
     bus = AskedBus()
-    it, teller = await started(bus)
+    it, printer = await started(bus)
     async with background() as tasks:
-        tasks.start_soon(teller.run)
+        tasks.start_soon(printer.run)
         await it.clock.advance(FIRST_SECONDS - 1)
-        before, had_said = await bus.said(), teller.has_said
+        before, had_said = await bus.said(), printer.has_said
         await it.device_allocations.reconcile()
         await it.clock.advance(HELD_SECONDS)
         after = await bus.said()
@@ -70,9 +70,9 @@ async def test_the_first_reading_waits_for_podresources() -> None:
 async def test_a_kubelet_that_is_away_delays_the_first_reading_a_minute() -> None:
     """Then its rules are said, and what follows is said at once."""
     bus = AskedBus()
-    it, teller = await started(bus)
+    it, printer = await started(bus)
     async with background() as tasks:
-        tasks.start_soon(teller.run)
+        tasks.start_soon(printer.run)
         await it.clock.advance(FIRST_SECONDS)
         first = await bus.said()
         it.ledger.observe(kubelet=KubeletObserved(rules=READ.rules, version="v1.36.3"))
@@ -87,9 +87,9 @@ async def test_the_first_reading_of_a_new_node_does_not_wait() -> None:
     """Nothing of it is in the stream, so nothing is said over. A bus that cannot be asked is asked again."""
     bus = AskedBus()
     bus.mute = True
-    it, teller = await started(bus, former=False)
+    it, printer = await started(bus, former=False)
     async with background() as tasks:
-        tasks.start_soon(teller.run)
+        tasks.start_soon(printer.run)
         await it.clock.advance(10)
         mute = await bus.said()
         bus.mute = False
@@ -102,10 +102,10 @@ async def test_the_first_reading_of_a_new_node_does_not_wait() -> None:
 async def test_the_allocator_stands_by_what_it_has_said() -> None:
     """What waits nobody can have heard, and nobody is to ask for it anew."""
     bus = AskedBus()
-    it, teller = await started(bus)
-    standings = WriterPositions(it.ledger, HardwareWatch(it.ledger, bus, it.clock), teller)
+    it, printer = await started(bus)
+    standings = WriterPositions(it.ledger, HardwareWatch(it.ledger, bus, it.clock), printer)
     async with background() as tasks:
-        tasks.start_soon(teller.run)
+        tasks.start_soon(printer.run)
         await it.clock.advance(HELD_SECONDS)
         before = (await standings.alive(AliveRequest(node=NODE))).readings
         await it.device_allocations.reconcile()

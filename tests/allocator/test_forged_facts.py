@@ -158,7 +158,7 @@ async def test_a_forged_snapshot_with_a_large_number_is_healed_and_counted(world
         assert 1 == len([line for line in logs if line["event"].startswith("an allocator does not stand by")])
         world.grant("next", "GPU-1")
         await all_tasks_blocked()
-        assert world.agrees(), "its next facts are heard as ever"
+        assert world.agrees(), "its next facts are received as ever"
 
 
 async def test_a_forged_snapshot_is_healed_while_another_snapshot_is_due(world: World) -> None:
@@ -393,7 +393,7 @@ def wire_place(world: World, kind: str) -> tuple[int, int]:
 
 
 async def test_an_allocator_in_another_process_never_believes_a_forged_topology(world: World) -> None:
-    """F07: it asks discovery first; its devices stay offered, and what discovery says afterwards is heard."""
+    """F07: it asks discovery first; its devices stay offered, and what discovery says afterwards is received."""
     async with world.running():
         with capture_logs() as logs:
             for _ in range(3):
@@ -407,7 +407,7 @@ async def test_an_allocator_in_another_process_never_believes_a_forged_topology(
         assert 3 == len(world.ledger.state.healthy(GPU))
         assert world.hardware_watch.forged >= 1
         assert 1 == len(
-            [line for line in logs if line["event"].startswith("a reading was heard that discovery has not")]
+            [line for line in logs if line["event"].startswith("a reading was received that discovery has not")]
         )
 
 
@@ -430,8 +430,8 @@ async def test_forged_usage_is_healed_within_one_period_by_a_new_epoch(world: Wo
     said: list[UsageObserved] = []
 
     async def listen() -> None:
-        async for heard in Client(world.bus, world.clock).nodes():
-            said.extend([heard.event] if isinstance(heard.event, UsageObserved) else [])
+        async for delivery in Client(world.bus, world.clock).nodes():
+            said.extend([delivery.event] if isinstance(delivery.event, UsageObserved) else [])
 
     async with world.running(), background() as tasks:
         tasks.start_soon(listen)

@@ -173,12 +173,12 @@ async def test_a_root_that_cannot_be_written_is_said_and_refused() -> None:
 
 
 def test_more_gpus_than_the_library_has_room_for_are_refused() -> None:
-    teller = HamiCoreTeller("/hami")
+    printer = HamiCoreTeller("/hami")
     slots = [DeviceID(f"GPU-{gpu}::0") for gpu in range(17)]
 
-    teller.check([slots[:16], []])
+    printer.check([slots[:16], []])
     with pytest.raises(ContainerUnready, match="this one has 17"):
-        teller.check([slots[:1], slots])
+        printer.check([slots[:1], slots])
 
 
 async def test_without_the_limiter_containers_get_nothing_of_it() -> None:

@@ -197,7 +197,7 @@ def refuse(*_: object) -> None:
 
 
 async def test_where_no_directory_can_be_made_allocate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record without an answer is dropped as every other that the kubelet has never heard of."""
+    """The record without an answer is dropped as every other that the kubelet has never received of."""
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

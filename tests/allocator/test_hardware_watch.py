@@ -1,4 +1,4 @@
-"""The allocator believes what it has heard of its devices only for as long as discovery confirms it."""
+"""The allocator believes what it has received its devices only for as long as discovery confirms it."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -82,7 +82,7 @@ class Node:
         return predict(self.listener.state, asked, self.clock.wall(), explain=True)
 
     async def lists(self, devices: Mapping[str, tuple[int, ...]]) -> None:
-        """The plugin of somebody else lists these, and the kubelet has heard it."""
+        """The plugin of somebody else lists these, and the kubelet has received it."""
         self.plugin.change(devices)
         await self.kubelet.until(lambda kubelet: kubelet.capacity(FPGA) == len(devices))
 

@@ -106,7 +106,7 @@ def test_a_grant_that_the_disk_refuses_changes_nothing() -> None:
 def test_an_unconfirmed_node_with_a_full_disk_does_not_start_in_its_epoch() -> None:
     """
     A node with an unconfirmed record whose disk is full does not come up in its old epoch. Of what was lost, numbers of
-    that epoch may have been heard already.
+    that epoch may have been received already.
     """
     journal = FailingJournal()
     restarted(journal)
@@ -118,14 +118,14 @@ def test_an_unconfirmed_node_with_a_full_disk_does_not_start_in_its_epoch() -> N
 
 def test_a_start_on_a_lost_journal_repeats_no_epoch() -> None:
     """
-    A start on a lost journal repeats no epoch that began in the same millisecond. Its snapshot may have been heard although
-    nobody confirmed it.
+    A start on a lost journal repeats no epoch that began in the same millisecond. Its snapshot may have been received
+    although nobody confirmed it.
     """
-    heard = restarted(MemoryJournal())
+    delivery = restarted(MemoryJournal())
     lost = MemoryJournal()
     lost.doubt = "it is missing"
 
-    assert heard.state.epoch < restarted(lost).state.epoch
+    assert delivery.state.epoch < restarted(lost).state.epoch
 
 
 class RefusesRewrites(MemoryJournal):
@@ -237,7 +237,7 @@ def test_a_bus_that_stays_away_costs_bounded_memory() -> None:
 def test_a_fact_dropped_on_its_way_takes_nothing_from_those_that_wait() -> None:
     """
     A fact that was dropped while it was on its way takes nothing from those that wait. The bus confirms it after a snapshot
-    has taken its place, which the bus has not heard.
+    has taken its place, which the bus has not received.
     """
     journal = MemoryJournal()
     ledger = restarted(journal, compact_after=5, pending_limit=2)
@@ -264,7 +264,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.journal = FailingJournal()
         self.ledger = restarted(self.journal, compact_after=5, pending_limit=12)
         self.expected: dict[AllocationID, tuple[str, ...]] = {}
-        self.heard: list[NodeState] = [NodeState(node=NODE)]
+        self.delivery: list[NodeState] = [NodeState(node=NODE)]
         self.number = 0
 
     @rule(target=live, devices=st.integers(1, 3), failing=st.booleans())
@@ -299,7 +299,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for _ in range(3):
             if self.ledger.pending:
                 event, _time = self.ledger.pending[0]
-                self.heard.append(self.heard[-1].apply(event))
+                self.delivery.append(self.delivery[-1].apply(event))
                 self.ledger.published([event])
 
     @rule(lost=st.booleans())
@@ -331,7 +331,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_listener_that_hears_what_is_pending_has_the_state(self) -> None:
-        state = self.heard[-1]
+        state = self.delivery[-1]
         for event, _time in self.ledger.pending:
             if not isinstance(event, AllocationsSnapshot) and (event.epoch, event.seq) > (state.epoch, state.seq + 1):
                 continue  # dropped facts: the snapshot that follows heals the gap

@@ -197,13 +197,13 @@ async def test_a_later_fact_that_was_stored_first_is_followed_by_a_snapshot(lost
     bus, journal = PartialBus(not_stored=lost), Journal()
     ledger = await published(bus, journal)
     newest = [seq for seq in bus.stored if seq > 7]
-    heard = await heard_by(bus, lambda event: event.seq == newest[-1])
+    delivery = await heard_by(bus, lambda event: event.seq == newest[-1])
 
     assert {*range(1, 8)} <= {*bus.stored}
     assert len(bus.stored) == len({*bus.stored})
     assert newest
-    assert newest[-1] == ledger.state.seq == heard[-1].seq
-    assert follow_one_another(heard)
+    assert newest[-1] == ledger.state.seq == delivery[-1].seq
+    assert follow_one_another(delivery)
 
 
 async def test_the_last_of_those_under_way_that_is_lost_is_out_of_no_order() -> None:
@@ -217,13 +217,13 @@ async def test_the_last_of_those_under_way_that_is_lost_is_out_of_no_order() -> 
 
 async def heard_by(bus: MemoryBus, is_last: Callable[[LedgerFact], bool]) -> list[LedgerFact]:
     """What a subscriber is given from the beginning on."""
-    heard: list[LedgerFact] = []
+    delivery: list[LedgerFact] = []
     async for each in Client(bus).allocations(since=0):
         if isinstance(each.event, LedgerFact):
-            heard.append(each.event)
+            delivery.append(each.event)
             if is_last(each.event):
                 break
-    return heard
+    return delivery
 
 
 def follow_one_another(facts: list[LedgerFact]) -> bool:

@@ -90,7 +90,7 @@ def test_an_init_container_keeps_its_part_of_a_contradicted_record(readable: boo
 def test_a_damaged_journal_does_not_continue_its_epoch_on_a_full_disk() -> None:
     """
     On a damaged journal the old epoch is not continued when the disk refuses a new one. Facts that the damage has taken may
-    have been heard under the numbers that would come next.
+    have been received under the numbers that would come next.
     """
 
     async def play(loop: SimulatedLoop) -> None:

@@ -1,4 +1,4 @@
-"""Reservations that are heard on the bus steer what the kubelet is told to take; nothing is given out because of them."""
+"""Reservations that are received on the bus steer what the kubelet is told to take; nothing is given out because of them."""
 
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping

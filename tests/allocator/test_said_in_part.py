@@ -35,17 +35,17 @@ async def test_what_is_too_large_for_a_message_is_left_out_and_said() -> None:
     async with background() as tasks:
         tasks.start_soon(UsageTeller(it.ledger, bus, it.clock, bus).run)
         events = Client(bus).nodes(node=NODE)
-        heard = (await anext(events)).event
+        delivery = (await anext(events)).event
         await events.aclose()
-    assert isinstance(heard, UsageObserved) and heard.kubelet is not None
+    assert isinstance(delivery, UsageObserved) and delivery.kubelet is not None
     asked = pod(container("main", others={FPGA: 1}))
-    notes = predict(it.ledger.state.apply(msgspec.structs.replace(heard, revision=9)), asked, 0).explanation.notes
+    notes = predict(it.ledger.state.apply(msgspec.structs.replace(delivery, revision=9)), asked, 0).explanation.notes
 
-    assert (rules, None) == (heard.kubelet.rules, heard.kubelet.devices)
-    assert "too much for one message" in heard.kubelet.unknown
-    assert f"{heard.kubelet.unknown}; {INSTEAD}" == notes[0]
+    assert (rules, None) == (delivery.kubelet.rules, delivery.kubelet.devices)
+    assert "too much for one message" in delivery.kubelet.unknown
+    assert f"{delivery.kubelet.unknown}; {INSTEAD}" == notes[0]
     assert "whether a plugin lists example.com/fpga is not known" in notes[1]
-    assert USED == heard.containers
+    assert USED == delivery.containers
     assert whole is newest(it).kubelet
 
 

@@ -69,7 +69,7 @@ async def test_a_whole_gpu_is_not_given_beside_memory_of_another_pod(names: Name
 
 
 async def test_memory_is_not_given_of_a_gpu_that_another_pod_has_whole() -> None:
-    """The kubelet is not offered it either, but may not have heard of that yet."""
+    """The kubelet is not offered it either, but may not have received that yet."""
     async with share_node() as (it, _):
         it.forced = it.units(1, 100)
         assert isinstance(await it.admit("whole", (100, 0)), Admission)

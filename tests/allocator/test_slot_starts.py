@@ -83,7 +83,7 @@ async def test_equal_parts_are_the_right_of_whoever_has_them() -> None:
 
 
 async def test_a_container_without_what_is_reserved_for_it_does_not_start() -> None:
-    """The reservation was heard after the grant."""
+    """The reservation was received after the grant."""
     async with slot_node() as (it, _):
         pod = it.asking("a", LARGE)
         it.reserve_beside(pod)
@@ -382,7 +382,7 @@ async def test_a_pod_starts_whose_reservation_is_heard_after_it_was_refused() ->
 
 
 async def test_a_pod_starts_again_that_took_over_what_was_heard_of_late() -> None:
-    """Its app container has a slot that its init container was given before the reservation was heard."""
+    """Its app container has a slot that its init container was given before the reservation was received."""
     async with slot_node() as (it, tasks):
         pods = [it.asking(name, SMALL, init=[LARGE]) for name in "ab"]
         it.reserve_beside(pods[1])
@@ -442,11 +442,11 @@ async def test_a_pod_made_anew_does_not_start_with_its_former_selfs_slots(monkey
 
 async def test_an_init_container_that_was_robbed_does_not_start() -> None:
     async with slot_node() as (it, _):
-        robbed = it.asking("a", Ask(0), init=[LARGE])
-        it.reserve_beside(robbed)
+        displaced_pod_of = it.asking("a", Ask(0), init=[LARGE])
+        it.reserve_beside(displaced_pod_of)
         await admit(it, it.asking("b", SMALL))
 
-        await admit(it, robbed)
+        await admit(it, displaced_pod_of)
         reasons = [await failure(it, "a"), await failure(it, "a")]
 
         assert all("60 cores and 6000 MiB are reserved for it" in each for each in reasons)

@@ -32,7 +32,7 @@ from topoalign.core.ports import Bus, Message, Stream
 from topoalign.discovery.announcer import Announcer
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import connect_bus
-from topoalign.runtime.speaker import NOTE_SECONDS, TELL_SECONDS, FactPublisher
+from topoalign.runtime.speaker import LOG_SECONDS, NOTE_SECONDS, FactPublisher
 from topoalign.testing.manual_clock import ManualClock
 from topoalign.testing.memory_journal import MemoryJournal
 
@@ -84,7 +84,7 @@ async def bus(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[B
 
 async def test_facts_with_ids_used_by_others_are_stored_under_other_ids(bus: Bus, tmp_path: Path) -> None:
     """
-    One by one, behind those that were under way with them. A snapshot follows at once: a listener, which has heard the
+    One by one, behind those that were under way with them. A snapshot follows at once: a listener, which has received the
     forged facts under these numbers, hears each number once and ends with what the node has.
     """
     clock, listener = ManualClock(), Listener(bus)
@@ -186,7 +186,7 @@ async def test_taken_ids_are_told_once_a_minute_and_noted_for_an_hour() -> None:
             await bus.publish(said(number, "topoalign.v1.allocation.x.granted"))
         for number in range(10):
             await speaker.publish(said(number))
-            await clock.advance(TELL_SECONDS / 5)
+            await clock.advance(LOG_SECONDS / 5)
     noted = speaker.note()
     await clock.advance(NOTE_SECONDS)
 

@@ -57,7 +57,7 @@ async def test_a_process_that_is_not_to_take_over_is_refused_with_the_pid(tmp_pa
 
 async def test_a_process_that_is_not_ready_asks_nothing_of_the_running_one(tmp_path: Path) -> None:
     async def not_ready() -> None:
-        raise HardwareUnknown(NODE, "nothing was heard of it")
+        raise HardwareUnknown(NODE, "nothing was received of it")
 
     with open_journal(tmp_path, NODE), pytest.raises(HardwareUnknown):
         async with open_in_turn(tmp_path, NODE, ManualClock(), not_ready):
@@ -100,11 +100,11 @@ async def test_a_successor_that_has_taken_over_does_not_hold_the_lock(tmp_path: 
     directory: else it would hand over to itself.
     """
     clock = ManualClock()
-    heard: list[str] = []
+    delivery: list[str] = []
 
     async def hear() -> None:
         await wait_for_successor(tmp_path, clock)
-        heard.append("asked")
+        delivery.append("asked")
 
     async with anyio.create_task_group() as tasks:
         with open_journal(tmp_path, NODE):
@@ -122,7 +122,7 @@ async def test_a_successor_that_has_taken_over_does_not_hold_the_lock(tmp_path: 
         await clock.advance(10 * POLL_SECONDS)
         tasks.cancel_scope.cancel()
 
-    assert [] == heard
+    assert [] == delivery
 
 
 async def test_one_that_does_not_hand_over_is_named_at_the_deadline(tmp_path: Path) -> None:

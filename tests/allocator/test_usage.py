@@ -158,9 +158,9 @@ async def test_a_stream_that_has_lost_the_usage_of_an_idle_node_is_told_it_anew(
     it.kubelet.usage = (used("a", "0-3"),)
     await it.device_allocations.reconcile()
     async with background() as tasks:
-        teller = UsageTeller(it.ledger, bus, it.clock, bus)
-        tasks.start_soon(teller.run)
-        tasks.start_soon(teller.watch)
+        printer = UsageTeller(it.ledger, bus, it.clock, bus)
+        tasks.start_soon(printer.run)
+        tasks.start_soon(printer.watch)
         await it.clock.advance(POLL_SECONDS)
         once = bus.tries
         bus.emptied = True
@@ -188,13 +188,13 @@ async def test_only_the_newest_reading_is_said_when_the_bus_was_away() -> None:
         await it.clock.advance(600)
 
     assert tries == bus.tries, "said once"
-    heard = []
+    delivery = []
     async with bus.follow(Stream.NODES, ">") as messages:
         async for received in messages:
-            heard.append(wire.decode(received.message))
+            delivery.append(wire.decode(received.message))
             if received.position == await bus.last_position(Stream.NODES):
                 break
-    assert [it.ledger.state.usage] == heard
+    assert [it.ledger.state.usage] == delivery
     assert "4" == observed(it)[0].cpus
 
 
@@ -205,10 +205,10 @@ async def test_a_subscriber_folds_the_usage_of_a_node() -> None:
     async with background() as tasks:
         tasks.start_soon(UsageTeller(it.ledger, bus, it.clock, bus).run)
         events = Client(bus).nodes(node=NODE)
-        heard = (await anext(events)).event
+        delivery = (await anext(events)).event
         await events.aclose()
 
-    assert NodeState(node=NODE).apply(heard).usage == it.ledger.state.usage == heard
+    assert NodeState(node=NODE).apply(delivery).usage == it.ledger.state.usage == delivery
 
 
 @pytest.mark.parametrize("files", ["absent", "damaged"])

@@ -1,4 +1,4 @@
-"""`topoalign forget` deletes what a node said that is gone, and refuses for one that lives or was never heard of."""
+"""`topoalign forget` deletes what a node said that is gone, and refuses for one that lives or was never received of."""
 
 import json
 from pathlib import Path

@@ -15,7 +15,7 @@ from topoalign.core.model.ids import NodeName
 
 @pytest.fixture(autouse=True)
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two nodes that are known and one that was never heard of, and no NATS."""
+    """Two nodes that are known and one that was never received of, and no NATS."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("TOPOALIGN_NATS_URL", raising=False)
@@ -40,7 +40,7 @@ def test_the_yaml_of_all_nodes_says_what_the_json_says(capsys: pytest.CaptureFix
     assert ["a", "b"] == [each["metadata"]["name"] for each in objects]
     gpus = [r["available"] for r in objects[0]["zones"][0]["resources"] if r["name"] == "nvidia.com/gpu"]
     assert ["1"] == gpus
-    assert "silent? is left out: not heard of the node: hardware" in noted
+    assert "silent? is left out: not received of the node: hardware" in noted
 
 
 def test_where_no_node_is_known_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,7 +64,7 @@ def test_one_node_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     ("line", "status", "said"),
     [
         ("nrt export c --from c.ndjson", 3, "no node named 'c'"),
-        ("nrt export silent\x1b --from c.ndjson", 4, "not heard of the node"),
+        ("nrt export silent\x1b --from c.ndjson", 4, "not received of the node"),
         ("nrt export", 69, "no NATS is known"),
         ("nrt export a b", 2, "unexpected extra argument"),
         ("nrt export --from missing", 3, "No such file"),

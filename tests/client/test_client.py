@@ -41,7 +41,7 @@ async def publish(bus: Bus, *events: Event) -> None:
         await bus.publish(wire.encode(event, TIME))
 
 
-async def heard(client: Client, count: int, since: int | None = None, node: str | None = None) -> list[Delivery]:
+async def delivery(client: Client, count: int, since: int | None = None, node: str | None = None) -> list[Delivery]:
     async with aclosing(client.allocations(since, NodeName(node) if node else None)) as events:
         return [await anext(events) for _ in range(count)]
 
@@ -93,20 +93,20 @@ async def test_one_node_can_be_followed_alone() -> None:
 async def test_going_on_after_a_position_hears_each_event_once_and_no_snapshot() -> None:
     bus, writer = MemoryBus(), Writer()
     await publish(bus, writer.snapshot(), *(writer.grant(str(n), f"GPU-{n}") for n in range(6)))
-    before = await heard(Client(bus), 1, since=2)
+    before = await delivery(Client(bus), 1, since=2)
 
-    after = await heard(Client(bus), 4, since=before[-1].position)
+    after = await delivery(Client(bus), 4, since=before[-1].position)
 
     assert writer.said[2:] == facts(before + after)
 
 
 @pytest.mark.parametrize("since", [99, None])
 async def test_a_position_that_the_stream_never_had_begins_with_a_snapshot(since: int | None) -> None:
-    """The store was lost since: what was heard under the old positions may not be true any more."""
+    """The store was lost since: what was received under the old positions may not be true any more."""
     bus, writer = MemoryBus(), Writer()
     await publish(bus, writer.snapshot(), writer.grant("1", "GPU-0"))
 
-    received = await heard(Client(bus), 1, since=since)
+    received = await delivery(Client(bus), 1, since=since)
 
     assert isinstance(received[0].event, AllocationsSnapshot)
     assert {"GPU-0"} == received[0].event.allocations[0].device_ids
@@ -213,9 +213,9 @@ async def test_a_node_with_lost_beginning_is_healed_and_others_do_not_wait() -> 
     lost.snapshot(), lost.grant("1", "GPU-0")
     await publish(bus, lost.grant("2", "GPU-1"), whole.snapshot())
 
-    received = await heard(Client(bus), 1)
+    received = await delivery(Client(bus), 1)
     await publish(bus, lost.snapshot())
-    both = await heard(Client(bus), 2)
+    both = await delivery(Client(bus), 2)
 
     assert [whole.node] == [one.event.node for one in received]
     assert [lost.node, whole.node] == [one.event.node for one in both]
@@ -261,7 +261,7 @@ async def test_a_subject_that_is_no_text_stops_nobody(tmp_path: Path) -> None:
         while b"PONG" not in await raw.receive():
             pass
         await publish(bus, writer.snapshot())
-        received = await heard(client, 1, since=0)
+        received = await delivery(client, 1, since=0)
 
     assert writer.said == facts(received)
     assert 1 == client.counts.undecodable
@@ -461,7 +461,7 @@ async def test_a_bus_that_refuses_is_waited_for_and_the_refusal_is_logged_once(
     bus, writer = Refusing(times=3), Writer()
     await publish(bus, writer.snapshot())
     with capture_logs() as logs:
-        received = await heard(Client(bus), 1, since=0)
+        received = await delivery(Client(bus), 1, since=0)
 
     assert writer.said == facts(received)
     assert [("bus refuses", "no permission", "grant it")] == [

@@ -34,7 +34,7 @@ class Asked(MemoryBus):
 
 
 def break_nodes(fold: Fold, *names: str) -> None:
-    """Each says a fact that does not follow what was heard."""
+    """Each says a fact that does not follow what was received."""
     for name in names:
         writer = Writer(name)
         writer.snapshot()

@@ -149,12 +149,12 @@ async def test_invented_nodes_of_the_past_are_not_kept_either() -> None:
         await world.say(Writer(name).snapshot())
     async with world.bus.follow(Stream.ALLOCATIONS, wire.allocation_subjects(None, "snapshot")) as messages:
         newest = await newest_snapshots(messages, len(INVENTED), 1.0, Turns(world.clock))
-    heard = []
+    delivery = []
     async with aclosing(world.client.allocations(superseded=False)) as events:
         for _ in range(MOST):
-            heard.append((await anext(events)).event.node)
+            delivery.append((await anext(events)).event.node)
 
-    assert sorted(INVENTED[-MOST:]) == heard == sorted(newest)
+    assert sorted(INVENTED[-MOST:]) == delivery == sorted(newest)
 
 
 async def test_a_node_that_was_forgotten_is_heard_again() -> None:

@@ -47,8 +47,8 @@ async def discovered() -> MemoryBus:
 
 
 async def test_topologies_of_equal_machines_share_all_that_has_no_uuid() -> None:
-    heard = await readings(Client(await discovered()))
-    topologies = [each.event.topology for each in heard if isinstance(each.event, TopologyDiscovered)]
+    delivery = await readings(Client(await discovered()))
+    topologies = [each.event.topology for each in delivery if isinstance(each.event, TopologyDiscovered)]
 
     assert [hardware(number) for number in range(NODES)] == topologies
     assert 1 == len({id(topology.shape) for topology in topologies})
@@ -103,13 +103,13 @@ async def test_every_allocation_event_carries_the_allocations_after_it() -> None
         await bus.publish(wire.encode(fact(), 1.0))
         states.append(writer.state)
     async with aclosing(Client(bus).allocations(0)) as events:
-        heard = [await anext(events) for _ in states]
-    for each in heard:
+        delivery = [await anext(events) for _ in states]
+    for each in delivery:
         cluster.apply(each)
 
-    assert states == [each.state for each in heard]
-    assert heard[-1].state is not None
-    assert heard[-1].state.allocations is cluster.member(writer.node).state.allocations
+    assert states == [each.state for each in delivery]
+    assert delivery[-1].state is not None
+    assert delivery[-1].state.allocations is cluster.member(writer.node).state.allocations
 
 
 async def first(client: Client) -> Delivery:

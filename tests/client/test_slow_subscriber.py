@@ -35,12 +35,12 @@ class Sleeper:
 
     def __init__(self) -> None:
         self.awake = anyio.Event()
-        self.heard: list[int] = []
+        self.delivery: list[int] = []
         self.errors: list[Exception] = []
 
     async def hear(self, message: Msg) -> None:
         await self.awake.wait()
-        self.heard.append(int(message.headers["ce-id"].rpartition(".")[2]) if message.headers else 0)
+        self.delivery.append(int(message.headers["ce-id"].rpartition(".")[2]) if message.headers else 0)
 
     async def told(self, error: Exception) -> None:
         self.errors.append(error)
@@ -88,6 +88,6 @@ async def test_a_sleeping_subscriber_delays_no_publisher_and_catches_up(tmp_path
         ("info", "subscriber has caught up", False),
     ] == pace
     assert 0 == client.waiting[Stream.ALLOCATIONS] == client.counts.gaps
-    assert PENDING + 1 >= len(sleeper.heard)
+    assert PENDING + 1 >= len(sleeper.delivery)
     assert {nats.errors.SlowConsumerError} == {type(error) for error in sleeper.errors}
-    assert len(expected) == len(sleeper.heard) + len(sleeper.errors)
+    assert len(expected) == len(sleeper.delivery) + len(sleeper.errors)

@@ -36,19 +36,19 @@ async def read(messages: list[Message], *, superseded: bool) -> tuple[list[Deliv
     client = Client(bus, ManualClock())
     received: list[Delivery] = []
     async with aclosing(client.allocations(0, superseded=superseded)) as events:
-        async for heard in events:
-            if heard.event.node == "end":
+        async for delivery in events:
+            if delivery.event.node == "end":
                 return received, client
-            received.append(heard)
+            received.append(delivery)
     raise AssertionError("the past has an end")
 
 
 def believed(received: list[Delivery]) -> dict[NodeName, tuple[int, int, str]]:
     """Node -> epoch, seq and digest, folded as a subscriber does."""
     states: dict[NodeName, NodeState] = {}
-    for heard in received:
-        had = states.get(heard.event.node, NodeState(node=heard.event.node))
-        states[had.node] = (NodeState(node=had.node) if heard.anew else had).apply(heard.event)
+    for delivery in received:
+        had = states.get(delivery.event.node, NodeState(node=delivery.event.node))
+        states[had.node] = (NodeState(node=had.node) if delivery.anew else had).apply(delivery.event)
     return {node: (state.epoch, state.seq, state.digest) for node, state in states.items()}
 
 
@@ -118,7 +118,7 @@ async def test_only_the_newest_snapshot_and_what_follows_it_is_heard() -> None:
     messages = [wire.encode(event, 1.0) for event in (*writer.said[:2], *other.said, *writer.said[2:])]
     received, client = await read(messages, superseded=False)
 
-    assert [other.said[0], *writer.said[2:]] == [heard.event for heard in received]
+    assert [other.said[0], *writer.said[2:]] == [delivery.event for delivery in received]
     assert (0, 0) == (client.counts.gaps, client.counts.repeated)
 
 
@@ -136,7 +136,7 @@ async def test_a_snapshot_that_is_not_the_newest_fact_has_the_node_read_whole(od
     messages.append(wire.renamed(wire.encode(forged, 1.0), "5f0c2a9e8b7d6431"))
     received, _ = await read(messages, superseded=False)
 
-    assert writer.said == [heard.event for heard in received]
+    assert writer.said == [delivery.event for delivery in received]
 
 
 @pytest.mark.anyio
@@ -152,12 +152,12 @@ async def test_a_fact_that_cannot_be_true_is_put_aside_itself_where_all_is_read(
     for message in [*messages, wire.renamed(wire.encode(forged, 1.0), "5f0c2a9e8b7d6431")]:
         await bus.publish(message)
     async with aclosing(Client(bus, ManualClock()).allocations(0, superseded=False)) as events:
-        heard = [await anext(events) for _ in writer.said]
+        delivery = [await anext(events) for _ in writer.said]
         async with bus.follow(Stream.DEADLETTERS, ">") as letters, background() as tasks:
             tasks.start_soon(events.__anext__)
             letter = await anext(letters)
 
-    assert writer.said == [each.event for each in heard]
+    assert writer.said == [each.event for each in delivery]
     assert wire.subject(lie) == letter.message.headers["topoalign-subject"]
 
 
@@ -266,9 +266,9 @@ async def test_what_was_passed_over_is_read_where_its_snapshot_is_lost(
     client, expected = Client(bus, ManualClock()), writer.said[:-1] if left is None else left
     async with aclosing(client.allocations(0, superseded=False)) as events:
         with anyio.fail_after(10):
-            heard = [await anext(events) for _ in expected]
+            delivery = [await anext(events) for _ in expected]
 
-    assert expected == [each.event for each in heard]
+    assert expected == [each.event for each in delivery]
 
 
 @pytest.mark.anyio
@@ -282,12 +282,12 @@ async def test_a_node_is_not_waited_for_whose_snapshot_is_deleted_meanwhile() ->
     await bus.publish(wire.renamed(wire.encode(forged, 1.0), "5f0c2a9e8b7d6431"))
     async with aclosing(Client(bus, ManualClock()).allocations(0, superseded=False)) as events:
         with anyio.fail_after(10):
-            heard = [await anext(events) for _ in writer.said]
+            delivery = [await anext(events) for _ in writer.said]
             for node in ("b", "c"):  # the first takes the place of the deleted one
                 await bus.publish(wire.encode(Writer(node).snapshot(), 1.0))
             other = await anext(events)
 
-    assert [*writer.said, Writer("c").snapshot()] == [each.event for each in (*heard, other)]
+    assert [*writer.said, Writer("c").snapshot()] == [each.event for each in (*delivery, other)]
 
 
 @pytest.mark.anyio
@@ -301,9 +301,9 @@ async def test_the_past_is_taken_in_pieces_of_a_few_megabytes(monkeypatch: pytes
     some = client._some
     monkeypatch.setattr(client, "_some", lambda *args, **more: noted(taken, some(*args, **more)))
     async with aclosing(client.allocations(0)) as events:
-        heard = [await anext(events) for _ in writer.said]
+        delivery = [await anext(events) for _ in writer.said]
 
-    assert (writer.said, [1, 1, 1]) == ([each.event for each in heard], taken)
+    assert (writer.said, [1, 1, 1]) == ([each.event for each in delivery], taken)
 
 
 async def noted(sizes: list[int], some: Awaitable[Sequence[Received | None]]) -> Sequence[Received | None]:

@@ -57,12 +57,12 @@ async def test_fields_of_a_later_version_are_handed_on_byte_for_byte() -> None:
         await bus.publish(message)
     client = Client(bus)
     async with aclosing(client.allocations(since=0)) as events:
-        heard = [await anext(events) for _ in said]
+        delivery = [await anext(events) for _ in said]
     async with aclosing(client.allocations()) as events:
         made_up = await anext(events)
 
-    assert writer.said == [one.event for one in heard]
-    assert [message.body for message in said] == [one.body for one in heard]
+    assert writer.said == [one.event for one in delivery]
+    assert [message.body for message in said] == [one.body for one in delivery]
     assert made_up.event == msgspec.json.decode(made_up.body, type=Event)
     assert (0, 0) == (client.counts.unknown, client.counts.undecodable)
 
@@ -158,9 +158,9 @@ async def test_events_of_unknown_types_and_versions_are_only_counted(kind: str) 
     await bus.publish(unknown)
     client = Client(bus)
     async with aclosing(client.allocations(since=0)) as events:
-        heard = [(await anext(events)).event for _ in range(2)]
+        delivery = [(await anext(events)).event for _ in range(2)]
 
-    assert writer.said == heard
+    assert writer.said == delivery
     assert (1, 0, 0) == (client.counts.unknown, client.counts.undecodable, client.counts.gaps)
     assert 0 == await bus.last_position(Stream.DEADLETTERS)
 
@@ -174,9 +174,9 @@ async def test_a_subscriber_of_allocations_never_receives_reservations(monkeypat
     monkeypatch.setattr(wire, "KINDS", wire.KINDS - {reserved.headers["ce-type"]})
     client = Client(bus)
     async with aclosing(client.allocations(since=0)) as events:
-        heard = [(await anext(events)).event for _ in range(2)]
+        delivery = [(await anext(events)).event for _ in range(2)]
 
-    assert writer.said == heard
+    assert writer.said == delivery
     assert (0, 0, 0) == (client.counts.unknown, client.counts.undecodable, client.counts.gaps)
     with pytest.raises(wire.UnknownEvent):
         wire.decode(reserved)

@@ -31,7 +31,7 @@ async def test_acknowledgements_in_any_order_find_their_messages() -> None:
     await answers.hear(answered(1, b'{"seq": 11, "duplicate": true}'))
 
     assert (False, True) == (before, answers.complete.is_set())
-    assert [10, 11, 12, None] == [each.seq if each is not None else None for each in answers.heard]
+    assert [10, 11, 12, None] == [each.seq if each is not None else None for each in answers.acknowledgements]
 
 
 async def test_without_a_connection_nothing_is_stored() -> None:

@@ -386,7 +386,7 @@ def test_a_message_that_comes_again_makes_nothing_once_more() -> None:
 
 
 def test_what_a_pod_has_taken_is_swapped_for_who_is_heard_of_later() -> None:
-    """The reservation of b is heard after a was seen with its device."""
+    """The reservation of b is received after a was seen with its device."""
     first, second = reservation("a", container("GPU-0")), reservation("b", container("GPU-1"))
     seen = holding(allocated("GPU-1", pod="a"))
 

@@ -296,12 +296,12 @@ def test_a_share_that_minds_the_topology_breaks_no_pair() -> None:
 def test_what_annotations_choose_is_told_to_be_by_reservation() -> None:
     asked = saying({POLICY: "spread"}, asks(memory=100))
 
-    told, untold = (
+    told, unreadable = (
         admit(state, asked, KUBELET).explanation.notes for state in (node(mixed()), node(machine(gpus=NODES)))
     )
 
     assert any("the kubelet reads no annotations" in each for each in told)
-    assert () == untold
+    assert () == unreadable
 
 
 @pytest.mark.parametrize(

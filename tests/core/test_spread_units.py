@@ -238,9 +238,9 @@ def test_whole_gpus_with_memory_are_to_be_given_as_they_are_reserved() -> None:
 
 
 def test_a_prediction_says_that_the_kubelet_spreads_nothing_by_itself() -> None:
-    told, untold = (
+    told, unreadable = (
         admit(node(PLAIN), spread(pod(asks(60, 40)), 2), rules).explanation.notes for rules in (KUBELET, BEST)
     )
 
     assert any("the kubelet reads no annotations" in each for each in told)
-    assert () == untold
+    assert () == unreadable

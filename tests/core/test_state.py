@@ -134,7 +134,7 @@ def test_what_is_live_is_what_was_granted_and_not_released(writer: Writer) -> No
 
 @given(histories(), st.data())
 def test_repetitions_change_nothing(writer: Writer, data: st.DataObject) -> None:
-    """I5, I6: a fact may be heard again at any later time."""
+    """I5, I6: a fact may be received again at any later time."""
     heard: list[LedgerEvent] = []
     for fact in writer.said:
         heard += [fact, *data.draw(st.lists(st.sampled_from([*heard, fact]), max_size=2))]
@@ -160,7 +160,7 @@ def test_a_missing_fact_is_noticed_at_the_next_one(writer: Writer, data: st.Data
 
 @given(histories(), histories())
 def test_a_snapshot_makes_any_listener_whole(writer: Writer, other: Writer) -> None:
-    """Whatever was heard before, of this epoch or another."""
+    """Whatever was received before, of this epoch or another."""
     confused = replay(NODE, [msgspec.structs.replace(fact, epoch=99) for fact in other.said])
     snapshot = writer.snapshot()
 
@@ -230,7 +230,7 @@ def test_a_digest_is_sixteen_hexadecimal_digits_and_no_matter_of_order() -> None
 
 
 def test_of_an_epoch_that_has_not_begun_no_fact_is_known() -> None:
-    """The gap begins at 0, whatever had been heard of the epoch before it."""
+    """The gap begins at 0, whatever had been known the epoch before it."""
     writer = Writer()
     writer.snapshot()
     fact = msgspec.structs.replace(writer.grant("a", "GPU-0"), epoch=writer.epoch + 1, seq=9)

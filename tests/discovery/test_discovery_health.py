@@ -166,7 +166,7 @@ async def test_an_event_of_nobody_makes_nobody_ill_and_is_looked_into(world: Wor
 
 
 async def test_gpus_without_events_are_unknown_with_the_reason(world: World) -> None:
-    """Gpus that cannot be heard are unknown with the reason until they can."""
+    """Gpus that cannot be received are unknown with the reason until they can."""
     async with world.running():
         assert world.hardware.listener is not None
         reads = world.hardware.reads

@@ -63,7 +63,7 @@ class Tally:
     admissions: list[float] = field(default_factory=list)
     """Seconds that each admission took."""
     refused: int = 0
-    heard: int = 0
+    delivery: int = 0
     """Facts that the subscriber was told."""
     kills: dict[str, int] = field(default_factory=lambda: {"nats": 0, "agent": 0, "kubelet": 0})
     samples: dict[str, list[tuple[float, float, int]]] = field(default_factory=dict)
@@ -221,14 +221,14 @@ class Soak:
 
     async def listen(self, client: Client) -> None:
         async with aclosing(client.allocations(node=NODE)) as events:
-            async for heard in events:
-                event = heard.event
+            async for delivery in events:
+                event = delivery.event
                 assert isinstance(event, LedgerFact)
                 follows = (event.epoch, event.seq) == (self.state.epoch, self.state.seq + 1)
                 if not (follows or isinstance(event, AllocationsSnapshot)):
                     raise Disagreement(f"{event.epoch}/{event.seq} after {self.state.epoch}/{self.state.seq}")
                 self.state = self.state.apply(event)
-                self.tally.heard += 1
+                self.tally.delivery += 1
 
     async def sample(self) -> None:
         """Once a minute: what the processes take, and a line of progress."""
@@ -241,7 +241,7 @@ class Soak:
             taken = {name: f"{each[-1][1]:.0f} MB {each[-1][2]} files" for name, each in self.tally.samples.items()}
             done = f"{now / 60:.0f} of {self.seconds / 60:.0f} min, {len(self.tally.admissions)} admissions"
             print(
-                f"{done}, {self.tally.refused} refused, {self.tally.heard} heard, {self.tally.kills}, {taken}",
+                f"{done}, {self.tally.refused} refused, {self.tally.delivery} heard, {self.tally.kills}, {taken}",
                 flush=True,
             )
             await anyio.sleep(60)  # as above: a line of progress a minute
@@ -296,7 +296,7 @@ class Soak:
                     "admit_p50_ms": round(1000 * statistics.median(took), 2),
                     "admit_p99_ms": round(1000 * took[int(0.99 * len(took))], 2),
                     "refused": self.tally.refused,
-                    "heard": self.tally.heard,
+                    "delivery": self.tally.delivery,
                     "kills": self.tally.kills,
                     "samples": {name: [each[0], each[-1]] for name, each in self.tally.samples.items()},
                 }

@@ -56,7 +56,7 @@ def shown(decision: object) -> object:
 
 
 async def held(url: str, pods: int) -> list[object]:
-    """What the registry says is allocated, once it listens and has heard of so many."""
+    """What the registry says is allocated, once it listens and has received so many."""
     async with httpx.AsyncClient(base_url=url) as http:
         while True:
             with suppress(httpx.ConnectError):

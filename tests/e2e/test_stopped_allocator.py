@@ -42,8 +42,8 @@ async def holders_until(bus: Bus, last: str) -> list[PodName]:
     """The pods that hold something once this one does, by what the stream tells: the fact follows the answer."""
     state = NodeState(node=NODE)
     async with aclosing(Client(bus).allocations(node=NODE)) as events:
-        async for heard in events:
-            state = state.apply(heard.event)
+        async for delivery in events:
+            state = state.apply(delivery.event)
             pods = [each.owner.pod for each in state.allocations.values() if each.owner is not None]
             if last in pods:
                 return pods

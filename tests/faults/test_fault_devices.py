@@ -69,7 +69,7 @@ def index(gpu: DeviceID) -> int:
 
 
 async def heard(node: WholeNode, gpu: int, xid: int, **part: int) -> None:
-    """This XID happens, and discovery has heard of it."""
+    """This XID happens, and discovery has received it."""
     labels = {"xid": str(xid)}
     before = node.counted("topoalign_discovery_xids_total", labels)
     node.standin.xid(gpu, xid, **part)

@@ -90,7 +90,7 @@ class Sharers:
         return found
 
     async def until_unhealthy(self, *cards: DeviceID) -> None:
-        """Waits until the kubelet has heard that these cards are unhealthy, and no other."""
+        """Waits until the kubelet has received that these cards are unhealthy, and no other."""
         await self.node.until(lambda: self.unhealthy() == {resource: {*cards} for resource in self.way.listed})
 
     async def explained(self, names: list[str]) -> list[Explained]:

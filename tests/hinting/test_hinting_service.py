@@ -62,7 +62,7 @@ class World:
 
 
 async def test_an_answer_is_of_the_hardware_that_was_announced() -> None:
-    """An answer is what the providers say of the hardware that was heard."""
+    """An answer is what the providers say of the hardware that was received."""
     world = World()
     async with background() as tasks:
         await world.say(topology(1))
@@ -76,13 +76,13 @@ async def test_an_answer_is_of_the_hardware_that_was_announced() -> None:
 
 
 async def test_a_question_about_unknown_hardware_has_its_own_code() -> None:
-    """Whether nothing was heard yet, or another revision, or only another node's: the asker falls back."""
+    """Whether nothing was received yet, or another revision, or only another node's: the asker falls back."""
     world = World()
     async with background() as tasks:
         await tasks.start(lambda *, task_status: serve(world.context, task_status=task_status))
         await world.say(topology(1, NodeName("other")))
         await refused(world, question(1))
-        assert "not been heard" in (world.context.checks["hinting"]() or "")
+        assert "not been received" in (world.context.checks["hinting"]() or "")
 
         await world.say(topology(2))
         await refused(world, question(1))

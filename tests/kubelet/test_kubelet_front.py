@@ -366,7 +366,7 @@ async def test_a_kubelet_that_keeps_dropping_our_stream_is_called_less_often() -
             it.kubelet.plugins.endpoints[GPU].stop(clock.monotonic())
             await it.front.plugins[GPU].service.watch.ended.wait()
             await clock.advance(wait)
-            for _ in range(100):  # a registration would be heard of by now
+            for _ in range(100):  # a registration would be known by now
                 await anyio.lowlevel.checkpoint()
             too_early = it.kubelet.plugins.registrations - before
             await clock.advance(2 * POLL_SECONDS)

@@ -59,13 +59,13 @@ def test_of_a_file_or_link_where_a_kubelet_has_a_directory_nothing_is_told(
 
     found = made(tmp_path)
     assert not found.is_gone("u")
-    assert {"u"} == found.untold
+    assert {"u"} == found.unreadable
 
 
 def test_of_a_pod_without_a_volume_it_is_not_told_whether_it_has_ended(tmp_path: Path) -> None:
     found = made(tmp_path, "bare/volumes", "new", f"runs/volumes/{PROJECTED}/token", f"ended/volumes/{PROJECTED}")
 
-    assert {"bare", "new"} == found.untold
+    assert {"bare", "new"} == found.unreadable
 
 
 def naive(root: Path, uid: str) -> bool:

@@ -112,7 +112,7 @@ async def test_a_container_with_a_former_resource_is_served_after_our_restart() 
 async def test_held_devices_are_not_all_devices_before_the_hardware_is_known() -> None:
     """
     Before the hardware is known, what is held is not taken for all that exists. After a restart the record is read
-    before discovery is heard: nothing is listed until then, not four GPUs of eight.
+    before discovery is received: nothing is listed until then, not four GPUs of eight.
     """
     before = MemoryAllocator(MACHINE)
     await before.allocate(GPU, [list(GPUS[:4])])

@@ -93,7 +93,7 @@ def test_every_state_can_be_reached(table: Mapping[Enum, Mapping[Enum, Enum]]) -
 def test_the_stream_says_whether_the_kubelet_listens(
     state: State, is_open: bool, has_ended: bool, seconds: float, event: Event | None
 ) -> None:
-    """So many seconds after the registration a stream is heard, waited for, or given up."""
+    """So many seconds after the registration a stream is received, waited for, or given up."""
     made = registration(state)
 
     assert event is made.listen(is_open=is_open, has_ended=has_ended, now=NOW + seconds)

@@ -208,7 +208,9 @@ async def test_nvml_is_opened_anew_while_a_gpu_is_lost_but_not_at_every_reading(
 
 
 async def test_for_a_gpu_that_stays_lost_nvml_is_opened_ever_more_rarely(node: Node) -> None:
-    """Each time the others are not heard for as long as it takes. One that fails later is seen to as soon as the first."""
+    """
+    The others are not received for as long as the failure lasts; one that fails later is reopened as soon as the first.
+    """
 
     async def gaps(lost: str, minutes: int) -> list[int]:
         """Between openings, with a reading a minute, one of which finds that it is time and the next one opens."""

@@ -93,7 +93,7 @@ async def test_a_twin_is_told_and_not_offered_until_one_is_alone(world: World) -
 
 @pytest.mark.parametrize("stream", [Stream.ALLOCATIONS, Stream.NODES])
 async def test_a_stream_that_is_emptied_costs_the_view_nothing(world: World, stream: Stream) -> None:
-    """C38: what was read stays, and what the node says next is heard."""
+    """C38: what was read stays, and what the node says next is received."""
     await world.say(*world.says.all(), *world.says.admit(pod(container("main", gpus=2)), "a"))
     async with world.allocator(world.says), world.registry() as (scheduling, _):
         await world.rounds()

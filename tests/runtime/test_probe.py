@@ -19,7 +19,7 @@ FAILING = b"HTTP/1.1 503 Service Unavailable\r\n\r\n[-] bus: not connected\nnot 
 
 @contextmanager
 def answering(answer: bytes | None, host: str = "127.0.0.1") -> Iterator[tuple[int, list[bytes]]]:
-    """A server that gives each connection this answer and closes it, or with None says nothing; its port, what it heard."""
+    """A server that sends each connection this answer (None: nothing) and closes it; its port, and what it received."""
     heard: list[bytes] = []
     kept: list[socket.socket] = []
     with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:

@@ -56,7 +56,7 @@ class Checks:
         """
         self.marked = -1
         """Which fact of the history counts as published."""
-        self.untold: set[str] = set()
+        self.unreadable: set[str] = set()
         """Pods that run, and that the kubelet had lost before the record could know to which pod its devices belong."""
         self.acknowledged: dict[str, frozenset[AllocationID]] = {}
         """Pod -> what its admission was answered with, until it asks for its release."""
@@ -117,18 +117,18 @@ class Checks:
         bad = sorted({*chosen} & running - {*must_include} & {d for d in chosen if state.ownership.is_held(d)})
         self.expect("F21", not bad or len(spare) < len(chosen), f"{bad} are preferred, of {spare} that are free")
 
-    def subscriber_hears(self, hub: Hub, heard: Delivery) -> None:
+    def subscriber_hears(self, hub: Hub, delivery: Delivery) -> None:
         """
         What a subscriber is given has neither gaps nor repetitions, but for a snapshot after lies, which says that it begins
         anew.
         """
-        event = heard.event
+        event = delivery.event
         if not isinstance(event, LedgerFact) or event.node != NODE:
             return
         epoch, seq = hub.place
         follows = (event.epoch, event.seq) == (epoch, seq + 1) or (
             isinstance(event, AllocationsSnapshot)
-            and ((event.epoch, event.seq) > hub.place or (heard.anew and self.world.lies > 0))
+            and ((event.epoch, event.seq) > hub.place or (delivery.anew and self.world.lies > 0))
         )
         self.expect("I5", follows, f"a subscriber hears {event.epoch}/{event.seq} after {epoch}/{seq}")
         hub.place = event.epoch, event.seq
@@ -187,7 +187,7 @@ class Checks:
         """Pods with containers that run -> what these use."""
         assert self.kubelet is not None
         used: dict[str, Held] = {}
-        for uid in sorted(self.kubelet.admitted - self.untold):
+        for uid in sorted(self.kubelet.admitted - self.unreadable):
             roles = {container.name: container.role for container in self.kubelet.wanted[uid].containers}
             used[uid] = frozenset(
                 (resource, device)
@@ -224,7 +224,7 @@ class Checks:
     def is_misled(self, state: NodeState) -> bool:
         """
         Whether nobody can tell which of the devices that a kubelet shows are ours: it shows those of all plugins alike. So
-        it is before any topology was heard, and where an agent that starts finds a forged one and no discovery to ask.
+        it is before any topology was received, and where an agent that starts finds a forged one and no discovery to ask.
         """
         topology = state.topology
         return topology is None or (topology.source == FORGED and not self.world.is_discovery_up)
@@ -244,7 +244,7 @@ class Checks:
         if ledger.pending:
             return f"{len(ledger.pending)} facts wait for the bus"
         if NODE not in hub.cluster:
-            return "the registry has not heard of the node"
+            return "the registry has not received the node"
         view = hub.cluster.member(NODE).state
         if (view.digest, view.epoch, view.seq) != (ledger.state.digest, ledger.state.epoch, ledger.state.seq):
             return f"the registry is at {view.epoch}/{view.seq}, the node at {ledger.state.epoch}/{ledger.state.seq}"
@@ -342,7 +342,7 @@ class Checks:
         (docs/limits.md).
         """
         assert self.kubelet is not None
-        uids = self.kubelet.unheard & self.kubelet.directories.now().untold - self.kubelet.wanted.keys()
+        uids = self.kubelet.unheard & self.kubelet.directories.now().unreadable - self.kubelet.wanted.keys()
         return frozenset(place for a in state.allocations.values() if a.pod_uid in uids for place in held_by(a))
 
     def kept(self) -> Held:

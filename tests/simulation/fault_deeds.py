@@ -118,8 +118,8 @@ def journal_damaged(run: "Scenario") -> None:
     left = disk.damage(world.chance.randrange(len(disk.journal.load()) + 1))
     run.checks.init_in_doubt = True
     if run.kubelet is not None:
-        run.checks.untold |= run.kubelet.lost
-        run.kubelet.unheard |= run.kubelet.directories.now().untold
+        run.checks.unreadable |= run.kubelet.lost
+        run.kubelet.unheard |= run.kubelet.directories.now().unreadable
     run.checks.record.begin_with(left, disk.journal.published())
     run.checks.amounts.begin_with(left)
     if run.checks.instances is not None:

@@ -47,17 +47,17 @@ class FaultyJournal:
         *,
         kill: Callable[[], None] = lambda: None,
         is_dead: Callable[[], bool] = lambda: False,
-        heard: Callable[[LedgerEvent], None] = lambda event: None,
+        delivery: Callable[[LedgerEvent], None] = lambda event: None,
         marked: Callable[[int, int], None] = lambda epoch, seq: None,
     ) -> None:
         """
-        `kill` ends the process that writes; `heard` is told every fact as it becomes true, and `marked` what counts as
+        `kill` ends the process that writes; `delivery` is told every fact as it becomes true, and `marked` what counts as
         published.
         """
         self.refusals = self.kills = 0.0
         """How likely a write is refused, and how likely it is the last thing that the process does."""
         self._disk, self._chance, self._kill, self._is_dead = disk, chance, kill, is_dead
-        self._heard, self._marked = heard, marked
+        self._heard, self._marked = delivery, marked
 
     @property
     def doubt(self) -> str | None:

@@ -76,11 +76,11 @@ class Kubelet:
     lost: set[str] = field(default_factory=set)
     """Pods that run, and of whose devices the kubelet knows nothing since it lost its checkpoint."""
     unheard: set[str] = field(default_factory=set)
-    """Pods without volumes whose end, if they have ended, nobody may have heard of, nor may anybody hear of it later."""
+    """Pods without volumes whose end, if they have ended, nobody may have received, nor may anybody hear of it later."""
     told: set[str] = field(default_factory=set)
     """Pods that this kubelet has told this agent of: it has shown them, or written them down, and was asked since."""
     hidden: set[str] = field(default_factory=set)
-    """Pods that run, and that it has not heard of yet after its start."""
+    """Pods that run, and that it has not received yet after its start."""
     starts: int = 1
     since: float = 0.0
     plugin: Plugin | None = None
@@ -116,7 +116,7 @@ class Kubelet:
 
     def begin_unheard(self) -> None:
         """Who tells of ended pods, or who listens, is another one from now on, and may never have told or heard of these."""
-        self.unheard |= self.directories.now().untold - self.wanted.keys()
+        self.unheard |= self.directories.now().unreadable - self.wanted.keys()
         self.told.clear()
 
     def lists(self, plugin: Plugin, healthy: dict[ResourceName, tuple[DeviceID, ...]]) -> None:

@@ -7,7 +7,7 @@ asks for. And tasks belong to simulated processes, which can be killed at any aw
 others go on.
 
 The same seed gives the same run, to the byte, in any process: no thread can be started, no clock is read, and where Python's
-own order depends on addresses (who is cancelled first in a process that dies) what runs can no longer be heard by anybody.
+own order depends on addresses (who is cancelled first in a process that dies) what runs can no longer be observed.
 """
 
 import asyncio
@@ -104,7 +104,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return self.create_task(run_quietly(main, process), context=process.context.copy())
 
     def kill(self, process: Process) -> None:
-        """As SIGKILL does: from now on nothing that its tasks do is heard by others; its ports see to that."""
+        """As SIGKILL does: from now on nothing that its tasks do is received by others; its ports see to that."""
         if process.dead:
             return
         self.carry_on(process)

@@ -91,7 +91,7 @@ class Agent:
             world.faults,
             kill=lambda: world.kill(self.process),
             is_dead=lambda: self.process.dead,
-            heard=world.became_true,
+            delivery=world.became_true,
             marked=self._marks,
         )
         self.ledger: Ledger | None = None
@@ -271,25 +271,25 @@ class Parts:
 class WatchedCluster(Cluster):
     """The registry's fold, that tells what it was given."""
 
-    def __init__(self, heard: Callable[[Delivery], None]) -> None:
+    def __init__(self, delivery: Callable[[Delivery], None]) -> None:
         super().__init__()
-        self._heard = heard
+        self._heard = delivery
 
-    def apply(self, heard: Delivery) -> None:
-        self._heard(heard)
-        super().apply(heard)
+    def apply(self, delivery: Delivery) -> None:
+        self._heard(delivery)
+        super().apply(delivery)
 
 
 class Hub:
     """The registry's process."""
 
-    def __init__(self, world: World, heard: Callable[["Hub", Delivery], None]) -> None:
+    def __init__(self, world: World, delivery: Callable[["Hub", Delivery], None]) -> None:
         self.process = Process("registry")
         bus = FaultyBus(world.broker, world.faults, lambda: self.process.dead)
         self.client = Client(bus, world.clock, "registry")
         self.place = (0, 0)
-        """Epoch and seq of the last fact that it heard."""
-        self.cluster = WatchedCluster(lambda event: None if self.process.dead else heard(self, event))
+        """Epoch and seq of the last fact that it received."""
+        self.cluster = WatchedCluster(lambda event: None if self.process.dead else delivery(self, event))
         metrics = Metrics(CollectorRegistry(), self.client)
         self._registry = Registry(bus, world.clock, self.client, self.cluster, metrics, RegistrySettings())
 

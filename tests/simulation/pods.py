@@ -64,5 +64,5 @@ class Directories:
         for uid, since in self._deleted.items():
             if self._clock.monotonic() - since >= TIDY_SECONDS:
                 self._volumes.pop(uid, None)
-        untold = frozenset(uid for uid, volumes in self._volumes.items() if not volumes)
-        return PodDirectories(torn_down={uid: uid in self._torn_down for uid in self._volumes}, untold=untold)
+        unreadable = frozenset(uid for uid, volumes in self._volumes.items() if not volumes)
+        return PodDirectories(torn_down={uid: uid in self._torn_down for uid in self._volumes}, unreadable=unreadable)

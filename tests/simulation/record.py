@@ -51,7 +51,7 @@ class Record:
                 self.expect("I4", said == self.live, "a snapshot says something else than the facts before it")
 
     def begin_with(self, entries: Sequence[Entry], published: tuple[int, int] | None) -> None:
-        """After damage: what is left counts, and no number may come again that anybody has heard."""
+        """After damage: what is left counts, and no number may come again that anybody has received."""
         self.live.clear()
         places = [(0, 0), published or (0, 0)]
         for event in (event for entry in entries for event in entry.events):

@@ -54,9 +54,9 @@ def checkpoint_lost(run: "Scenario") -> None:
     known = [allocation for allocation in replayed(run.world.disk).allocations.values() if allocation.pod_uid]
     for uid, places in checks.running().items():
         if not places <= {place for a in known if a.pod_uid == uid for place in held_by(a)}:
-            checks.untold.add(uid)
-    kubelet.unheard |= kubelet.directories.now().untold
-    run.world.note("lost", sorted(kubelet.admitted), sorted(checks.untold))
+            checks.unreadable.add(uid)
+    kubelet.unheard |= kubelet.directories.now().unreadable
+    run.world.note("lost", sorted(kubelet.admitted), sorted(checks.unreadable))
     run.stop_kubelet()
     kubelet.lose_checkpoint()
     run.restart_kubelet()

@@ -54,7 +54,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.start()
 
     def start(self) -> None:
-        self.journal = FaultyJournal(self.disk, Random(1), heard=self.became_true)
+        self.journal = FaultyJournal(self.disk, Random(1), delivery=self.became_true)
 
         async def begin() -> None:
             self.ledger = Ledger(

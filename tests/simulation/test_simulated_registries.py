@@ -108,7 +108,7 @@ def test_nics_that_do_not_come_with_the_gpus_are_found(monkeypatch: pytest.Monke
 
 
 def test_a_reservation_of_what_another_still_has_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I14: the node has given the other pod something else, and the registry has not heard it."""
+    """I14: the node has given the other pod something else, and the registry has not received it."""
     monkeypatch.setattr(Binder, "_reserved_for_others", lambda self, uid, node: frozenset())
     with pytest.raises(Violation, match="I14"):
         for seed in range(30):

@@ -49,8 +49,8 @@ def in_bad_weather(seed: int) -> tuple[NodeState, NodeState, int, int]:
 
         async def fold(client: Client, states: list[NodeState]) -> None:
             states.append(NodeState(node=NODE))
-            async for heard in client.allocations():
-                states.append(states[-1].apply(heard.event))
+            async for delivery in client.allocations():
+                states.append(states[-1].apply(delivery.event))
 
         weather = broker.weather
         weather.late, weather.repeat, weather.swap, weather.lose = 0.2, 0.3, 0.2, 0.2
@@ -90,9 +90,9 @@ def test_a_fact_that_comes_again_after_its_id_was_forgotten_is_heard_once(seed: 
         messages = [wire.encode(fact, 0.0) for fact in facts]
 
         async def listen() -> None:
-            async for heard in client.allocations(since=0):
-                assert isinstance(heard.event, LedgerFact)
-                seqs.append(heard.event.seq)
+            async for delivery in client.allocations(since=0):
+                assert isinstance(delivery.event, LedgerFact)
+                seqs.append(delivery.event.seq)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(listen)

@@ -63,8 +63,8 @@ async def described(bus: Bus, node: NodeName) -> None:
     """Waits until the node's topology and health have been announced and its allocator answers."""
     missing = {TopologyDiscovered, DeviceHealthChanged}
     events = Client(bus).nodes(node=node)
-    async for heard in events:
-        missing.discard(type(heard.event))
+    async for delivery in events:
+        missing.discard(type(delivery.event))
         if not missing:
             break
     await events.aclose()
@@ -72,7 +72,7 @@ async def described(bus: Bus, node: NodeName) -> None:
 
 
 async def answering(bus: Bus, node: NodeName) -> None:
-    """Waits until the allocator decides on a topology that it has heard."""
+    """Waits until the allocator decides on a topology that it has received."""
     asked = AllocateRequest(node=node, pod=pod("probe", gpus=1))
     while True:
         try:

@@ -45,7 +45,7 @@ class InstanceNode(SlotNode):
         await super().start_agent(tasks, machine)
 
     async def listed(self) -> None:
-        """The kubelet has heard of all slots how they are now; those of a GPU whose driver fails are unhealthy."""
+        """The kubelet has received all slots how they are now; those of a GPU whose driver fails are unhealthy."""
 
         def as_told(kubelet: FakeKubelet) -> bool:
             faults = self.allocations.faults

@@ -107,7 +107,7 @@ class Life:
 
     async def unlisted(self) -> None:
         """
-        Waits until the kubelet has heard the end of all streams of the agent that was killed: one heard later ends the
+        Waits until the kubelet has received the end of all streams of the agent that was killed: one received later ends the
         plugin that has the name by then.
         """
         await self.kubelet.until(lambda k: k.plugins.streams == 0)
@@ -280,8 +280,8 @@ async def agreeing(kubelet: FakeKubelet, bus: Bus, node: NodeName) -> NodeState:
     state = NodeState(node=node)
     events = Client(bus).allocations(node=node)
     with anyio.fail_after(60):
-        async for heard in events:
-            state = state.apply(heard.event)
+        async for delivery in events:
+            state = state.apply(delivery.event)
             if holders(state) == expected:
                 break
     await events.aclose()

@@ -75,9 +75,9 @@ class Listener:
     async def listen(self) -> None:
         """From the beginning of the stream, until cancelled."""
         async with aclosing(self.client.allocations(since=0, node=NODE)) as events:
-            async for heard in events:
-                self.told.append(heard)
-                self.state = self.state.apply(heard.event)
+            async for delivery in events:
+                self.told.append(delivery)
+                self.state = self.state.apply(delivery.event)
 
     async def agrees_with(self, ledger: Ledger) -> None:
         """Until it has been told what the ledger holds."""

@@ -161,13 +161,13 @@ class Listener:
 
     async def hear_nodes(self) -> None:
         async with aclosing(self._client.nodes(node=self.state.node)) as events:
-            async for heard in events:
-                self._apply(heard.event)
+            async for delivery in events:
+                self._apply(delivery.event)
 
     async def hear_allocations(self) -> None:
         async with aclosing(self._client.allocations(since=0, node=self.state.node)) as events:
-            async for heard in events:
-                self._apply(heard.event)
+            async for delivery in events:
+                self._apply(delivery.event)
 
     def _apply(self, event: Event) -> None:
         self.state = self.state.apply(event)
@@ -175,7 +175,7 @@ class Listener:
         self._heard = anyio.Event()
 
     async def caught_up(self) -> None:
-        """Returns when it has heard all that the node has said."""
+        """Returns when it has received all that the node has said."""
         while place(self.state) != place(self._ledger.state):
             await self._heard.wait()
 

@@ -170,7 +170,7 @@ def message_of(line: bytes) -> tuple[Message, float]:
 
 
 async def answers_of(messages: bytes) -> bytes:
-    """What the registry answers over HTTP once it has heard these messages: an answer a line."""
+    """What the registry answers over HTTP once it has received these messages: an answer a line."""
     cluster = Cluster()
     for message, time in map(message_of, messages.splitlines()):
         event = wire.decode(message)

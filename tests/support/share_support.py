@@ -190,7 +190,7 @@ class ShareNode:
         await self.kubelet.remove(DEFAULT, PodName(name))
 
     async def settle(self) -> None:
-        """What is missing for so long has ended, and the kubelet has heard of all units how they are then."""
+        """What is missing for so long has ended, and the kubelet has received all units how they are then."""
         await self.allocations.reconcile()
         await self.clock.advance(6)
         await self.allocations.reconcile()
@@ -211,7 +211,7 @@ class ShareNode:
         await self.listed()
 
     async def listed(self) -> None:
-        """The kubelet has heard of all units how they are now."""
+        """The kubelet has received all units how they are now."""
         state = self.ledger.state
         healthy = {resource: {*state.healthy(resource)} for resource in self.names}
         await self.kubelet.until(

@@ -106,7 +106,8 @@ class Link:
         """
         An operator's word on devices, to the discovery of the node. Returns how each of them is from now on.
 
-        Raises what discovery failed with, NodeSilent if it does not answer, and OutcomeUnknown if it may have heard.
+        Raises what discovery failed with, NodeSilent if it does not answer, and OutcomeUnknown if it may have received
+        the request.
         """
         request = DevicesRequest(node=self.node, devices=tuple(devices), reason=reason)
         effect = spoken(word, devices)

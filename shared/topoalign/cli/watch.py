@@ -73,27 +73,27 @@ async def follow(link: Link, since: int | None, count: int | None) -> None:
     """
     async with connected(link.nats, log_level="warning") as bus:
         node = NodeName(link.node_option) if link.node_option is not None else None
-        teller = Teller(bus)
+        printer = EventPrinter(bus)
         told = 0
         await bus.last_position(Stream.ALLOCATIONS)  # following waits for permissions; here somebody waits for us
         async with aclosing(Client(bus, name="cli").allocations(since, node)) as events:
-            async for heard in events:
+            async for delivery in events:
                 if link.as_json:
-                    output.line(as_said(heard))
+                    output.line(as_said(delivery))
                 else:
-                    await teller.tell(heard)
+                    await printer.tell(delivery)
                 told += 1
                 if told == count:
                     return
 
 
-def as_said(heard: Delivery) -> dict[str, object]:
+def as_said(delivery: Delivery) -> dict[str, object]:
     """For programs: the event in its writer's own words, those of a later version among them, on one line."""
-    event = msgspec.Raw(msgspec.json.format(heard.body, indent=-1))
-    return {"event": event, "position": heard.position, "time": heard.time}
+    event = msgspec.Raw(msgspec.json.format(delivery.body, indent=-1))
+    return {"event": event, "position": delivery.position, "time": delivery.time}
 
 
-class Teller:
+class EventPrinter:
     """Words events for people. Remembers what is held, since a release names only the allocation's id."""
 
     def __init__(self, bus: Bus) -> None:
@@ -101,13 +101,13 @@ class Teller:
         self._held: dict[tuple[NodeName, AllocationID], Allocation] = {}
         self._topologies: dict[NodeName, Topology] = {}
 
-    async def tell(self, heard: Delivery) -> None:
+    async def tell(self, delivery: Delivery) -> None:
         """Print one event, with its position and its local time of day."""
-        event = heard.event
+        event = delivery.event
         topology = await self.topology(event)
-        time = datetime.fromtimestamp(heard.time).strftime("%H:%M:%S") if heard.time is not None else "--:--:--"
+        time = datetime.fromtimestamp(delivery.time).strftime("%H:%M:%S") if delivery.time is not None else "--:--:--"
         for line in self.lines(event, topology):
-            output.say(f"{heard.position:>6} {time} {clean(event.node)} {line}")
+            output.say(f"{delivery.position:>6} {time} {clean(event.node)} {line}")
 
     async def topology(self, event: Event) -> Topology:
         """The node's topology, asked anew when a device is not in it."""

@@ -2,11 +2,11 @@
 The public subscriber: who holds which GPUs, now and from now on.
 
     async with connect("nats://127.0.0.1:4222") as client:
-        async for heard in client.allocations():
-            print(heard.event)
+        async for received in client.allocations():
+            print(delivery.event)
 
 It yields a snapshot of every node first and then every event, each once and without gaps, whatever happens to the network
-in between; `heard.position` is where to go on after a restart: `client.allocations(since=position)`. Log lines go the way
+in between; `delivery.position` is where to go on after a restart: `client.allocations(since=position)`. Log lines go the way
 of structlog; `topoalign.runtime.logging.configure_logging` sends them to stderr.
 """
 

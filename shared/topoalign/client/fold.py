@@ -5,7 +5,7 @@ A snapshot of a later epoch, or one that comes next in the sequence, is believed
 be shown at once. One that comes next in the sequence can be checked: its digest is that of the state before it, and if
 the digests differ, a writer or a reader has a defect.
 
-A fact of an older epoch that nobody has heard yet comes from a second allocator under the node's name, or is forged. The
+A fact of an older epoch that nobody has received yet comes from a second allocator under the node's name, or is forged. The
 node has a twin then, until its allocator has stood by what is believed of it `STEADY` times in a row.
 
 A client with the permission to publish can forge a fact. So the view is compared with the facts that the node's
@@ -46,7 +46,7 @@ class Counts:
     unknown: int = 0
     """Events of a later version, skipped."""
     repeated: int = 0
-    """Events that were heard before, dropped."""
+    """Events that were received before, dropped."""
     gaps: int = 0
     """Times that events of a node were missing and a snapshot was asked for."""
     divergent: int = 0
@@ -99,26 +99,26 @@ class Believed:
     confirmed: Place | None = None
     """Of a node in doubt: what its allocator stands by, once known."""
     former: Place = (0, 0)
-    """The last place of the epoch before this one, as far as it was heard."""
+    """The last place of the epoch before this one, as far as it was received."""
 
 
 class Fold:
-    """What has been heard of the allocations of all nodes, for telling news from repetitions and gaps."""
+    """What has been known the allocations of all nodes, for telling news from repetitions and gaps."""
 
     def __init__(self, counts: Counts) -> None:
         self.broken: dict[NodeName, Believed] = {}
         """The nodes with missing events."""
         self.anew = False
-        """Whether the newest news replaces what was heard before, and does not follow it."""
+        """Whether the newest news replaces what was received before, and does not follow it."""
         self.twins: dict[NodeName, int] = {}
         """The nodes for which two allocators speak -> how often one has to stand by what is believed until it is alone."""
         self.behind: set[NodeName] = set()
-        """The nodes whose allocators have said more than was heard, when they were asked last."""
+        """The nodes whose allocators have said more than was received, when they were asked last."""
         self._counts = counts
         self._nodes: dict[NodeName, Believed] = {}
 
     def of(self, node: NodeName) -> Believed:
-        """What is believed of this node, where something was heard of it or asked about it; else nothing, which is kept."""
+        """What is believed of this node, where something was known it or asked about it; else nothing, which is kept."""
         if node not in self._nodes:
             self._nodes[node] = Believed(NodeState(node=node))
         return self._nodes[node]
@@ -205,7 +205,7 @@ class Fold:
             self._break(whole)  # messages overtook one another: the next snapshot has what was skipped
 
     def _look_twice(self, believed: Believed, event: LedgerFact) -> None:
-        """A fact whose number was heard already is a repetition, if it says the same."""
+        """A fact whose number was received already is a repetition, if it says the same."""
         newest = believed.newest
         if newest is None or (event.epoch, event.seq) != (newest.epoch, newest.seq) or event == newest:
             self._counts.repeated += 1
@@ -220,7 +220,7 @@ class Fold:
         if not believed.told:
             believed.told = True
             log.warning(
-                "an allocator does not stand by what was heard of its node: a snapshot is asked for",
+                "an allocator does not stand by what was known its node: a snapshot is asked for",
                 node=node,
                 finding=finding,
                 remedy=REMEDY,
@@ -268,7 +268,7 @@ class Fold:
             believed.confirmed = epoch, seq
 
     def view(self, node: NodeName) -> View:
-        """What is believed of this node now; all zero where nothing was heard."""
+        """What is believed of this node now; all zero where nothing was received."""
         believed = self._nodes.get(node) or Believed(NodeState(node=node))
         state = believed.state
         newest = believed.newest
@@ -276,7 +276,7 @@ class Fold:
         return View(state.epoch, state.seq, state.digest, claimed)
 
     def _compare(self, had: NodeState, event: LedgerFact) -> None:
-        """A snapshot that comes next after what was heard says the same in other words; else one of the two is wrong."""
+        """A snapshot that comes next after what was received says the same in other words; else one of the two is wrong."""
         if not isinstance(event, AllocationsSnapshot) or (event.epoch, event.seq) != (had.epoch, had.seq + 1):
             return
         if event.digest != had.digest:
@@ -333,8 +333,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the node's allocations after this event, and nothing else of it; None for hardware and usage."""
     anew: bool = False
     """
-    Forget what was heard of the node's allocations, its epoch and seq: this event is a snapshot and replaces them, also
-    where its epoch or seq is not greater. So it is where the node's allocator does not stand by what was heard before.
+    Forget what was known the node's allocations, its epoch and seq: this event is a snapshot and replaces them, also
+    where its epoch or seq is not greater. So it is where the node's allocator does not stand by what was received before.
     """
 
 

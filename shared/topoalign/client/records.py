@@ -41,20 +41,22 @@ async def read_cluster(bus: Bus, clock: Clock, node: NodeName | None = None, wit
     states: dict[NodeName, NodeState] = {}
     client = Client(bus, clock, "cli", bodies=False)
 
-    def apply(heard: Delivery) -> None:
-        name = heard.event.node
+    def apply(delivery: Delivery) -> None:
+        name = delivery.event.node
         state = states.get(name) or NodeState(node=name)
-        states[name] = state.with_ledger_of(heard.state) if heard.state is not None else state.apply(heard.event)
+        states[name] = (
+            state.with_ledger_of(delivery.state) if delivery.state is not None else state.apply(delivery.event)
+        )
 
     async def nodes() -> None:
         async with aclosing(client.nodes(node)) as events:
-            async for heard in events:
-                apply(heard)
+            async for delivery in events:
+                apply(delivery)
 
     async def allocations() -> None:
         async with aclosing(client.allocations(node=node, superseded=False)) as events:
-            async for heard in events:
-                apply(heard)
+            async for delivery in events:
+                apply(delivery)
 
     for stream in (Stream.NODES, Stream.ALLOCATIONS):  # following waits for a bus that refuses, here somebody waits
         await bus.last_position(stream)

@@ -181,8 +181,8 @@ class Client:
         """
         Compares what is believed of a node, by each `allocations` and `nodes` that is iterated over, with what its allocator
         stands by. Where they differ, the node's services are asked to say it anew: then `Delivery.anew` of a snapshot tells
-        that it replaces what was heard, and topology and health come under a new epoch. Raises Unavailable if the allocator
-        does not answer.
+        that it replaces what was received, and topology and health come under a new epoch. Raises Unavailable if the
+        allocator does not answer.
         """
         await self._verifier.verify(node, within)
         self.kept.confirm(node)
@@ -213,8 +213,8 @@ class Client:
                     if passed_over.missed:
                         passed_over = Superseded({})
                         async with aclosing(self._folded(fold, self._past(subject, newest), known_until)) as missed:
-                            async for heard in missed:
-                                yield heard
+                            async for delivery in missed:
+                                yield delivery
                     if not announced:
                         announced = True
                         for snapshot in fold.snapshots():
@@ -236,8 +236,8 @@ class Client:
                     if passed_over.has(received):
                         continue
                     async with aclosing(self._folded(fold, self._said(received, passed_over), known_until)) as news:
-                        async for heard in news:
-                            yield heard
+                        async for delivery in news:
+                            yield delivery
 
     async def nodes(self, node: NodeName | None = None) -> AsyncGenerator[Delivery, None]:
         """Topology, health and usage as announced, of all nodes or of one: the newest of each first, then all news."""
@@ -250,7 +250,7 @@ class Client:
             while True:
                 if position >= newest and not announced:
                     announced = True
-                    for old in sorted(known.values(), key=lambda heard: heard.position):
+                    for old in sorted(known.values(), key=lambda delivery: delivery.position):
                         await self._turns.give()
                         yield old
                 self.unread[Stream.NODES] = max(0, newest - position)
@@ -260,22 +260,22 @@ class Client:
                     if received is None:
                         continue
                     position = received.position
-                    heard = await self._heard(Stream.NODES, received)
-                    if heard is None or not isinstance(heard.event, Reading):
+                    delivery = await self._decode(Stream.NODES, received)
+                    if delivery is None or not isinstance(delivery.event, Reading):
                         continue
-                    key = (heard.event.node, kind_of(heard.event))
+                    key = (delivery.event.node, kind_of(delivery.event))
                     had = known.get(key)
                     if (
                         had is not None
                         and isinstance(had.event, Reading)
-                        and newer(had.event, heard.event) is had.event
+                        and newer(had.event, delivery.event) is had.event
                     ):
                         self.counts.repeated += 1
-                        self._verifier.look_twice(had, heard)
+                        self._verifier.look_twice(had, delivery)
                         continue
-                    known[key] = heard
+                    known[key] = delivery
                     if announced:
-                        yield heard
+                        yield delivery
 
     async def _newest(self, stream: Stream, subject: str) -> int:
         """Where the past ends: what comes later is news. Waits for the bus."""
@@ -337,24 +337,24 @@ class Client:
     async def _folded(self, fold: Fold, facts: Facts, known_until: int) -> AsyncGenerator[Delivery, None]:
         """The news among these facts, which are folded, as far as they come after this position."""
         async with aclosing(facts):
-            async for received, heard in facts:
-                if await self._news(fold, received, heard) and received.position > known_until:
-                    state = fold.of(heard.event.node).state
-                    yield msgspec.structs.replace(heard, state=state, anew=fold.anew)
+            async for received, delivery in facts:
+                if await self._news(fold, received, delivery) and received.position > known_until:
+                    state = fold.of(delivery.event.node).state
+                    yield msgspec.structs.replace(delivery, state=state, anew=fold.anew)
 
     async def _said(self, received: Received, passed_over: Superseded) -> Facts:
         """
         A message with what it says; before it all those of its node that were passed over, if it does not come after them.
         """
-        heard = await self._heard(Stream.ALLOCATIONS, received)
-        if heard is None or not isinstance(heard.event, LedgerFact):
+        delivery = await self._decode(Stream.ALLOCATIONS, received)
+        if delivery is None or not isinstance(delivery.event, LedgerFact):
             return
-        if not passed_over.is_newest(heard.event):
-            subject = wire.allocation_subjects(heard.event.node)
-            async with aclosing(self._past(subject, heard.position - 1)) as before:
+        if not passed_over.is_newest(delivery.event):
+            subject = wire.allocation_subjects(delivery.event.node)
+            async with aclosing(self._past(subject, delivery.position - 1)) as before:
                 async for each in before:
                     yield each
-        yield received, heard
+        yield received, delivery
 
     async def _past(self, subject: str, end: int) -> Facts:
         """The messages up to the position `end`, each with what it says. Ends early where one does not come."""
@@ -365,11 +365,11 @@ class Client:
                     if received is None or not position < received.position <= end:
                         return
                     position = received.position
-                    heard = await self._heard(Stream.ALLOCATIONS, received)
-                    if heard is not None:
-                        yield received, heard
+                    delivery = await self._decode(Stream.ALLOCATIONS, received)
+                    if delivery is not None:
+                        yield received, delivery
 
-    async def _heard(self, stream: Stream, received: Received) -> Delivery | None:
+    async def _decode(self, stream: Stream, received: Received) -> Delivery | None:
         """What a message says, if it says something to this version."""
         self._pace.note(stream, received, up_to_date=not self.unread.get(stream))
         await self._turns.give()
@@ -391,9 +391,9 @@ class Client:
         time = time_of(received.message)
         return Delivery(event=event, position=received.position, time=time, body=body, left_out=left_out)
 
-    async def _news(self, fold: Fold, received: Received, heard: Delivery) -> bool:
+    async def _news(self, fold: Fold, received: Received, delivery: Delivery) -> bool:
         try:
-            return fold.apply(heard.event)
+            return fold.apply(delivery.event)
         except Contradiction as error:
             await self._letters.put(Stream.ALLOCATIONS, received, error)
             return False

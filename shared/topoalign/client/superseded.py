@@ -115,7 +115,7 @@ async def newest_snapshots(
 #
 # Whoever may publish on the subjects of nodes can invent names of nodes. A node is confirmed once a service of it has
 # answered; the others are strangers, as a node is that has just begun. Of strangers `MOST_STRANGERS` are kept: of one
-# more, that is forgotten of which nothing was heard for longest. What it says later is heard as if it had said nothing
+# more, that is forgotten of which nothing was received for longest. What it says later is received as if it had said nothing
 # before.
 
 
@@ -135,10 +135,10 @@ class KeptNodes:
         """Strangers that were forgotten because there were too many."""
         self._confirmed: set[NodeName] = set()
         self._strangers: dict[NodeName, None] = {}
-        """Of which something was heard longest ago first."""
+        """Of which something was received longest ago first."""
 
     def hear(self, node: NodeName) -> None:
-        """Something was heard of this node, so it is kept."""
+        """Something was known this node, so it is kept."""
         if node in self._confirmed:
             return
         self._strangers.pop(node, None)

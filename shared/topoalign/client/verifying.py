@@ -60,7 +60,7 @@ class Unsettled(NamedTuple):
     """Nodes of which it is not certain what is allocated."""
 
     incomplete: frozenset[NodeName]
-    """Events are missing or on their way, or the allocator does not stand by what was heard."""
+    """Events are missing or on their way, or the allocator does not stand by what was received."""
     twins: frozenset[NodeName]
     """Two allocators speak for it, or did a moment ago."""
 
@@ -198,7 +198,7 @@ class Verifier:
         self._counts.differences[kind] += 1
         if not told:
             log.warning(
-                "discovery or the allocator does not stand by what was heard of its node: it is asked to say it anew",
+                "discovery or the allocator does not stand by what was known its node: it is asked to say it anew",
                 node=node,
                 what=kind,
                 had=place,

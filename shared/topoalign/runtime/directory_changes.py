@@ -89,13 +89,13 @@ class DirectoryChanges:
             return False
         if self._descriptor < 0:
             return False
-        asyncio.get_running_loop().add_reader(self._descriptor, self._heard)
+        asyncio.get_running_loop().add_reader(self._descriptor, self._take_changes)
         return True
 
     def _watch(self, directory: Path) -> bool:
         """Has no effect on one that is watched already."""
         return bool(self._library.inotify_add_watch(self._descriptor, os.fsencode(directory), MASK) >= 0)
 
-    def _heard(self) -> None:
+    def _take_changes(self) -> None:
         os.read(self._descriptor, READ_SIZE)
         self.tell()

@@ -31,12 +31,12 @@ async def until_signal() -> AsyncIterator[None]:
 
 
 async def cancel_on_signal(cancel: Callable[[], None], *, task_status: TaskStatus[None]) -> None:
-    """Started once signals are heard; calls `cancel` at the first."""
-    heard = [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN]
-    if not heard:
+    """Started once signals are received; calls `cancel` at the first."""
+    handled = [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN]
+    if not handled:
         task_status.started()
         return
-    with anyio.open_signal_receiver(*heard) as signals:
+    with anyio.open_signal_receiver(*handled) as signals:
         task_status.started()
         async for _ in signals:
             cancel()

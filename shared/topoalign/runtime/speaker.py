@@ -16,7 +16,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import IdTaken
 from topoalign.core.ports import Bus, Clock, Message
 
-TELL_SECONDS = 60.0
+LOG_SECONDS = 60.0
 """Between two lines in the log."""
 NOTE_SECONDS = 3600.0
 """For so long after the last taken id it is noted."""
@@ -32,7 +32,7 @@ class FactPublisher:
         """Publications whose id the store had for another message, or that could not be compared with what it has."""
         self._bus = bus
         self._clock = clock
-        self._told: float | None = None
+        self._logged: float | None = None
         self._finding = ""
         self._last = 0.0
 
@@ -41,7 +41,7 @@ class FactPublisher:
         try:
             return await self._bus.publish(message)
         except IdTaken as error:
-            self._tell(error)
+            self._log(error)
         return await self._bus.publish(wire.renamed(message, token_hex(8)))
 
     async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
@@ -54,13 +54,13 @@ class FactPublisher:
             return None
         return f"{self.taken} facts went out under other ids than their own; the last because {self._finding}"
 
-    def _tell(self, error: IdTaken) -> None:
+    def _log(self, error: IdTaken) -> None:
         now = self._clock.monotonic()
         self.taken += 1
         self._last = now
         self._finding = error.finding
-        if self._told is None or now >= self._told + TELL_SECONDS:
-            self._told = now
+        if self._logged is None or now >= self._logged + LOG_SECONDS:
+            self._logged = now
             log.warning(
                 "the id of a fact is taken: it goes out under another one",
                 finding=error.finding,

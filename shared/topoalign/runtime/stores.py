@@ -64,7 +64,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     """NATS sets this much of its `max_file_store` aside."""
     max_msgs_per_subject: int = -1
     duplicate_window: int = 600 * SECOND
-    """A message id heard again within it is stored once. Ten minutes: longer than any outbox waits between two tries."""
+    """A message id received again within it is stored once. Ten minutes: longer than any outbox waits between two tries."""
     discard: str = "old"
     retention: str = "limits"
     storage: str = "file"

@@ -179,8 +179,8 @@ def test_what_is_not_told_is_unknown_and_not_zero() -> None:
     assert None is used(process(1, GIB, None), finding="not in the node's PID namespace")
     assert 0 == used(finding="not in the node's PID namespace"), "nothing runs on this one"
     assert None is used(runs, left_out=1)
-    untold = msgspec.structs.replace(use("GPU-0"), processes=None)
-    assert None is shares(state, untold)["GPU-0"].holders[0].use.memory
+    unreadable = msgspec.structs.replace(use("GPU-0"), processes=None)
+    assert None is shares(state, unreadable)["GPU-0"].holders[0].use.memory
     unbound = shares(state, use("GPU-1", process(1, GIB, in_pod(UIDS[3]))))["GPU-1"]
     assert (None, "pod") == (unbound.holders[0].use.memory, unbound.others[0].where), (
         "the pod of the holder is not known"

@@ -3,7 +3,7 @@ What the allocator hears of its devices, and for how long it believes it.
 
 The stream keeps the last reading of every node for ever: that of a discovery which has died since, or of the boot before
 this one. A GPU may have failed in the meantime, so discovery must confirm what it has said: it is asked which revisions
-are its newest, and while it has not answered with those that were heard, the health of all devices is unknown. They stay
+are its newest, and while it has not answered with those that were received, the health of all devices is unknown. They stay
 listed, since a kubelet forgets what it no longer hears of, and none is offered.
 
 Nor is a reading believed for its number alone, which whoever may publish can forge: what comes after the first reading
@@ -37,7 +37,7 @@ ASK_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 1.0
 """Between two questions to one that does not, and for its answer."""
 SILENT_SECONDS = 30.0
-"""How long what was heard is believed after discovery has confirmed it last."""
+"""How long what was received is believed after discovery has confirmed it last."""
 
 FORGED_PAUSE = 0.1
 """Seconds after a reading that discovery does not confirm before the next one is judged: this bounds the cost of a flood."""
@@ -61,17 +61,17 @@ class HardwareWatch:
         self._body = b""
         """The message of the topology, as it was said."""
         self._waiting: Delivery | None = None
-        """What was heard while discovery was silent, and is believed if it is discovery's own."""
+        """What was received while discovery was silent, and is believed if it is discovery's own."""
         self._newest: dict[str, tuple[int, int]] = {}
         """Epoch and revision of topology and health, as discovery answered last."""
         self._answered = 0.0
         """Monotonic seconds at which it did."""
         self._confirmed: float | None = None
-        """Monotonic seconds at which it last answered with what was heard; None: never yet."""
+        """Monotonic seconds at which it last answered with what was received; None: never yet."""
         self._asked_to_announce: float | None = None
         """Monotonic seconds at which it was last asked to say everything anew."""
-        self._told = False
-        """Whether it was logged that a reading was forged, since discovery confirmed what was heard."""
+        self._logged = False
+        """Whether it was logged that a reading was forged, since discovery confirmed what was received."""
         self.forged = 0
         """Readings with a revision that discovery had not reached."""
         self._trouble: str | None = None
@@ -108,17 +108,17 @@ class HardwareWatch:
             self._tell()
 
     async def _hear(self) -> None:
-        async for heard in Client(self._bus, self._clock, "topoalign-allocator").nodes(node=self._ledger.node):
-            await self._take(heard)
+        async for delivery in Client(self._bus, self._clock, "topoalign-allocator").nodes(node=self._ledger.node):
+            await self._take(delivery)
 
-    async def _take(self, heard: Delivery) -> None:
+    async def _take(self, delivery: Delivery) -> None:
         """Believes a reading if it is news."""
-        match heard.event:
-            case TopologyDiscovered() as event if await self._is_news("topology", self._topology, event, heard.body):
+        match delivery.event:
+            case TopologyDiscovered() as event if await self._is_news("topology", self._topology, event, delivery.body):
                 self._topology = event
-                self._body = heard.body
+                self._body = delivery.body
                 self._ledger.hear(event)
-            case DeviceHealthChanged() as event if await self._is_news("health", self._health, event, heard.body):
+            case DeviceHealthChanged() as event if await self._is_news("health", self._health, event, delivery.body):
                 self._health = event
             case _:
                 return
@@ -167,10 +167,10 @@ class HardwareWatch:
 
     async def _note_forged(self, kind: str, reading: Reading) -> None:
         self.forged += 1
-        if not self._told:
-            self._told = True
+        if not self._logged:
+            self._logged = True
             log.warning(
-                "a reading was heard that discovery has not said: discovery is asked to say everything anew",
+                "a reading was received that discovery has not said: discovery is asked to say everything anew",
                 what=kind,
                 epoch=reading.epoch,
                 revision=reading.revision,
@@ -202,7 +202,7 @@ class HardwareWatch:
         """Whether discovery answered."""
         node = self._ledger.node
         question = msgspec.json.encode(AliveRequest(node=node))
-        heard = {"topology": self._topology, "health": self._health}
+        delivery = {"topology": self._topology, "health": self._health}
         try:
             answer = await self._bus.ask(wire.alive_subject(node), question, ASK_AGAIN_SECONDS)
             self._newest = wire.answered(answer, dict[str, tuple[int, int]])
@@ -213,16 +213,16 @@ class HardwareWatch:
             return False
         self._answered = self._clock.monotonic()
         self._compare()
-        for kind, reading in heard.items():  # what was believed while discovery was silent
+        for kind, reading in delivery.items():  # what was believed while discovery was silent
             if reading is not None and kind in self._newest and is_ahead_of(reading, self._newest[kind]):
                 await self._note_forged(kind, reading)
         return True
 
     def _compare(self) -> None:
-        """Takes note if what was heard is what discovery last answered with, or newer."""
+        """Takes note if what was received is what discovery last answered with, or newer."""
         if self._answered and self._is_newest():
             self._confirmed = max(self._confirmed or 0.0, self._answered)
-            self._told = False
+            self._logged = False
 
     def _is_newest(self) -> bool:
         return is_of(self._topology, self._newest.get("topology")) and is_of(self._health, self._newest.get("health"))
@@ -256,14 +256,14 @@ class HardwareWatch:
         self._trouble = trouble
 
 
-def is_of(heard: Reading | None, newest: tuple[int, int] | None) -> bool:
+def is_of(delivery: Reading | None, newest: tuple[int, int] | None) -> bool:
     """Whether a reading has this epoch and revision; False where either is not known."""
-    return heard is not None and (heard.epoch, heard.revision) == newest
+    return delivery is not None and (delivery.epoch, delivery.revision) == newest
 
 
-def is_ahead_of(heard: Reading, newest: tuple[int, int]) -> bool:
+def is_ahead_of(delivery: Reading, newest: tuple[int, int]) -> bool:
     """Whether a reading has the epoch of discovery's newest one and a greater revision, which nobody has published."""
-    return heard.epoch == newest[0] and heard.revision > newest[1]
+    return delivery.epoch == newest[0] and delivery.revision > newest[1]
 
 
 def is_confirmed(health: DeviceHealthChanged | None) -> bool:

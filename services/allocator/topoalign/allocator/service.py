@@ -1,7 +1,7 @@
 """
 The allocator of one node: its ledger, what it hears, what it says, and the two ways in.
 
-Allocations go on without the bus. What the hardware is like is heard from discovery; what was given away is said by the
+Allocations go on without the bus. What the hardware is like is received from discovery; what was given away is said by the
 outbox; neither is waited for by a decision.
 """
 
@@ -66,7 +66,7 @@ class WriterPositions:
         return self._usage_place()
 
     def _usage_place(self) -> dict[str, tuple[int, int]]:
-        """Nothing before it was said: nobody can have heard it."""
+        """Nothing before it was said: nobody can have received it."""
         usage = self._ledger.state.usage
         return {"usage": (usage.epoch, usage.revision)} if usage is not None and self._usage.has_said else {}
 
@@ -156,7 +156,7 @@ class Allocator:
 
     def topology_unknown(self) -> str | None:
         """Why no device can be offered yet, for /readyz: discovery has not published the topology. None: it has."""
-        return None if self.ledger.state.topology is not None else "the topology of this node has not been heard yet"
+        return None if self.ledger.state.topology is not None else "the topology of this node has not been received yet"
 
     def record_unconfirmed(self) -> str | None:
         """Why the record is unconfirmed, for /readyz: something may be held that is not in it. None: it is confirmed."""

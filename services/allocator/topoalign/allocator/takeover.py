@@ -158,8 +158,8 @@ async def hardware_known(bus: Bus, node: NodeName, clock: Clock) -> None:
 
         async def hear() -> None:
             nonlocal known
-            async for heard in Client(bus, clock, "topoalign-successor").nodes(node=node):
-                if isinstance(heard.event, TopologyDiscovered):
+            async for delivery in Client(bus, clock, "topoalign-successor").nodes(node=node):
+                if isinstance(delivery.event, TopologyDiscovered):
                     break
             known = True
             tasks.cancel_scope.cancel()
@@ -168,4 +168,4 @@ async def hardware_known(bus: Bus, node: NodeName, clock: Clock) -> None:
         await clock.sleep(RECEIVE_SECONDS)
         tasks.cancel_scope.cancel()
     if not known:
-        raise HardwareUnknown(node, f"nothing was heard of it for {RECEIVE_SECONDS:g} s, so nothing is taken over")
+        raise HardwareUnknown(node, f"nothing was received of it for {RECEIVE_SECONDS:g} s, so nothing is taken over")

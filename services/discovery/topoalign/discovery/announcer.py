@@ -43,7 +43,7 @@ class Announcer:
         self._clock = clock
         self._near = near
         self._waiting: dict[str, Message] = {}
-        self._untold: list[Message] = []
+        self._unsent: list[Message] = []
         """What the services of this process have not been told yet."""
         self._news = anyio.Event()
         self._near_news = anyio.Event()
@@ -82,7 +82,7 @@ class Announcer:
         message = wire.encode(event, self._clock.wall())
         self._waiting[message.subject] = message
         if self._near is not None:
-            self._untold.append(message)
+            self._unsent.append(message)
             self._near_news.set()
         kind = "topology" if isinstance(event, TopologyDiscovered) else "health"
         self._said[kind] = Published(epoch=event.epoch, revision=event.revision, digest=wire.body_digest(message.body))
@@ -98,11 +98,11 @@ class Announcer:
     async def _tell_near(self, near: Bus) -> None:
         """Tells the services of this process whatever is said, in its order."""
         while True:
-            untold = self._untold
-            self._untold = []
-            for message in untold:
+            unsent = self._unsent
+            self._unsent = []
+            for message in unsent:
                 await near.publish(message)
-            if not self._untold:
+            if not self._unsent:
                 await self._near_news.wait()
                 self._near_news = anyio.Event()
 

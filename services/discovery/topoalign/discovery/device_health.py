@@ -70,7 +70,7 @@ class HealthJudge:
     _failure: str | None = None
     """Why the newest reading said nothing."""
     _unsubscribed: dict[DeviceID, str] = field(default_factory=dict)
-    """GPU -> why its signs cannot be heard."""
+    """GPU -> why its signs cannot be received."""
     _marks: dict[DeviceID, Mark] = field(default_factory=dict)
     _well: set[DeviceID] = field(default_factory=set)
     """What a reading once found all right. What is still on its way up, like a NIC at boot, has no relapse to fear."""
@@ -130,7 +130,7 @@ class HealthJudge:
         self._failure = reason
 
     def lose_subscription(self, reason: str | None, gpus: Iterable[DeviceID] = ()) -> None:
-        """Signs of these GPUs, and of no others, cannot be heard for this reason."""
+        """Signs of these GPUs, and of no others, cannot be received for this reason."""
         self._unsubscribed = {} if reason is None else dict.fromkeys(gpus, reason)
 
     def sign(self, device: DeviceID, reason: str, now: float, *, lasting: bool = False) -> bool:
@@ -264,7 +264,7 @@ class HealthKeeper:
         """Events of these GPUs cannot be received for this reason; None: all can be received."""
         self._judge.lose_subscription(reason, gpus)
 
-    def heard(self, event: HardwareEvent, topology: Topology) -> bool:
+    def observe(self, event: HardwareEvent, topology: Topology) -> bool:
         """Weighs an event. Returns whether a reading should follow soon, because it tells more."""
         severity, reason = self._weighed(event)
         devices = touched(topology, event)
@@ -328,7 +328,7 @@ class HealthKeeper:
         self._record.change(with_these)
 
     def _look(self) -> None:
-        """Takes in what another process of this node has written: what an operator told it, and what it has heard."""
+        """Takes in what another process of this node has written: what an operator told it, and what it has received."""
         had = self._record.kept.awaiting_reset
         self._record.look()
         now = self._record.kept.awaiting_reset

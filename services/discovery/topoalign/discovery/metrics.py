@@ -92,7 +92,7 @@ class Metrics:
             ),
         ]
 
-    def heard(self, event: HardwareEvent) -> None:
+    def observe(self, event: HardwareEvent) -> None:
         """Count an event of the driver, ignored XIDs too."""
         self._events[event.kind] += 1
         if event.xid is not None:

@@ -221,7 +221,7 @@ class Discovery:
         return "; ".join(self._findings) or None
 
     def subscription_loss(self) -> str | None:
-        """Readiness: why events of the hardware are not heard."""
+        """Readiness: why events of the hardware are not received."""
         return self._deafness
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -306,8 +306,8 @@ class Discovery:
 
     def hear(self, event: HardwareEvent) -> None:
         """From the driver, between two readings."""
-        self._metrics.heard(event)
-        if self._health_keeper.heard(event, self._hardware):
+        self._metrics.observe(event)
+        if self._health_keeper.observe(event, self._hardware):
             self._look.set()
         self._settle()
 

@@ -57,7 +57,7 @@ class Hinting:
 
     def topology_unknown(self) -> str | None:
         """Readiness: without the hardware no question can be answered."""
-        return None if self._topology is not None else "the topology of this node has not been heard yet"
+        return None if self._topology is not None else "the topology of this node has not been received yet"
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled. Started once questions are answered; the topology may come later."""
@@ -69,9 +69,9 @@ class Hinting:
             task_status.started()
 
     async def _hear(self) -> None:
-        async for heard in Client(self._bus, self._clock, SERVICE).nodes(node=self._node):
-            if isinstance(heard.event, TopologyDiscovered):
-                self._topology = heard.event
+        async for delivery in Client(self._bus, self._clock, SERVICE).nodes(node=self._node):
+            if isinstance(delivery.event, TopologyDiscovered):
+                self._topology = delivery.event
 
     async def answer(self, question: HintQuestion) -> HintAnswer:
         """Raises UnknownTopology, InvalidField, and what the providers raise."""

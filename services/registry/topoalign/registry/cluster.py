@@ -39,7 +39,7 @@ class Member:
 
     state: NodeState
     since: dict[AllocationID, float] = field(default_factory=dict)
-    """When a live allocation was granted, where its grant was heard."""
+    """When a live allocation was granted, where its grant was received."""
     last_event: float | None = None
     """When the newest fact became true. None: no fact carried a time."""
     answering: bool = False
@@ -48,23 +48,23 @@ class Member:
     """Function -> what it has made of `_derived_from`."""
     _derived_from: NodeState | None = None
 
-    def apply(self, heard: Delivery, *, usage: bool = False) -> None:
+    def apply(self, delivery: Delivery, *, usage: bool = False) -> None:
         """
         Takes in a fact that the client has let through: no repetition, and none missing before it. `usage`: whether what
         the kubelet gave out is kept. No page of the API has it, and of thousands of nodes it can take hundreds of
         megabytes.
         """
-        if heard.anew:
+        if delivery.anew:
             self.last_event = None  # a forged fact may be of any time
-        if heard.state is not None:
-            self.state = self.state.with_ledger_of(heard.state)
-        elif usage or not isinstance(heard.event, UsageObserved):
-            self.state = self.state.apply(heard.event)
-        if heard.time is None:
+        if delivery.state is not None:
+            self.state = self.state.with_ledger_of(delivery.state)
+        elif usage or not isinstance(delivery.event, UsageObserved):
+            self.state = self.state.apply(delivery.event)
+        if delivery.time is None:
             return
-        self.last_event = max(self.last_event or heard.time, heard.time)
-        if isinstance(heard.event, AllocationGranted):
-            self.since[heard.event.allocation.id] = heard.time
+        self.last_event = max(self.last_event or delivery.time, delivery.time)
+        if isinstance(delivery.event, AllocationGranted):
+            self.since[delivery.event.allocation.id] = delivery.time
         if len(self.since) > len(self.state.allocations):
             self.since = {name: at for name, at in self.since.items() if name in self.state.allocations}
 
@@ -118,18 +118,18 @@ class Cluster:
         """Sorted."""
         self._index = AllocationIndex()
 
-    def apply(self, heard: Delivery) -> None:
+    def apply(self, delivery: Delivery) -> None:
         """Fold an event into its node, which is added at its first event."""
-        node = heard.event.node
+        node = delivery.event.node
         member = self._members.get(node)
         if member is None:
             member = self._members[node] = Member(NodeState(node=node))
             insort(self._names, node)
         before = member.state
-        member.apply(heard, usage=self._usage)
+        member.apply(delivery, usage=self._usage)
         now = member.state
         is_next = (now.epoch, now.seq) == (before.epoch, before.seq + 1)  # else it has more than the fact says
-        self._index.update(node, before.allocations, now.allocations, changed_by(heard.event) if is_next else None)
+        self._index.update(node, before.allocations, now.allocations, changed_by(delivery.event) if is_next else None)
         self._tell(node)
 
     def answers(self, node: NodeName, answering: bool) -> None:

@@ -18,7 +18,7 @@ COUNTS = {
     "gaps": "Times that facts of a node were missing and a snapshot was asked for.",
     "undecodable": "Messages put on the dead-letter stream.",
     "unknown": "Events of a later version, skipped.",
-    "repeated": "Events heard before, dropped.",
+    "repeated": "Events received before, dropped.",
     "twins": "Facts that came from a second allocator under a node's name.",
     "divergent": "Snapshots that disagreed with what their writer had said before.",
 }

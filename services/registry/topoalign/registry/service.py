@@ -127,14 +127,14 @@ class Registry:
 
     async def _follow(self, events: AsyncGenerator[Delivery, None]) -> None:
         async with aclosing(events):
-            async for heard in events:
-                known = heard.event.node in self._cluster
-                self._cluster.apply(heard)
-                self._metrics.events.labels(type(heard.event).__name__).inc()
+            async for delivery in events:
+                known = delivery.event.node in self._cluster
+                self._cluster.apply(delivery)
+                self._metrics.events.labels(type(delivery.event).__name__).inc()
                 if self.behind() is not None:
                     continue
-                if isinstance(heard.event, LedgerFact):
-                    self._cluster.answers(heard.event.node, True)
+                if isinstance(delivery.event, LedgerFact):
+                    self._cluster.answers(delivery.event.node, True)
                 elif not known:
                     self._ask_now.set()
 

@@ -96,7 +96,7 @@ class AllocationView(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_d
     affinity: tuple[int, ...] | None
     """NUMA node ids it was aligned to. None: no preference, or the kubelet did not say."""
     since: str | None
-    """RFC 3339 time of the grant. None: it was heard of in a snapshot only."""
+    """RFC 3339 time of the grant. None: it was known in a snapshot only."""
     ailing: dict[DeviceID, DeviceHealth]
     """How those of its devices are that would not be handed out now; it keeps them."""
     amounts: dict[DeviceID, Amount] = {}

@@ -291,7 +291,7 @@ def settling(kubelet: KubeletObserved, now: float) -> str:
 def starting(age: float) -> str:
     """The note on a kubelet that started `age` seconds ago and has not settled."""
     return (
-        f"the kubelet started {age:.0f} s ago: until it has heard of all its pods it drops nothing of pods that are gone, "
+        f"the kubelet started {age:.0f} s ago: until it has received all its pods it drops nothing of pods that are gone, "
         "and may refuse what is predicted to fit"
     )
 

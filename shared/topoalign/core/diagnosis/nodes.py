@@ -58,7 +58,7 @@ class NodeNotWhole(NoFit):
 
     def __init__(self, missing: str) -> None:
         super().__init__(
-            f"not heard of the node: {missing}", "see that discovery and allocator run there (`topoalign doctor`)"
+            f"not received of the node: {missing}", "see that discovery and allocator run there (`topoalign doctor`)"
         )
 
 

@@ -28,7 +28,7 @@ from topoalign.core.state.reservations import NodeReservations
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What is known of one node. What was never heard is None."""
+    """What is known of one node. What was never received is None."""
 
     node: NodeName
     topology: TopologyDiscovered | None = None

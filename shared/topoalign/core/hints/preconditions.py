@@ -31,7 +31,7 @@ MOST_WALKED = 24
 
 
 class TopologyUnknown(NoFit):
-    """Nothing was heard of the node's hardware yet."""
+    """Nothing was received of the node's hardware yet."""
 
     code = "TopologyUnknown"
 
@@ -169,7 +169,7 @@ def check_memory_manager_answers(topology: Topology) -> None:
 
 def check_distances(topology: Topology) -> None:
     """
-    Raises DistancesUnknown for a table that is not square. Readers of machines make none such, but hardware is also heard
+    Raises DistancesUnknown for a table that is not square. Readers of machines make none such, but hardware is also received
     of on the bus.
     """
     size = len(topology.nodes)

@@ -50,7 +50,7 @@ class HandedOut:
         and slots that nobody has of GPUs of which nothing is left (`Ownership.spent_gpus`).
         """
         self._topology = topology
-        self._told = told
+        self._reported = told
         self._blocked = blocked
         self._spent = spent
         self._instances: dict[DeviceID, list[DeviceHealth]] = {}
@@ -67,7 +67,7 @@ class HandedOut:
         base = base_of(device)
         if base in self._blocked:
             return BLOCKED
-        if device != base and device in self._told:
+        if device != base and device in self._reported:
             return self._worst_told(device, base)
         known = self._bases.get(base)
         if known is None:
@@ -93,7 +93,7 @@ class HandedOut:
             for base, shares in devices.by_base.items():
                 if self.health_of(base).usable:
                     found |= shares
-            apart = devices.some(device for device in self._told if is_share(device))
+            apart = devices.some(device for device in self._reported if is_share(device))
             good = devices.some(device for device in apart if self.health_of(device).usable)
             self._usable[resource] = found - apart | good
         return self._usable[resource]
@@ -103,7 +103,7 @@ class HandedOut:
         base = names[-1]
         card = self._topology.cards.get(base, base)
         ways = names if card in names else (*names, card)
-        told = [self._told[name] for name in ways if name in self._told]
+        told = [self._reported[name] for name in ways if name in self._reported]
         return worst([*told, *self._instances.get(base, ())]) if told else UNKNOWN
 
 

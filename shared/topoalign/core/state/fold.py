@@ -155,7 +155,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return after
 
     def listed_as(self, before: "NodeState") -> "NodeState":
-        """Returns the state as a kubelet sees it that has heard of the devices what it had heard `before`."""
+        """Returns the state as a kubelet sees it that has not received changes of devices since `before`."""
         after = msgspec.structs.replace(self)
         after.__dict__["ownership"] = self.ownership.listed_as(before.ownership)
         return after

@@ -51,7 +51,7 @@ class Ownership:
         """
         self._hardware = hardware
         self._allocations = allocations
-        self._told = told
+        self._reported = told
         self._ended = ended
         self._free: dict[ResourceName, DeviceSet] = {}
 
@@ -59,13 +59,13 @@ class Ownership:
         """Who holds what after `new`, whose id no allocation had, became the newest of these `allocations`."""
         index, former, held = self._known
         known = index and index.granted(new), former and former.granted(new), held and held.granted(new)
-        return self._successor(allocations, self._told, self._ended, new, *known)
+        return self._successor(allocations, self._reported, self._ended, new, *known)
 
     def released(self, allocations: Mapping[AllocationID, Allocation], gone: Allocation) -> "Ownership":
         """Who holds what after `gone` has ended, which leaves these `allocations`."""
         index, former, held = self._known
         known = index and index.released(gone), former and former.released(gone), held and held.released(gone)
-        return self._successor(allocations, self._told, self._ended, gone, *known)
+        return self._successor(allocations, self._reported, self._ended, gone, *known)
 
     def unchanged(
         self,
@@ -77,8 +77,8 @@ class Ownership:
         return self._successor(allocations, told, ended, None, *self._known)
 
     def listed_as(self, before: "Ownership") -> "Ownership":
-        """The same to a kubelet that has heard of the devices what it had heard `before`, on this hardware."""
-        after = self.unchanged(self._allocations, self._told, self._ended)
+        """The same to a kubelet that has not received changes of devices since `before`, on this hardware."""
+        after = self.unchanged(self._allocations, self._reported, self._ended)
         after.__dict__.update(handed_out=before.handed_out, blocked=before.blocked)
         return after
 
@@ -108,7 +108,7 @@ class Ownership:
             known["_held"] = held
         if former is not None:
             known["_former"] = former
-            still = former is self._former and told is self._told and "handed_out" in self.__dict__
+            still = former is self._former and told is self._reported and "handed_out" in self.__dict__
             if still and (not is_by_amounts(self._hardware) or self._is_spent_as(after.spent_gpus, changed)):
                 known |= {"handed_out": self.handed_out, "blocked": self.blocked}
         after.__dict__.update(known)
@@ -243,7 +243,7 @@ class Ownership:
             devices = self._hardware.devices[resource]
             units = devices.some(unit for gpu in self.spent_gpus for unit in devices.by_base.get(gpu, ()))
             spent[resource] = units - self.held(resource)
-        return HandedOut(self._hardware, self._told, self.blocked, spent)
+        return HandedOut(self._hardware, self._reported, self.blocked, spent)
 
     @cached_property
     def spent_gpus(self) -> frozenset[DeviceID]:

@@ -58,7 +58,7 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
     swaps: tuple[Swapped, ...] = ()
     """What pods have got of what was reserved for others."""
     former: Mapping[str, frozenset[AllocationID]] = {}
-    """UID of the pod -> the allocations that were live when its reservation was heard."""
+    """UID of the pod -> the allocations that were live when its reservation was received."""
 
     def apply(
         self, event: ReservationsChanged, position: int, now: float, live: Collection[AllocationID] = ()

@@ -163,8 +163,8 @@ class Given:
         for entry in kubelet.entries if kubelet is not None else ():
             self._add(entry.pod_uid, entry.container, entry.devices, entry)
         for used in usage.containers if usage is not None else ():
-            untold = unmatched_of(used, kubelet)
-            self._add((used.owner.namespace, used.owner.pod), used.owner.container, untold.devices, untold)
+            unreadable = unmatched_of(used, kubelet)
+            self._add((used.owner.namespace, used.owner.pod), used.owner.container, unreadable.devices, unreadable)
 
     def _add(
         self,
@@ -213,7 +213,7 @@ def swaps_of(
 ) -> Iterator[Swapped]:
     """
     What the pods to which the `shown` parts belong have got of what is reserved for others, and what is left for these. The
-    others may have been heard of later. `known`: the swaps that were found before; `unsaid`: what of `shown` was shown
+    others may have been known later. `known`: the swaps that were found before; `unsaid`: what of `shown` was shown
     before it was known by whom it is held. A pod that gets other devices leaves what one swap has left for it to the next.
 
     A slot is swapped for one with the same amount, if there is one, and once for all containers of a pod: a later one takes

@@ -47,7 +47,7 @@ class ListedPods:
 
     def is_known_to_run(self, uid: str) -> bool:
         """Whether its directory shows a mounted volume."""
-        return not self.is_gone(uid) and self._directories is not None and uid not in self._directories.untold
+        return not self.is_gone(uid) and self._directories is not None and uid not in self._directories.unreadable
 
     @property
     def uids(self) -> frozenset[str]:
@@ -80,10 +80,10 @@ class ListedPods:
                 f"the kubelet's files list pods that are gone, and it drops them before its next decision: what "
                 f"{quoted(gone)} had counts as free"
             )
-        untold = self._directories.untold if self._directories is not None else frozenset()
-        if untold := untold & self._gone.keys():
+        unreadable = self._directories.unreadable if self._directories is not None else frozenset()
+        if unreadable := unreadable & self._gone.keys():
             found.append(
                 f"pods without a mounted volume may have ended, which their directories do not tell: what "
-                f"{quoted(sorted(untold))} have counts as held"
+                f"{quoted(sorted(unreadable))} have counts as held"
             )
         return tuple(found)

@@ -29,7 +29,7 @@ class PodDirectories(msgspec.Struct, frozen=True, kw_only=True):
 
     torn_down: Mapping[str, bool]
     """Pod UID -> whether its volumes were mounted once, and none is now."""
-    untold: frozenset[str] = frozenset()
+    unreadable: frozenset[str] = frozenset()
     """Pods whose directory does not tell whether they have ended: without any volume, or not as a kubelet makes it."""
 
     def is_gone(self, uid: str) -> bool:
@@ -66,7 +66,7 @@ def read(root: Path) -> PodDirectories | None:
         raise unreadable(root, error.strerror or clean(str(error))) from error
     return PodDirectories(
         torn_down={uid: bool(torn_down) for uid, torn_down in found.items()},
-        untold=frozenset(uid for uid, torn_down in found.items() if torn_down is None),
+        unreadable=frozenset(uid for uid, torn_down in found.items() if torn_down is None),
     )
 
 

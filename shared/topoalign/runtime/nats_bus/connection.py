@@ -145,13 +145,15 @@ class Connection:
         with self.waiting(subject, CONNECT_SECONDS), self.translated(subject):
             await self.client.publish(subject, body, reply=reply, headers=dict(headers) if headers else None)
 
-    async def subscribe(self, subject: str, heard: Callable[[Msg], Awaitable[None]], queue: str = "") -> Subscription:
+    async def subscribe(
+        self, subject: str, callback: Callable[[Msg], Awaitable[None]], queue: str = ""
+    ) -> Subscription:
         """
         Subscribes to a subject; of the subscribers of one queue one gets each message. Raises BusUnavailable, and BusRefused
         without the permission.
         """
         with self.waiting(subject, CONNECT_SECONDS), self.translated(subject):
-            return await self.client.subscribe(subject, queue=queue, cb=heard)
+            return await self.client.subscribe(subject, queue=queue, cb=callback)
 
     async def take(self, subject: str, take: Callable[[Delivered], None]) -> Subscription:
         """Subscribe to a subject; `take` is called with each message as it comes. Raises as `subscribe` does."""

@@ -127,7 +127,7 @@ class Acknowledgements:
     """What the stores answer to some messages that are under way."""
 
     def __init__(self, count: int) -> None:
-        self.heard: list[Acknowledgement | None] = [None] * count
+        self.acknowledgements: list[Acknowledgement | None] = [None] * count
         """None: nothing yet, or nothing that can be read, as where no store takes the subject."""
         self._left = count
         self.complete = anyio.Event()
@@ -136,7 +136,7 @@ class Acknowledgements:
         """Takes the answer to the message whose number is the last token of the subject."""
         number = int(message.subject.rpartition(".")[2])
         with suppress(msgspec.DecodeError):
-            self.heard[number] = msgspec.json.decode(message.data, type=Acknowledgement)
+            self.acknowledgements[number] = msgspec.json.decode(message.data, type=Acknowledgement)
         self._left -= 1
         if not self._left:
             self.complete.set()
@@ -160,12 +160,12 @@ async def acknowledgements_of(
     """As `publish_pipelined`, of messages that fit."""
     answers = Acknowledgements(len(messages))
     if not messages:
-        return answers.heard
+        return answers.acknowledgements
     inbox = connection.client.new_inbox()
     try:
         subscription = await connection.subscribe(f"{inbox}.*", answers.hear)
     except (BusUnavailable, BusRefused):
-        return answers.heard
+        return answers.acknowledgements
     try:
         with suppress(BusUnavailable, BusRefused), connection.waiting(inbox, seconds), connection.translated(inbox):
             for number, message in enumerate(messages):
@@ -175,4 +175,4 @@ async def acknowledgements_of(
             await answers.complete.wait()
     finally:
         await connection.unsubscribe(subscription)
-    return answers.heard
+    return answers.acknowledgements

@@ -276,7 +276,7 @@ class FakeKubelet:
         return len(self.state().healthy(resource))
 
     async def until(self, true: Callable[["FakeKubelet"], bool]) -> None:
-        """Waits until this holds, looking whenever something has been heard of a plugin or a pod."""
+        """Waits until this holds, looking whenever something has been known a plugin or a pod."""
         while not true(self):
             await self._changed.wait()
 

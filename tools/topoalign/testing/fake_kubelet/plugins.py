@@ -85,13 +85,13 @@ class Plugins(Servicer, v1beta1.RegistrationBase):
     """All plugins of the node."""
 
     def __init__(self, directory: Path, tasks: TaskGroup, changed: Callable[[], None], clock: Clock) -> None:
-        """`changed` is called whenever something about a device has been heard."""
+        """`changed` is called whenever something about a device has been received."""
         self.endpoints: dict[ResourceName, Endpoint] = {}
         self.fault: Fault | None = None
         self.registrations = 0
         """Since the kubelet started, good or bad."""
         self.streams = 0
-        """ListAndWatch streams whose end has not been heard; more than one of a resource if its plugin registered again."""
+        """ListAndWatch streams that have not ended; more than one of a resource if its plugin registered again."""
         self.preferred: list[DeviceID] = []
         """What they have answered to GetPreferredAllocation in the admission that began last."""
         self._directory = directory

@@ -54,7 +54,7 @@ SETTLED = (
     "services that run elsewhere take a pod for gone only some minutes after a start of the kubelet: for the demo, start "
     "them with TOPOALIGN_SETTLE_SECONDS=0"
 )
-"""What to do where the end of a pod is not heard."""
+"""What to do where the end of a pod is not received."""
 
 
 class NothingToShow(Unavailable):
@@ -137,15 +137,15 @@ async def play(kubelet: FakeKubelet, listener: EventListener, topology: Topology
     show(await kubelet.admit(third), topology)
     output.say(f"\n{output.heading(f'pod {first.name}')} goes")
     await kubelet.remove(first.namespace, first.name)
-    await listener.tell_until(lambda heard: released(heard, first), SETTLED)
+    await listener.tell_until(lambda delivery: released(delivery, first), SETTLED)
     await kubelet.remove(second.namespace, second.name)
     output.say()
 
 
-def released(heard: Sequence[Delivery], pod: PodRequest) -> bool:
+def released(delivery: Sequence[Delivery], pod: PodRequest) -> bool:
     """Whether these events tell that every allocation of the pod was released."""
-    gone = {one.event.allocation for one in heard if isinstance(one.event, AllocationReleased)}
-    return bindings(heard, pod) <= gone
+    gone = {one.event.allocation for one in delivery if isinstance(one.event, AllocationReleased)}
+    return bindings(delivery, pod) <= gone
 
 
 async def admitted(
@@ -158,13 +158,13 @@ async def admitted(
     decision = await kubelet.admit(pod)
     show(decision, topology)
     parts = sum(len(a.devices) for a in decision.allocations) if isinstance(decision, Admission) else 0
-    await listener.tell_until(lambda heard: len(bindings(heard, pod)) >= parts)
+    await listener.tell_until(lambda delivery: len(bindings(delivery, pod)) >= parts)
     return pod
 
 
-def bindings(heard: Iterable[Delivery], pod: PodRequest) -> set[AllocationID]:
+def bindings(delivery: Iterable[Delivery], pod: PodRequest) -> set[AllocationID]:
     """The ids of the allocations that these events bind to the pod."""
-    events = (one.event for one in heard)
+    events = (one.event for one in delivery)
     return {event.allocation for event in events if isinstance(event, AllocationBound) and event.owner.pod == pod.name}
 
 

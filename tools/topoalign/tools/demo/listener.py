@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 import anyio
 from anyio.abc import TaskStatus
 
-from topoalign.cli.watch import Teller
+from topoalign.cli.watch import EventPrinter
 from topoalign.client import Client, Delivery
 from topoalign.core.model.errors import InvalidField, Unavailable
 from topoalign.core.model.events import TopologyDiscovered
@@ -35,7 +35,7 @@ class EventListener:
 
     def __init__(self, bus: Bus, node: NodeName) -> None:
         self._client = Client(bus, name="demo")
-        self._teller = Teller(bus)
+        self._printer = EventPrinter(bus)
         self._node = node
         self._heard: list[Delivery] = []
         self._told = 0
@@ -49,8 +49,8 @@ class EventListener:
         async with aclosing(self._client.allocations(node=self._node)) as events:
             await anext(events)
             task_status.started()
-            async for heard in events:
-                self._heard.append(heard)
+            async for delivery in events:
+                self._heard.append(delivery)
                 self._more.set()
                 self._more = anyio.Event()
 
@@ -59,10 +59,10 @@ class EventListener:
         Prints events as they come until those printed are `enough`. Raises DemoStuck, with this remedy, if they never
         are.
         """
-        async with time_limit("the events of this step were not heard", *remedy):
+        async with time_limit("the events of this step were not received", *remedy):
             while True:
                 while self._told < len(self._heard):
-                    await self._teller.tell(self._heard[self._told])
+                    await self._printer.tell(self._heard[self._told])
                     self._told += 1
                 if enough(self._heard[: self._told]):
                     return
@@ -75,11 +75,11 @@ async def discovered(bus: Bus, node: NodeName) -> Topology:
     DemoStuck.
     """
     async with time_limit(f"node {node} was not discovered"), aclosing(Client(bus, name="demo").nodes(node)) as events:
-        async for heard in events:
-            if isinstance(heard.event, TopologyDiscovered):
-                if not heard.event.topology.gpus:
+        async for delivery in events:
+            if isinstance(delivery.event, TopologyDiscovered):
+                if not delivery.event.topology.gpus:
                     raise InvalidField("--machine", "has no GPUs", f"play one that has some: --machine {MACHINE}")
-                return heard.event.topology
+                return delivery.event.topology
     raise DemoStuck(f"node {node} was not discovered")
 
 

@@ -100,7 +100,7 @@ class SimulatedNode:
         self.kubelet = FakeKubelet(plugins, resources, self._topology, rules)
         settings = {"NODE": name, "NATS_URL": nats, "MACHINE": machine, "STATE_DIR": str(folder / "state")}
         settings |= {"KUBELET_DIR": str(plugins), "SETTLE_SECONDS": "0", "LOG_LEVEL": "error"}
-        settings |= {"RECONCILE_SECONDS": "1", "GONE_SECONDS": "1"}  # pods last for seconds: ends are heard of sooner
+        settings |= {"RECONCILE_SECONDS": "1", "GONE_SECONDS": "1"}  # pods last for seconds: ends are known sooner
         self._environment = {PREFIX + each: value for each, value in settings.items()}
 
     async def run(self, seconds: tuple[float, float], *, task_status: TaskStatus[None]) -> None:

@@ -221,7 +221,7 @@ def check_allocate(state: NodeState, resource: ResourceName, containers: AskedDe
         repeated = [device for device, times in Counter(asked).items() if times > 1]
         raise InvalidField("devices_ids", f"named more than once: {quoted(repeated)}", "name each device once")
     if state.topology is None or state.health is None:
-        raise HardwareUnknown(state.node, "discovery has not been heard")
+        raise HardwareUnknown(state.node, "no facts of discovery have been received")
     known = state.hardware.devices.get(resource, NO_DEVICES)
     sets = [*map(known.some, containers)]
     if sum(map(len, sets)) < len(asked):
@@ -483,7 +483,7 @@ class Grants:
                 instances={slot: made[slot].uuid for slot in ordered if slot in made},
                 reserved_for=self.slots.reserved_for(resource, amounts),
                 denied=denied_pod(new.gone.values(), resource, ordered, listing)
-                or self.slots.robbed(resource, ordered),
+                or self.slots.displaced_pod_of(resource, ordered),
             )
         )
         if co_allocated.lacking:

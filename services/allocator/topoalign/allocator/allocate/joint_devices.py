@@ -9,7 +9,7 @@ it: its pod is made anew, and scheduled again. Any other container gets those th
 
 GPUs that are reserved for nobody have no companions. But the kubelet may take others than those that are reserved: its
 alignment changes when a pod ends, or a GPU becomes ill. So while a container waits for as many GPUs, and for companions,
-those that it would be given with these GPUs come with them: chosen as its pod asks, if it was heard of since this process
+those that it would be given with these GPUs come with them: chosen as its pod asks, if it was known since this process
 started, and if possible beside what is planned. Where there are none, and it needs them, it is refused. Registries bind no
 other pod beside it that asks for as many.
 """

@@ -111,19 +111,19 @@ class SlotStarts:
         What was found of an allocation when its pod had this UID; empty: by its names alone, which a pod that is made anew
         has as well.
         """
-        self._told = set[AllocationID]()
+        self._logged = set[AllocationID]()
         """Those of which a refusal is recorded: each once, however often the kubelet tries to start the container."""
 
     def observe(self) -> None:
         """
         Judges the containers that have become known, and records which have what was reserved for them although that was
-        not known when they got it: their reservations end, and they may start again after that. A reservation may be heard
-        late, so one of which that is not known is judged each time. Raises StateFault.
+        not known when they got it: their reservations end, and they may start again after that. A reservation may be
+        received late, so one of which that is not known is judged each time. Raises StateFault.
         """
         live = self._ledger.state.allocations
         for name in [each for each in self._judged if each[0] not in live]:
             del self._judged[name]
-        self._told &= live.keys()
+        self._logged &= live.keys()
         for each in [*live.values()]:
             is_strange = each.reserved_for or each.denied
             is_doubted = is_strange or self._judged.get((each.id, each.pod_uid), UNKNOWN) is not None
@@ -162,7 +162,7 @@ class SlotStarts:
     def _judge(self, record: Allocation, *, is_read: bool = False) -> NotAsReserved | None:
         """
         As `_misfit`. What was found before stays after the end of the reservations by which it was found, and goes where one
-        that was heard since tells that this container has what is reserved for it.
+        that was received since tells that this container has what is reserved for it.
         """
         name = (record.id, record.pod_uid)
         found = self._misfit(record, is_read=is_read)
@@ -242,9 +242,9 @@ class SlotStarts:
         owner = record.owner
         if owner is not None and not owner.pod:  # the checkpoint has UIDs, and no names
             owner = reserved_owner(self._reserved(), record.pod_uid, owner.container)
-        if record.id in self._told or owner is None:
+        if record.id in self._logged or owner is None:
             return
-        self._told.add(record.id)
+        self._logged.add(record.id)
         record_refused_start(self._ledger, owner, misfit)
 
 
@@ -311,7 +311,7 @@ def amount_text(amount: Amount) -> str:
 
 Amounts = Mapping[DeviceID, Amount]
 """GPU -> how much of it a container has."""
-MOST_TOLD = 1_000
+MOST_LOGGED = 1_000
 """Refusals that are remembered: each is recorded once, however often the kubelet tries to start the container."""
 
 
@@ -323,7 +323,7 @@ class ShareStarts:
         self._ledger = ledger
         self._liveness = liveness
         self._reserved = reserved
-        self._told: dict[tuple[Holder, str], None] = {}
+        self._logged: dict[tuple[Holder, str], None] = {}
 
     def check(self, resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
         """
@@ -384,14 +384,14 @@ class ShareStarts:
 
     def _record(self, mine: Holder, listing: Listing, misfit: NoFit) -> None:
         """Records that a container was not started, and why: once for each container and reason."""
-        if (mine, misfit.code) in self._told:
+        if (mine, misfit.code) in self._logged:
             return
         owner = owner_of(mine, listing) or reserved_owner(self._reserved(), mine.pod, mine.container)
         if owner is None:
             return
-        self._told[mine, misfit.code] = None
-        if len(self._told) > MOST_TOLD:
-            del self._told[next(iter(self._told))]
+        self._logged[mine, misfit.code] = None
+        if len(self._logged) > MOST_LOGGED:
+            del self._logged[next(iter(self._logged))]
         record_refused_start(self._ledger, owner, misfit)
 
 

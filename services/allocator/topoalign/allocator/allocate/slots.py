@@ -235,7 +235,7 @@ class SlotGrants:
             return ()
         return pods_reserved_for(self._reserved(), self._clock.monotonic(), resource, amounts)
 
-    def robbed(self, resource: ResourceName, slots: Collection[DeviceID]) -> str:
+    def displaced_pod_of(self, resource: ResourceName, slots: Collection[DeviceID]) -> str:
         """UID of a pod that must not start with these slots: others have got what is reserved for it. Empty: none is."""
         is_moved = bool(self._amounts_moved(slots))
         return (

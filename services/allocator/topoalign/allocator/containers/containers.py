@@ -16,7 +16,7 @@ import structlog
 from topoalign.allocator.containers import cdi, host_files
 from topoalign.allocator.containers.cdi import SpecificationFiles
 from topoalign.allocator.containers.host_files import dev_root
-from topoalign.allocator.containers.responses import CDI, Teller
+from topoalign.allocator.containers.responses import CDI, ResponseWriter
 from topoalign.allocator.ports import AllocatorPort
 from topoalign.core.demand.device_lists import has_gpus
 from topoalign.core.model.errors import Unavailable
@@ -69,29 +69,29 @@ class Containers:
         """Read from four thousand lines of /proc. None: not read since the last poll."""
         self._reason: str | None = None
 
-    def now(self, topology: Topology, resource: ResourceName) -> Teller:
+    def now(self, topology: Topology, resource: ResourceName) -> ResponseWriter:
         """
         Returns what answers one Allocate call: all its containers by the same configuration and the same hardware.
 
         Raises ContainerUnready or StateFault if containers could not use what they are told: nothing is to be allocated.
         """
         if not has_gpus(topology, resource):
-            return Teller()
-        teller = self._teller(topology)
+            return ResponseWriter()
+        writer = self._writer(topology)
         limiter = limiter_of(topology, resource)
         if limiter == "hami-core":
             from topoalign.allocator.containers.hami_core.answers import hami_core_teller  # most nodes have no limiter
 
-            return teller._replace(hami_core=hami_core_teller(teller.configuration.flags))
+            return writer._replace(hami_core=hami_core_teller(writer.configuration.flags))
         if limiter == "vcuda":
             from topoalign.allocator.containers.vcuda.answers import vcuda_teller
 
-            return teller._replace(vcuda=vcuda_teller(teller.configuration.flags, self._proc, self._cgroups))
+            return writer._replace(vcuda=vcuda_teller(writer.configuration.flags, self._proc, self._cgroups))
         if not is_shared_by_mps(topology, resource):
-            return teller
+            return writer
         from topoalign.allocator.containers.mps import mps_teller  # most nodes share nothing by MPS
 
-        return teller._replace(mps=mps_teller(teller.configuration.flags.mps_root, topology, resource))
+        return writer._replace(mps=mps_teller(writer.configuration.flags.mps_root, topology, resource))
 
     async def run(self, allocator: AllocatorPort, clock: Clock) -> None:
         """Polls every `POLL_SECONDS` and when the hardware changes, until cancelled; logs each change of the result once."""
@@ -113,7 +113,7 @@ class Containers:
         self._specified = self._minors = None
         try:
             if any(has_gpus(topology, resource) for resource in topology.offers_of):
-                self._teller(topology)
+                self._writer(topology)
             if any(is_shared_by_mps(topology, resource) for resource in topology.offers_of):
                 from topoalign.allocator.containers.mps import unserved
 
@@ -136,15 +136,15 @@ class Containers:
         """Why no container can be given a GPU now, for /readyz; None: one can. It is the result of the last poll."""
         return self._reason
 
-    def _teller(self, topology: Topology) -> Teller:
+    def _writer(self, topology: Topology) -> ResponseWriter:
         configuration = self._configuration()
         plugin = configuration.flags.plugin
         by_cdi = not CDI.isdisjoint(plugin.device_list_strategy)
         if self._minors is None and any(gpu.mig for gpu in topology.gpus):
             self._minors = host_files.mig_minors(self._proc)
         reads_dev = plugin.pass_device_specs or by_cdi or configuration.imex.channel_ids
-        dev = dev_root(configuration.flags) if reads_dev else Teller().dev
-        teller = Teller(
+        dev = dev_root(configuration.flags) if reads_dev else ResponseWriter().dev
+        writer = ResponseWriter(
             configuration=configuration,
             dev=dev,
             shared=host_files.present(dev, host_files.SHARED) if plugin.pass_device_specs else (),
@@ -152,10 +152,10 @@ class Containers:
             minors=self._minors or {},
         )
         if not by_cdi:
-            return teller
-        specified = self._specify(configuration, topology, teller.channels)
+            return writer
+        specified = self._specify(configuration, topology, writer.channels)
         extras = tuple(kind for kind in cdi.extras(configuration) if kind in specified)
-        return teller._replace(extras=extras)
+        return writer._replace(extras=extras)
 
     def _specify(self, configuration: Configuration, topology: Topology, channels: tuple[int, ...]) -> Collection[str]:
         """Has the specifications in place, and gives their classes."""

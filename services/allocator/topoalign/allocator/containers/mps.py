@@ -44,7 +44,9 @@ class MpsTeller(NamedTuple):
     serves: Serves | None
     """None: no daemon is ready."""
 
-    def tell(self, told: v1beta1.ContainerAllocateResponse, topology: Topology, devices: Collection[DeviceID]) -> None:
+    def add(
+        self, response: v1beta1.ContainerAllocateResponse, topology: Topology, devices: Collection[DeviceID]
+    ) -> None:
         """
         Adds pipes and shared memory if one of these devices is shared by MPS. Raises ContainerUnready if the daemon does not
         serve it.
@@ -64,15 +66,15 @@ class MpsTeller(NamedTuple):
             finding = f"the MPS daemon of {self.daemon} serves other devices or shares than are offered"
             raise ContainerUnready(finding, remedy)
         pipe = CONTAINER_ROOT / self.daemon / PIPE
-        told.envs[PIPE_VARIABLE] = str(pipe)
-        told.mounts += [
+        response.envs[PIPE_VARIABLE] = str(pipe)
+        response.mounts += [
             v1beta1.Mount(container_path=str(pipe), host_path=f"{self.host_root}/{self.daemon}/{PIPE}"),
             v1beta1.Mount(container_path=CONTAINER_SHM, host_path=f"{self.host_root}/{SHM}"),
         ]
 
     def tell_limits(
         self,
-        told: v1beta1.ContainerAllocateResponse,
+        response: v1beta1.ContainerAllocateResponse,
         resource: ResourceName,
         allocation: Allocation,
         hardware: Topology,
@@ -81,9 +83,9 @@ class MpsTeller(NamedTuple):
         Adds the limits of the container of this allocation to an answer that has pipes, if it has units or slots. Raises
         ContainerUnready for a GPU that is not in slots any more.
         """
-        if PIPE_VARIABLE in told.envs:
+        if PIPE_VARIABLE in response.envs:
             limits = limits_of(allocation.from_kubelet[resource], allocation.slots, hardware)
-            told.envs = dict(sorted({**told.envs, **limits}.items()))
+            response.envs = dict(sorted({**response.envs, **limits}.items()))
 
 
 def limits_of(devices: Sequence[DeviceID], amounts: Mapping[DeviceID, Amount], hardware: Topology) -> Mapping[str, str]:

@@ -67,7 +67,7 @@ class Function(NamedTuple):
     verbs: str | None
 
 
-class Teller(NamedTuple):
+class ResponseWriter(NamedTuple):
     """Makes the answers to Allocate by one configuration and the state of the host at one moment."""
 
     configuration: Configuration = Configuration()
@@ -115,19 +115,19 @@ class Teller(NamedTuple):
                 functions.append(function)
             else:
                 raise ContainerUnready(f"{base} is not on this node any more", "let the pod be made anew")
-        told = v1beta1.ContainerAllocateResponse()
+        response = v1beta1.ContainerAllocateResponse()
         if parts:
-            self.tell_parts(told, parts)
+            self.add_parts(response, parts)
         if self.mps is not None:
-            self.mps.tell(told, topology, [part.base for part in parts])
+            self.mps.add(response, topology, [part.base for part in parts])
         if functions:
-            tell_functions(told, resource, functions)
-        told.envs = dict(sorted(told.envs.items()))
-        return told
+            add_functions(response, resource, functions)
+        response.envs = dict(sorted(response.envs.items()))
+        return response
 
     def add_co_allocated(
         self,
-        told: v1beta1.ContainerAllocateResponse,
+        response: v1beta1.ContainerAllocateResponse,
         topology: Topology,
         allocation: Allocation,
         named: Mapping[ResourceName, Sequence[DeviceID]],
@@ -139,16 +139,16 @@ class Teller(NamedTuple):
         for name, ids in named.items():
             co_allocated = {each for of, beside in reported_co_allocated(allocation) if of == name for each in beside}
             nodes = [function_of(topology, each) for each in ids if each in co_allocated]
-            tell_functions(told, name, [f for f in nodes if f is not None])
-            tell_names(told, name, [f for each in ids if (f := function_of(topology, base_of(each))) is not None])
+            add_functions(response, name, [f for f in nodes if f is not None])
+            add_names(response, name, [f for each in ids if (f := function_of(topology, base_of(each))) is not None])
         bases = sorted({base_of(each) for ids in named.values() for each in ids}, key=partial(place_of, topology))
         if names := [f.name for base in bases if (f := function_of(topology, base)) is not None and f.name]:
-            told.envs[NICS_VARIABLE] = ",".join(names)
+            response.envs[NICS_VARIABLE] = ",".join(names)
         ways = frozenset(self.configuration.flags.plugin.device_list_strategy)
         gpus = [(base, found) for base in bases if (found := host_files.part_of(topology, base)) is not None]
         if gpus and "envvar" in ways and "volume-mounts" not in ways:  # mounts and CDI names add up
-            told.envs[GPUS_VARIABLE] = ",".join(self.name_of(base, *found) for base, found in gpus)
-        told.envs = dict(sorted(told.envs.items()))
+            response.envs[GPUS_VARIABLE] = ",".join(self.name_of(base, *found) for base, found in gpus)
+        response.envs = dict(sorted(response.envs.items()))
 
     def name_of(self, base: DeviceID, gpu: Gpu, instance: MigDevice | None) -> str:
         """The uuid or the index of a device, as `deviceIDStrategy` says. Raises ContainerUnready for an unknown index."""
@@ -159,7 +159,7 @@ class Teller(NamedTuple):
             raise ContainerUnready(f"the index of MIG instance {base} is not known", "use deviceIDStrategy uuid")
         return index
 
-    def tell_parts(self, told: v1beta1.ContainerAllocateResponse, parts: Sequence[Part]) -> None:
+    def add_parts(self, response: v1beta1.ContainerAllocateResponse, parts: Sequence[Part]) -> None:
         """
         Adds GPUs and MIG instances to an answer, in every way that `deviceListStrategy` names.
 
@@ -169,28 +169,28 @@ class Teller(NamedTuple):
         ways = frozenset(self.configuration.flags.plugin.device_list_strategy)
         names = [part.name for part in parts]
         if ways & CDI:
-            self.tell_by_cdi(told, parts, ways)
+            self.add_by_cdi(response, parts, ways)
         if ways <= CDI:
             return
         if "envvar" in ways:
-            told.envs[GPUS_VARIABLE] = ",".join(names)
+            response.envs[GPUS_VARIABLE] = ",".join(names)
             if self.channels:
-                told.envs[CHANNELS_VARIABLE] = ",".join(map(str, self.channels))
+                response.envs[CHANNELS_VARIABLE] = ",".join(map(str, self.channels))
         if "volume-mounts" in ways:
-            told.envs[GPUS_VARIABLE] = LIST_DIRECTORY
+            response.envs[GPUS_VARIABLE] = LIST_DIRECTORY
             listed = (*names, *(f"imex/{channel}" for channel in self.channels))
-            told.mounts = [
+            response.mounts = [
                 v1beta1.Mount(container_path=f"{LIST_DIRECTORY}/{name}", host_path=EMPTY_FILE) for name in listed
             ]
         if flags.plugin.pass_device_specs:
             paths = [path for part in parts for path in host_files.of_part(part.gpu, part.instance, self.minors)]
             paths += [*self.shared, *map(host_files.of_channel, self.channels)]
-            told.devices += [node(path, self.dev.on_host(path)) for path in dict.fromkeys(paths)]
+            response.devices += [node(path, self.dev.on_host(path)) for path in dict.fromkeys(paths)]
         for name in cdi.extras(self.configuration):
-            told.envs[f"NVIDIA_{name.upper()}"] = "enabled"
+            response.envs[f"NVIDIA_{name.upper()}"] = "enabled"
 
-    def tell_by_cdi(
-        self, told: v1beta1.ContainerAllocateResponse, parts: Sequence[Part], ways: Collection[str]
+    def add_by_cdi(
+        self, response: v1beta1.ContainerAllocateResponse, parts: Sequence[Part], ways: Collection[str]
     ) -> None:
         """
         Adds the CDI names of these parts, the IMEX channels and the extras to an answer, as annotations or in the CDI field.
@@ -205,9 +205,9 @@ class Teller(NamedTuple):
             *(cdi.qualified(kind, cdi.ALL) for kind in self.extras),
         ]
         if "cdi-annotations" in ways:
-            told.annotations = cdi.annotation(self.configuration.flags.plugin.cdi_annotation_prefix, devices)
+            response.annotations = cdi.annotation(self.configuration.flags.plugin.cdi_annotation_prefix, devices)
         if "cdi-cri" in ways:
-            told.cdi_devices = [v1beta1.CdiDevice(name=name) for name in devices]
+            response.cdi_devices = [v1beta1.CdiDevice(name=name) for name in devices]
 
 
 def bases_of(devices: Iterable[DeviceID]) -> Iterable[DeviceID]:
@@ -215,24 +215,26 @@ def bases_of(devices: Iterable[DeviceID]) -> Iterable[DeviceID]:
     return devices.bases if isinstance(devices, DeviceSet) else dict.fromkeys(map(base_of, devices))
 
 
-def tell_functions(
-    told: v1beta1.ContainerAllocateResponse, resource: ResourceName, functions: Sequence[Function]
+def add_functions(
+    response: v1beta1.ContainerAllocateResponse, resource: ResourceName, functions: Sequence[Function]
 ) -> None:
     """
     Adds NICs and virtual functions to an answer: their names and PCI addresses as variables, their verbs devices and the
     connection manager as device nodes. NICs of a described machine have no device nodes.
     """
-    tell_names(told, resource, functions)
+    add_names(response, resource, functions)
     paths = [f"/dev/infiniband/{function.verbs}" for function in functions if function.verbs is not None]
-    told.devices += [node(path, path) for path in (*paths, *([RDMA_CM] if paths else []))]
+    response.devices += [node(path, path) for path in (*paths, *([RDMA_CM] if paths else []))]
 
 
-def tell_names(told: v1beta1.ContainerAllocateResponse, resource: ResourceName, functions: Sequence[Function]) -> None:
+def add_names(
+    response: v1beta1.ContainerAllocateResponse, resource: ResourceName, functions: Sequence[Function]
+) -> None:
     """Sets the variables of an answer that name NICs and virtual functions."""
     if names := [function.name for function in functions if function.name]:
-        told.envs[NICS_VARIABLE] = ",".join(names)
+        response.envs[NICS_VARIABLE] = ",".join(names)
     if addresses := [function.pci for function in functions if function.pci is not None]:
-        told.envs[address_variable(resource)] = ",".join(addresses)
+        response.envs[address_variable(resource)] = ",".join(addresses)
 
 
 def place_of(topology: Topology, base: DeviceID) -> tuple[int, int]:

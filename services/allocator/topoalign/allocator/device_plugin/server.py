@@ -251,27 +251,27 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         before = self.allocator.state.hardware
         listed = before.devices.get(self.resource, NO_DEVICES).listed
         sets = [listed(cast("list[DeviceID]", request.devices_ids)) for request in message.container_requests]
-        teller = self.containers.now(before, self.resource)
+        printer = self.containers.now(before, self.resource)
         ordered = [in_order(before, self.resource, devices) for devices in sets]
-        if teller.hami_core is not None:
-            teller.hami_core.check(ordered)
-        responses = teller.responses(before, self.resource, sets)
+        if printer.hami_core is not None:
+            printer.hami_core.check(ordered)
+        responses = printer.responses(before, self.resource, sets)
         allocations = await self.allocator.allocate(self.resource, sets)
         given = [with_instances(each, each.from_kubelet[self.resource]) for each in allocations]
         if (hardware := self.allocator.state.hardware) is not before or given != ordered:
             if any(each.instances for each in allocations):  # a CDI specification has to have them
-                teller = self.containers.now(hardware, self.resource)
-            responses = [teller.response(hardware, self.resource, ids) for ids in given]
+                printer = self.containers.now(hardware, self.resource)
+            responses = [printer.response(hardware, self.resource, ids) for ids in given]
         named = [self.allocator.named(self.resource, allocation) for allocation in allocations]
         for response, allocation, devices in zip(responses, allocations, named, strict=True):
-            teller.add_co_allocated(response, hardware, allocation, devices)
-        if teller.mps is not None:
+            printer.add_co_allocated(response, hardware, allocation, devices)
+        if printer.mps is not None:
             for response, allocation in zip(responses, allocations, strict=True):
-                teller.mps.tell_limits(response, self.resource, allocation, hardware)
-        if teller.vcuda is not None:
+                printer.mps.tell_limits(response, self.resource, allocation, hardware)
+        if printer.vcuda is not None:
             for response, units in zip(responses, given, strict=True):
-                teller.vcuda.tell(response, self.resource, units)
-        if teller.hami_core is not None:
+                printer.vcuda.add(response, self.resource, units)
+        if printer.hami_core is not None:
             for response, allocation, devices in zip(responses, allocations, named, strict=True):
                 others = [
                     base_of(each)
@@ -279,7 +279,7 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
                     if name != self.resource and has_gpus(hardware, name)
                     for each in ids
                 ]
-                teller.hami_core.tell(response, self.resource, allocation, hardware, others)
+                printer.hami_core.add(response, self.resource, allocation, hardware, others)
         return v1beta1.AllocateResponse(container_responses=responses)
 
     async def pre_start_container(self, message: v1beta1.PreStartContainerRequest) -> v1beta1.PreStartContainerResponse:

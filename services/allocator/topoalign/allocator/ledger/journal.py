@@ -2,7 +2,7 @@
 The record of a node's allocations on disk, and one in memory with the same promises.
 
 The state directory holds `lock`, held by the one process that may write; `journal`, written as `record` says; `published`,
-how far the bus has heard; and journals that were damaged. A damaged journal does not stop the node: it is set aside as
+how far the bus has received; and journals that were damaged. A damaged journal does not stop the node: it is set aside as
 `journal.corrupt-N`, for inspection, and what can be trusted of it goes on in a new one. Where something may be
 missing, the header of the new one says why (`Header.doubt`), and the record is unconfirmed until somebody confirms it.
 What is set aside is never written again; the newest few are kept.

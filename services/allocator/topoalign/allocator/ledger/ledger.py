@@ -4,7 +4,7 @@ The allocations of this node, and the only place that changes them.
 Every change goes the same way and without a pause: the facts are drafted, folded into the next state, appended to the
 journal and synced; only then do they count, and only then may anybody be answered. So after a crash at any point the
 ledger is as it was before the change or as it was after. Changes of several callers may be made one (`together`). What the
-bus has not heard yet waits in `pending`, in order.
+bus has not received yet waits in `pending`, in order.
 
 The journal is kept short: after `compact_after` facts it is written anew as one snapshot of what is live, preceded by
 nothing but the facts that are still to be published. Should those become more than `pending_limit` because the bus has
@@ -182,7 +182,7 @@ class Ledger:
             self.announce()
         except StateFault:
             if not self.state.epoch or self.unconfirmed is not None:
-                raise  # numbers of what was lost may have been heard already
+                raise  # numbers of what was lost may have been received already
             # What is on disk was read, so the node can go on in its old epoch; each new fact will try the disk again.
             self._epoch = self.state.epoch
 

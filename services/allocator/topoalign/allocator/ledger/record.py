@@ -5,7 +5,7 @@ A header, and then one line per entry. A line is the CRC-32 of its JSON, a blank
 append that was cut short and never answered, so it is dropped; anything else that is not as it was written is damage.
 
 The state is what follows from the newest snapshot on. So damage before that costs no more than facts which the bus has not
-heard, and the snapshot stands in for them; damage after it, or in the header, means that something may have been given of
+received, and the snapshot stands in for them; damage after it, or in the header, means that something may have been given of
 which nothing is known here, and leaves the record unconfirmed. Of what is whole, the lines around the newest snapshot are
 trusted as far as they follow one another; nothing of a journal of another node, or of a later version of this format.
 
@@ -195,10 +195,10 @@ def unpublished(
     The facts, with their times, that the bus does not have: all after the newest published one; all, if the journal has
     that one no longer. `newest` is the index of the newest snapshot.
 
-    Where it is not known what the bus has heard, the newest snapshot stands for everything before it: to say old facts
+    Where it is not known what the bus has received, the newest snapshot stands for everything before it: to say old facts
     again, after newer ones, would be worse than to leave some of them out.
     """
     if published is None:
         return events[newest:]
-    heard = [at for at, (event, _) in enumerate(events) if (event.epoch, event.seq) == published]
-    return events[heard[0] + 1 :] if heard else events
+    positions = [at for at, (event, _) in enumerate(events) if (event.epoch, event.seq) == published]
+    return events[positions[0] + 1 :] if positions else events

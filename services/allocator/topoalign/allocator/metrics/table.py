@@ -58,7 +58,7 @@ TABLE: tuple[tuple[Kind, str, str, Callable[[Allocator], int]], ...] = (
     (
         "counter",
         "topoalign_allocator_forged_readings",
-        "Readings of the hardware that were heard and that discovery had not said.",
+        "Readings of the hardware that were received and that discovery had not said.",
         lambda allocator: allocator.hardware_watch.forged,
     ),
     (

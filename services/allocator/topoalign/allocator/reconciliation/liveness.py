@@ -200,7 +200,7 @@ class Liveness:
         if not uid or directories is None or self._evidence[allocation.id].shown_by == listing.kubelet:
             return False
         is_listed = any(part.pod_uid == uid for part in entries_of(places(allocation), listing))
-        return is_listed and not directories.is_gone(uid) and uid not in directories.untold
+        return is_listed and not directories.is_gone(uid) and uid not in directories.unreadable
 
     def is_displaced(self, allocation: Allocation, listing: Listing) -> bool:
         """

@@ -5,7 +5,7 @@ It is read from PodResources with everything else, kept in the node's state, and
 that predictions elsewhere know what is left. Only the newest reading matters: one that could not be said is not said later.
 A stream that was lost or rolled back no longer has it, and somebody else may have spoken over it; so every now and then it
 is checked. Over a forged reading it is said anew under a new epoch, because listeners drop what has no greater revision
-than what they heard in the same epoch.
+than what they received in the same epoch.
 
 After a start the kubelet's files may be read before PodResources has answered. An earlier version of a listener would take
 that for a node on which nobody holds anything, so while the stream has what was said before the start, a reading without

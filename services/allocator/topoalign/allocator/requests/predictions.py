@@ -100,4 +100,4 @@ def check_discovered(ledger: Ledger) -> None:
     """Before the hardware is known nothing can be decided: not a refusal, and nothing to record. Raises HardwareUnknown."""
     state = ledger.state
     if state.topology is None or state.health is None:
-        raise HardwareUnknown(ledger.node, "discovery has not been heard")
+        raise HardwareUnknown(ledger.node, "no facts of discovery have been received")

@@ -47,7 +47,7 @@ class Listed(msgspec.Struct, frozen=True):
     metadata: objects.ListMetadata = objects.ListMetadata()
 
 
-class Told(msgspec.Struct, frozen=True):
+class WatchEvent(msgspec.Struct, frozen=True):
     """A line of a watch."""
 
     type: str
@@ -123,15 +123,15 @@ class Watch(Generic[S, G]):
         }
         async with self._requests.lines(self._kind.path, parameters, self._silent) as lines:
             async for line in lines:
-                told = objects.decoded(line, Told)
+                event = objects.decoded(line, WatchEvent)
                 self._well()
-                if told.type == "ERROR":
-                    raise refusal(0, told.object)
-                if told.type != "BOOKMARK" and (read := self._read(told.object)) is not None:
+                if event.type == "ERROR":
+                    raise refusal(0, event.object)
+                if event.type != "BOOKMARK" and (read := self._read(event.object)) is not None:
                     seen, gone = read
-                    (self._known.discard if told.type == "DELETED" else self._known.add)(gone)
-                    yield gone if told.type == "DELETED" else seen
-                self._version = objects.version_of(told.object)
+                    (self._known.discard if event.type == "DELETED" else self._known.add)(gone)
+                    yield gone if event.type == "DELETED" else seen
+                self._version = objects.version_of(event.object)
 
     def _read(self, raw: msgspec.Raw) -> tuple[S, G] | None:
         try:

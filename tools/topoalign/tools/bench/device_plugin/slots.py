@@ -129,5 +129,5 @@ def until_heard(kubelet: Kubelet, all_slots: Sequence[DeviceID], slots: Sequence
     wanted = slots[0] if slots else all_slots[-1]
     while (wanted.encode() in prefer(request)) is not bool(slots):
         if time.monotonic() > until:
-            raise BenchStuck("the agent has not heard what is reserved")
+            raise BenchStuck("the agent has not received what is reserved")
         time.sleep(0.01)

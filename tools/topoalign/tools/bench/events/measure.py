@@ -40,7 +40,7 @@ def delays(case: str, rate: int, seconds: float, url: str, folder: Path) -> Row:
     settings = {"NATS_URL": url, "LOG_LEVEL": "error", **KEPT}
     with (
         shared_node(case, settings, REPLICAS) as (kubelet, agent, shares),
-        subscriber(url, case, folder / "heard") as heard,
+        subscriber(url, case, folder / "delivery") as delivery,
     ):
         give = kubelet.method("Allocate")
         asked = shares[: WARM + int(rate * seconds)]
@@ -50,7 +50,9 @@ def delays(case: str, rate: int, seconds: float, url: str, folder: Path) -> Row:
             time.sleep(max(0.0, began + number / rate - time.monotonic()))
             give(allocate_request([share]))
             answered[share] = time.monotonic()
-        had = until(lambda: heard() if len(heard()) == len(asked) else None, "the events of all grants were not heard")
+        had = until(
+            lambda: delivery() if len(delivery()) == len(asked) else None, "the events of all grants were not received"
+        )
         milliseconds = [max(0.0, had[share] - at) * 1000 for share, at in answered.items()]
         per_second = round((len(asked) - 1) / (answered[asked[-1]] - answered[asked[0]]), 1)
         return summary(case, milliseconds[WARM:]) | {"per_second": per_second, "rss_mb": agent.rss_mb}
@@ -58,11 +60,11 @@ def delays(case: str, rate: int, seconds: float, url: str, folder: Path) -> Row:
 
 @contextmanager
 def subscriber(url: str, node: str, file: Path) -> Iterator[Callable[[], dict[DeviceID, float]]]:
-    """A subscriber that writes this file. Yields what reads it: share -> when it was heard (monotonic seconds)."""
+    """A subscriber that writes this file. Yields what reads it: share -> when it was received (monotonic seconds)."""
     command = [sys.executable, "-m", "topoalign.tools.bench.events.subscriber", url, node, str(file)]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
-        until(lambda: lines(file) or None, "the subscriber has heard nothing of the node")
+        until(lambda: lines(file) or None, "the subscriber has received nothing of the node")
         yield lambda: {DeviceID(share): float(at) for share, at in (line.split() for line in lines(file)[1:])}
     finally:
         process.terminate()

@@ -18,10 +18,10 @@ async def subscribe(url: str, node: NodeName, file: TextIO) -> None:
     """Until it is ended."""
     async with connect(url) as client:
         is_ready = False
-        async for heard in client.allocations(node=node):
+        async for delivery in client.allocations(node=node):
             at = time.monotonic()
-            if isinstance(heard.event, AllocationGranted):
-                print(min(heard.event.allocation.device_ids), at, file=file, flush=True)
+            if isinstance(delivery.event, AllocationGranted):
+                print(min(delivery.event.allocation.device_ids), at, file=file, flush=True)
             elif not is_ready:
                 is_ready = True
                 print("ready", file=file, flush=True)

@@ -22,7 +22,7 @@ class Item(msgspec.Struct):
 
 
 class Summary(msgspec.Struct):
-    """How far a node has been heard."""
+    """How far a node has been received."""
 
     revision: int
     seq: int

@@ -62,9 +62,9 @@ class HamiCoreTeller(NamedTuple):
             finding = f"the limiter hami-core limits {MOST_GPUS} GPUs of a container, and this one has {most}"
             raise ContainerUnready(finding, f"let the container ask for at most {MOST_GPUS}")
 
-    def tell(
+    def add(
         self,
-        told: v1beta1.ContainerAllocateResponse,
+        response: v1beta1.ContainerAllocateResponse,
         resource: ResourceName,
         allocation: Allocation,
         hardware: Topology,
@@ -83,8 +83,8 @@ class HamiCoreTeller(NamedTuple):
             raise StateFault(finding, "make room there, and see that it belongs to the agent's user") from error
         file = f"{CONTAINER_ROOT}/{secrets.token_hex(16)}.cache"
         limits = {**limits_of(held_in_order(slots, allocation.slots, hardware, others)), SHARED_FILE: file}
-        told.envs = dict(sorted({**told.envs, **limits}.items()))
-        told.mounts += [
+        response.envs = dict(sorted({**response.envs, **limits}.items()))
+        response.mounts += [
             mount(CONTAINER_ROOT, f"{self.root}/{name}/{CACHE}"),
             mount(CONTAINER_LIBRARY, f"{self.root}/{LIBRARY}", read_only=True),
             mount(CONTAINER_LOCKS, f"{self.root}/{LOCKS}"),
@@ -117,13 +117,13 @@ def held_in_order(
 
 def limits_of(held: Sequence[Amount | None]) -> dict[str, str]:
     """The variables that limit a container to these amounts of the GPUs that it sees, in their order; None: no limit."""
-    told = {f"{MEMORY_LIMIT}_{place}": f"{max(1, each.memory // MIB)}m" for place, each in enumerate(held) if each}
+    response = {f"{MEMORY_LIMIT}_{place}": f"{max(1, each.memory // MIB)}m" for place, each in enumerate(held) if each}
     cores = [each.cores if each is not None and each.cores < CORES else 0 for each in held]
     if any(cores) and len({*cores}) == 1:
-        told[CORE_LIMIT] = str(cores[0])
+        response[CORE_LIMIT] = str(cores[0])
     else:
-        told.update({f"{CORE_LIMIT}_{place}": str(each) for place, each in enumerate(cores) if each})
-    return told
+        response.update({f"{CORE_LIMIT}_{place}": str(each) for place, each in enumerate(cores) if each})
+    return response
 
 
 def hami_core_teller(flags: Flags) -> HamiCoreTeller:

@@ -31,18 +31,18 @@ class VcudaTeller(NamedTuple):
     libraries: str
     """`flags.vcudaLibraries`, on the host; empty: containers have the library by another way."""
 
-    def tell(
-        self, told: v1beta1.ContainerAllocateResponse, resource: ResourceName, units: Collection[DeviceID]
+    def add(
+        self, response: v1beta1.ContainerAllocateResponse, resource: ResourceName, units: Collection[DeviceID]
     ) -> None:
         """Adds the mounts for a container that was given these units, and where its libraries are."""
-        told.mounts.append(
+        response.mounts.append(
             v1beta1.Mount(
                 container_path=CONTAINER_DIRECTORY, host_path=f"{self.root}/{name_of(resource, units)}", read_only=True
             )
         )
         if self.libraries:
-            told.envs = dict(sorted({**told.envs, LIBRARY_PATH: f"{CONTAINER_LIBRARIES}/lib64"}.items()))
-            told.mounts.append(
+            response.envs = dict(sorted({**response.envs, LIBRARY_PATH: f"{CONTAINER_LIBRARIES}/lib64"}.items()))
+            response.mounts.append(
                 v1beta1.Mount(container_path=CONTAINER_LIBRARIES, host_path=self.libraries, read_only=True)
             )
 

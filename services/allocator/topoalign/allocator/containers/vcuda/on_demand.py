@@ -47,11 +47,11 @@ class LimiterOnDemand:
 
     def figure(self) -> Figure:
         """How many registrations were refused, for /metrics."""
-        told = "Registrations of processes on vcuda.sock that were refused: they are not of the container with these units."
+        help_text = "Refused registrations on vcuda.sock, of processes outside the container that has these units."
         made: dict[str, VcudaLimiter] = self.__dict__
         return Figure(
             "counter",
             "topoalign_allocator_vcuda_refused",
-            told,
+            help_text,
             lambda: made["_limiter"].refused if "_limiter" in made else 0,
         )

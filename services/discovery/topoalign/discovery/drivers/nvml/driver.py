@@ -54,7 +54,7 @@ LOST = {GPU_IS_LOST, RESET_REQUIRED}
 REOPEN_SECONDS = 60.0
 """
 At least, between two openings while a GPU fails: opening wakes every GPU and fills the kernel's log, and the others are not
-heard for so long. Doubled each time after the second, up to `LONGEST_REOPEN_SECONDS`.
+received for so long. Doubled each time after the second, up to `LONGEST_REOPEN_SECONDS`.
 """
 LONGEST_REOPEN_SECONDS = 960.0
 CONNECTIONS_SECONDS = 60.0

@@ -104,7 +104,7 @@ class NvmlEvents:
         loop = asyncio.get_running_loop()
 
         def tell(event: HardwareEvent | None, silent: frozenset[DeviceID]) -> None:
-            loop.call_soon_threadsafe(report.heard, event, silent)
+            loop.call_soon_threadsafe(report.observe, event, silent)
 
         while True:
             await self._changed.wait()
@@ -114,7 +114,7 @@ class NvmlEvents:
                 try:
                     await self._thread.run(partial(self._listen, tell))
                     if self._gpus is not None:  # none of them reports events, and nothing is missed
-                        report.heard(None, frozenset())
+                        report.observe(None, frozenset())
                     break
                 except (DriverFault, CallFailed) as fault:
                     failures = report.failed(fault, self._gpus or gpus)
@@ -253,22 +253,22 @@ class Ears:
 
 
 class Report:
-    """Tells the listener what is heard, and once when nothing is."""
+    """Tells the listener what is received, and once when nothing is."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._failures = 0
         self._lost: frozenset[DeviceID] | None = None
-        """Who the listener was told cannot be heard; None: all is heard."""
+        """Who the listener was told cannot be received; None: all is received."""
 
-    def heard(self, event: HardwareEvent | None, silent: frozenset[DeviceID]) -> None:
+    def observe(self, event: HardwareEvent | None, silent: frozenset[DeviceID]) -> None:
         """A wait has ended in order, with an event or without."""
         self._failures = 0
         if (silent or None) != self._lost:
             self._lost = silent or None
             reason = f"events of {len(silent)} GPUs cannot be waited for" if silent else None
             self._listener.lose_subscription(reason, silent)
-            log.info("events of GPUs are heard") if reason is None else log.warning(reason, gpus=sorted(silent))
+            log.info("events of GPUs are received") if reason is None else log.warning(reason, gpus=sorted(silent))
         if event is not None:
             self._listener.hear(event)
 

@@ -1,5 +1,5 @@
 """
-The reservations of all nodes: heard from every registry, and written by compare-and-set.
+The reservations of all nodes: received from every registry, and written by compare-and-set.
 
 The newest message of a node's subject has all of its reservations (`core.state.reservations`). A change is published with
 the position of the message that it stands on. If another registry has written meanwhile, the stream refuses it: what is
@@ -224,7 +224,7 @@ class Reservations:
         Publishes these changes, all or none, until it is known that they are stored.
 
         Raises BusConflict, with what is newest read, if one of them stands on another message than the newest; raises
-        BusRefused. What is cancelled meanwhile may be stored: it is heard then.
+        BusRefused. What is cancelled meanwhile may be stored: it is received then.
         """
         events = [self._event(change) for change in changes]
         batch = [

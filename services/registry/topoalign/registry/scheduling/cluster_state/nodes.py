@@ -19,7 +19,7 @@ from topoalign.registry.cluster import Member
 
 
 UNKNOWN_NODE = "UnknownNode"
-"""Nothing was ever heard of it, or its Node was deleted."""
+"""Nothing was ever received of it, or its Node was deleted."""
 DUPLICATE_AGENT = "DuplicateAgent"
 """Two allocators speak for it."""
 NODE_NOT_WHOLE = "NodeNotWhole"

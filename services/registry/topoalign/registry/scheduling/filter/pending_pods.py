@@ -1,7 +1,7 @@
 """
 Pods that are planned to a node with their gangs, and whether they still fit there once another pod has come.
 
-A kubelet knows no reservations when it aligns a pod. So what is reserved for pods that it has not heard of does not keep
+A kubelet knows no reservations when it aligns a pod. So what is reserved for pods that it has not received does not keep
 another pod from NUMA nodes where they were to go:
 
     policy restricted, 3 GPUs are free on NUMA node 0 and 2 on node 1; b, of a gang, is planned to the 3

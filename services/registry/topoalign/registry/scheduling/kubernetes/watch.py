@@ -253,8 +253,8 @@ class KubernetesWatch:
     async def _end_left_over(self) -> None:
         """
         Ends, every second, what is reserved for pods that are gone or bound elsewhere. They ended while no registry was
-        there, or it was stored after that was heard, as when a bind is given up. It would be predicted to be taken, and is
-        not: pods after it would get other devices than reserved.
+        there, or it was stored after that was received, as when a bind is given up. It would be predicted to be taken,
+        and is not: pods after it would get other devices than reserved.
         """
         while self.behind() or self._reservations.behind():
             await self._clock.sleep(PAUSE)
@@ -323,7 +323,7 @@ class Reports:
         self._api = api
         self._clock = clock
         self._pace = Pace(clock, BURST, BURST_SECONDS)
-        self._told: OrderedDict[tuple[str, str, str], float] = OrderedDict()
+        self._written: OrderedDict[tuple[str, str, str], float] = OrderedDict()
         """`Report.key` -> when it was last written, in monotonic seconds; the longest ago first."""
         self._waiting = Queue[Report](MOST_WAITING)
 
@@ -331,17 +331,17 @@ class Reports:
         """Has the report written, unless one of the same key was lately."""
         key = report.key
         now = self._clock.monotonic()
-        last = self._told.get(key)
+        last = self._written.get(key)
         if last is not None and now < last + AGAIN_SECONDS:
             self.counts["repeated"] += 1
             return
         if self._waiting.full() or not self._pace.take():
             self.counts["dropped"] += 1
             return
-        self._told[key] = now
-        self._told.move_to_end(key)
-        if len(self._told) > MOST_REMEMBERED:
-            self._told.popitem(last=False)
+        self._written[key] = now
+        self._written.move_to_end(key)
+        if len(self._written) > MOST_REMEMBERED:
+            self._written.popitem(last=False)
         self._waiting.put_nowait(report)
 
     async def run(self) -> None:
