@@ -286,7 +286,9 @@ async def test_without_other_plugins_devices_are_asked_for_when_the_files_change
 
 
 async def test_where_changes_are_told_files_are_polled_after_them(tmp_path: Path) -> None:
-    """The directory of pods is not there at first: the one above it tells."""
+    """
+    The directory of pods is not there at first: the one above it tells. A change during a poll is followed by another poll.
+    """
     known = MemoryAllocator(MACHINE).state
     ours: Listed = {GPU: (ListedDevices(nodes=(0,), ids=tuple(gpu.id for gpu in MACHINE.gpus)),)}
     readings = 0
@@ -294,6 +296,8 @@ async def test_where_changes_are_told_files_are_polled_after_them(tmp_path: Path
     async def devices(others_than: Collection[ResourceName]) -> Listed:
         nonlocal readings
         readings += 1
+        if readings == 4:
+            changes.tell()
         return ours
 
     clock, changes = ManualClock(1_700_000_000.2), DirectoryChanges()
@@ -327,9 +331,12 @@ async def test_where_changes_are_told_files_are_polled_after_them(tmp_path: Path
         (tmp_path / "pods" / "uid").mkdir()
         await change.wait()
         added = await next_poll(POLL_SECONDS)
+        await clock.advance(POLL_SECONDS)
+        after_that = watch.polls, readings
         tasks.cancel_scope.cancel()
 
     assert [(1, 1), (2, 0), (3, 1), (4, 1), (5, 1)] == [first, second, idle, made, added]
+    assert (6, 4) == after_that
 
 
 async def test_many_questions_at_once_ask_the_kubelet_once_or_twice() -> None:

@@ -131,6 +131,8 @@ def test_a_lasting_sign_ends_only_with_a_reset_that_readings_saw() -> None:
     assert (HealthState.UNHEALTHY, "XID 79; lost") == ward.of(A)
     ward.read(7010.0, a=HEALTHY)
     assert ({}, HealthState.UNHEALTHY) == (ward.judge.lasting(), ward.state()), "back, and on trial"
+    ward.read(7010.0 + QUIET - 0.1)
+    assert HealthState.UNHEALTHY == ward.state(), "the quiet time begins when it is back"
     ward.read(7010.0 + QUIET)
     assert HealthState.HEALTHY == ward.state()
 
