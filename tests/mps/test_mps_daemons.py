@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.mps.daemon import END_SECONDS, HEALTH_SECONDS, START_SECONDS, STEADY_SECONDS
 from topoalign.mps.nvml import CALL_SECONDS
-from topoalign.plugin_config.mps_files import Serves, take_lock
+from topoalign.plugin_config.mps_files import Serves, serving, take_lock
 from topoalign.plugin_config.watching import POLL_SECONDS
 
 pytestmark = pytest.mark.anyio
@@ -224,6 +224,23 @@ async def test_a_changed_configuration_restarts_only_what_it_changes(node: MpsNo
         assert "" == node.reason()
 
 
+async def test_a_changed_root_moves_the_daemons(node: MpsNode) -> None:
+    """Allocate mounts the pipes below the root that is configured now."""
+    other = "resources: {gpus: [{uuids: [GPU-1], name: few}]}\n"
+    node.share(QUARTER, more=other)
+    async with node.up():
+        await node.until(node.serving)
+        former, ended = node.root, node.pid()
+        node.root = node.folder / "elsewhere"
+        node.share(QUARTER, "name: few, replicas: 2", more=other)
+        await node.clock.advance(POLL_SECONDS)
+        await node.until(lambda: node.serving(FEW))
+
+        assert not is_alive(ended)
+        assert serving(former, GPU) is None
+        await node.until(node.serving)
+
+
 async def test_without_sharing_by_mps_nothing_is_read_and_nothing_is_started(node: MpsNode) -> None:
     node.share(more="sharing: {timeSlicing: {resources: [{name: gpu, replicas: 4}]}}\n")
     async with node.up():
@@ -255,6 +272,16 @@ async def test_a_daemon_that_cannot_be_announced_is_ended_and_tried_again(node: 
         obstacle.rmdir()
         await node.clock.advance(1)
         await node.until(node.serving)
+
+
+async def test_gpus_are_set_back_although_the_mode_of_another_was_refused(nvml_library: Path, tmp_path: Path) -> None:
+    with mps_node(nvml_library, tmp_path, script(gpus=range(2), more=["fail nvmlDeviceSetComputeMode 1 4"])) as node:
+        node.share(QUARTER)
+        async with node.up():
+            await node.until(lambda: "NVML" in node.reason())
+            assert ["GPU-0 3"] == node.events
+
+        assert ["GPU-0 3", "GPU-0 0"] == node.events
 
 
 async def test_a_driver_that_comes_late_is_waited_for(nvml_library: Path, tmp_path: Path) -> None:
