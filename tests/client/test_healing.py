@@ -71,6 +71,23 @@ async def test_an_answer_ends_the_count_of_silence() -> None:
     assert [0, 6, 18, 42, 54, 78] == times
 
 
+@pytest.mark.parametrize("answering", [(), ("n",)])
+async def test_a_node_that_is_forgotten_while_it_is_asked_stays_forgotten(answering: tuple[str, ...]) -> None:
+    """Whether or not its allocator answers: nothing of the node is kept."""
+    fold = Fold(Counts())
+
+    class Forgetting(Asked):
+        async def ask(self, subject: str, body: bytes, within: float) -> bytes:
+            fold.forget(NodeName("n"))
+            return await super().ask(subject, body, within)
+
+    break_nodes(fold, "n")
+    await Healer(Forgetting(*answering), ManualClock()).heal(fold)
+
+    assert NodeName("n") not in fold
+    assert {} == fold.broken
+
+
 async def test_who_has_answered_is_asked_before_the_silent_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names that somebody has invented keep no real node waiting."""
     fold, bus, clock = Fold(Counts()), Asked("real"), ManualClock()

@@ -200,6 +200,17 @@ def test_nothing_is_superseded_in_another_stream() -> None:
     assert superseded.is_newest(Writer("a").snapshot())
 
 
+def test_nothing_but_a_snapshot_stands_for_what_was_passed_over() -> None:
+    """The stream lost the snapshot, and has another fact at its position: what was passed over is read after all."""
+    writer = Writer("a")
+    before = Received(message=wire.encode(writer.snapshot(), 1.0), position=1)
+    superseded = Superseded({writer.node: 2})
+
+    assert superseded.has(before) and superseded.missed
+    assert superseded.is_newest(writer.grant("1", "GPU-0")) and superseded.missed
+    assert superseded.is_newest(writer.snapshot()) and not superseded.missed
+
+
 def test_a_place_is_read_from_the_id_and_highest_where_it_has_none() -> None:
     message = wire.encode(Writer("gpu.7").snapshot(), 1.0)
     odd = [
