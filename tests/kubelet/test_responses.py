@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 from containers_support import (
     CAPABILITIES,
@@ -244,6 +245,27 @@ async def test_a_call_is_answered_by_the_configuration_it_began_with(host: Host)
     (response,) = answers[0].container_responses
     assert {"NVIDIA_VISIBLE_DEVICES": LIST} == response.envs
     assert [f"{LIST}/GPU-a"] == [mount.container_path for mount in response.mounts]
+
+
+async def test_a_call_is_answered_by_the_hardware_at_its_end(host: Host) -> None:
+    """NVML has numbered the GPUs anew while the call was recorded."""
+    configuration = host.configuration("envvar", plugin={"deviceIDStrategy": "index"})
+    allocator = MemoryAllocator(machine())
+    allocator.pause = anyio.Event()
+    answers = []
+    async with plugin(allocator, host.containers(configuration)) as client, anyio.create_task_group() as tasks:
+
+        async def ask() -> None:
+            answers.append(await client.allocate(request("GPU-b")))
+
+        tasks.start_soon(ask)
+        await allocator.started.wait()
+        gpus = tuple(msgspec.structs.replace(gpu, index=gpu.index + 1) for gpu in machine().gpus)
+        allocator.discover(msgspec.structs.replace(machine(), gpus=gpus))
+        allocator.pause.set()
+
+    (response,) = answers[0].container_responses
+    assert {"NVIDIA_VISIBLE_DEVICES": "3"} == response.envs
 
 
 async def test_a_repeated_call_gets_the_same_answer_byte_for_byte(host: Host) -> None:

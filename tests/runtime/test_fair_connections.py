@@ -1,6 +1,7 @@
 """What hostile clients of an HTTP server cannot do to the others, over real sockets."""
 
 import asyncio
+import resource
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -139,6 +140,17 @@ class Server:
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     monkeypatch.setattr(connections, "MOST", MOST)
     return Server()
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "expected"), [(16, 4), (1024, 128), (2048, 256), (1 << 20, 256), (resource.RLIM_INFINITY, 256)]
+)
+def test_connections_take_an_eighth_of_the_file_descriptors_at_most(
+    monkeypatch: pytest.MonkeyPatch, descriptors: int, expected: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (descriptors, descriptors))
+
+    assert expected == connections.most()
 
 
 @BOTH
