@@ -12,7 +12,8 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.kubelet_files import LATE, KubeletFiles
 from topoalign.allocator.requests.kubelet_watch import LONGEST_PAUSE, POLL_SECONDS, READ_SECONDS, KubeletWatch
 from topoalign.core.admission.prediction import predict
-from topoalign.core.model.ids import AllocationID
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 from topoalign.core.model.kubelet import KubeletObserved
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.state.fold import NodeState
@@ -45,7 +46,12 @@ class Node:
         self.ledger.hear(known.health)
         self.ledger.observe(containers=())
         self.files = SlowFiles(root / "config.yaml", root, AdmissionRules())
-        self.watch = KubeletWatch(self.ledger, self.files, self.clock)
+        self.ended: Sequence[Allocation] = ()
+        """What the record still has of containers that have ended."""
+        self.watch = KubeletWatch(self.ledger, self.files, self.clock, ended=self.over)
+
+    async def over(self) -> Sequence[Allocation]:
+        return self.ended
 
     async def poll(self, seconds: float = READ_SECONDS) -> KubeletObserved:
         """What is known of the kubelet after a poll so many seconds later."""
@@ -77,6 +83,19 @@ async def test_a_late_reading_leaves_what_was_read_last_and_says_so(tmp_path: Pa
     assert (first.stale, *before) == notes
     assert revised is later, "nothing new is announced"
     assert good == after
+
+
+async def test_which_containers_have_ended_is_known_although_the_files_are_late(tmp_path: Path) -> None:
+    """PodResources tells it, and not the files."""
+    it = Node(tmp_path)
+    it.ledger.grant([Allocation(id=AllocationID("a"), devices={GPU: (DeviceID("GPU-0"),)})])
+    first = (await it.poll()).ended
+    it.files.late, it.ended = True, tuple(it.ledger.state.allocations.values())
+    late = (await it.poll()).ended
+    it.ended = ()
+    running = (await it.poll(LONGEST_PAUSE)).ended
+
+    assert [(), (AllocationID("a"),), ()] == [first, late, running]
 
 
 async def test_rules_that_were_never_read_are_said_to_be_unknown(tmp_path: Path) -> None:
