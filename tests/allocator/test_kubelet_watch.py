@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 from kubelet_support import NODE, MemoryAllocator, pod, short_directory, two_nodes
 from prediction_support import FPGA, Listener, OtherPlugin, listening
@@ -279,8 +280,13 @@ async def test_without_other_plugins_devices_are_asked_for_when_the_files_change
     now = None
     (tmp_path / "device-plugins" / "kubelet_internal_checkpoint").write_text("{ }")
     away = await asked(4)
+    now = ours
+    back = await asked(2)
+    ledger.hear(msgspec.structs.replace(known.topology, revision=known.topology.revision + 1))
+    discovered = await asked(1)
 
     assert ([ours], []) == (first, idle)
+    assert ([ours], [ours]) == (back, discovered), "other devices may be ours now"
     assert [ours | theirs] * 6 == written + shown
     assert [None] * 4 == away
 

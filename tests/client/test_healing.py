@@ -6,7 +6,7 @@ from fact_support import Writer
 
 from topoalign.client import healing
 from topoalign.client.fold import Counts, Fold
-from topoalign.client.healing import Healer
+from topoalign.client.healing import ASK_AGAIN_SECONDS, MOST_ASKS, Healer
 from topoalign.core import wire
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.ids import NodeName
@@ -53,6 +53,22 @@ async def test_an_allocator_that_is_silent_is_asked_ever_more_rarely() -> None:
         await clock.advance(1)
 
     assert [0, 6, 18, 42, 90, 150] == times
+
+
+async def test_an_allocator_is_asked_for_as_long_as_its_node_is_broken() -> None:
+    """So often within a while at most, and again after that."""
+    fold, bus, clock = Fold(Counts()), Asked(), ManualClock()
+    healer = Healer(bus, clock)
+    asked: list[int] = []
+    for _ in range(3):
+        for _ in range(MOST_ASKS + 5):
+            break_nodes(fold, "n")
+            fold.doubt(NodeName("n"), None)
+            await healer.heal(fold)
+        asked.append(len(bus.nodes))
+        await clock.advance(ASK_AGAIN_SECONDS)
+
+    assert [MOST_ASKS, 2 * MOST_ASKS, 3 * MOST_ASKS] == asked
 
 
 async def test_an_answer_ends_the_count_of_silence() -> None:

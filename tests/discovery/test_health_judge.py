@@ -229,9 +229,11 @@ def test_without_a_reading_nobody_knows_and_what_was_bad_stays_bad() -> None:
 def test_a_gpu_that_cannot_be_heard_is_unknown_and_never_counts_as_quiet() -> None:
     ward = Ward()
     ward.judge.sign(A, "XID 94", 10.0)
+    ward.judge.sign(MIG, "XID 94", 10.0)
     ward.judge.deaf("events cannot be waited for", {A})
     ward.read(500.0)
     assert (HealthState.UNHEALTHY, HealthState.HEALTHY) == (ward.state(A), ward.state(B))
+    assert HealthState.UNHEALTHY == ward.state(MIG), "its events are those of its GPU"
 
     ward.judge.deaf(None)
     ward.read(510.0)
