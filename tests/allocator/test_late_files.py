@@ -110,7 +110,7 @@ async def test_rules_that_were_never_read_are_said_to_be_unknown(tmp_path: Path)
 
 
 async def test_a_slow_disk_is_read_again_after_growing_pauses(tmp_path: Path) -> None:
-    """At the first poll after 1, 2, 4, 8, 16 and then every 30 seconds: not at every poll."""
+    """At the first poll after 1, 2, 4, 8, 16 and then every 30 seconds: not at every poll. In time once, it begins anew."""
     it = Node(tmp_path)
     it.files.late = True
     when: list[float] = []
@@ -123,3 +123,12 @@ async def test_a_slow_disk_is_read_again_after_growing_pauses(tmp_path: Path) ->
     assert 7 == len(pauses)
     for least, pause in zip((1, 2, 4, 8, 16, 30, 30), pauses, strict=True):
         assert least <= pause < least + 2 * POLL_SECONDS
+
+    it.files.late = False
+    await it.poll(LONGEST_PAUSE)
+    it.files.late = True
+    await it.poll()
+    had = it.files.readings
+    for _ in range(4):
+        await it.poll(POLL_SECONDS)
+    assert had + 1 == it.files.readings

@@ -151,6 +151,15 @@ async def test_many_who_apply_at_once_create_the_stores_together(tmp_path: Path)
 
 
 @pytest.mark.anyio
+async def test_a_store_that_another_creates_meanwhile_is_left_as_it_is() -> None:
+    async def request(subject: str, body: bytes) -> bytes:
+        code = stores.NOT_FOUND if ".INFO." in subject else stores.NAME_IN_USE
+        return msgspec.json.encode({"error": {"code": 400, "err_code": code}})
+
+    assert [] == await stores.apply(request, None)
+
+
+@pytest.mark.anyio
 async def test_a_service_creates_nothing(tmp_path: Path) -> None:
     async with killable(tmp_path / "nats", administrator=None) as server:
         with pytest.raises(BusRefused, match="store TOPOALIGN_NODES does not exist") as caught:

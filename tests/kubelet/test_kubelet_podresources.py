@@ -369,6 +369,20 @@ async def test_allocatable_resources_and_single_pods_can_be_asked_for() -> None:
             )
 
 
+async def test_devices_that_cannot_be_are_refused_for_as_long_as_they_are_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with node(two_nodes()) as it, client_of(it) as client:
+        await it.kubelet.until(lambda kubelet: (kubelet.allocatable(GPU), kubelet.allocatable(NIC)) == (8, 2))
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(pod_resources, "MOST_OTHERS", 1)
+            for _ in range(2):
+                with pytest.raises(KubeletAway, match="10 devices are more than 1"):
+                    await client.devices()
+
+        assert {GPU, NIC} == (await client.devices()).keys()
+
+
 async def test_the_devices_of_other_plugins_are_listed_without_ours() -> None:
     """Ours may be thousands of shares; a name that only begins like one of ours is another's."""
     async with node(two_nodes()) as it, client_of(it) as client:

@@ -18,9 +18,10 @@ from starlette.routing import Route
 from topoalign.runtime import connections
 from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.connections import Connection, FairConnection
+from topoalign.runtime.fair_share import Peer
 from topoalign.runtime.http_server import listen, serve_application
 from topoalign.runtime.httptools_connections import MOST_PIPELINED, HttpToolsConnection
-from topoalign.runtime.request_turns import LONGEST_SECONDS, RequestTurns, outlive_connection, take_turn
+from topoalign.runtime.request_turns import LONGEST_SECONDS, WORKING, RequestTurns, outlive_connection, take_turn
 from topoalign.runtime.turns import Turns
 
 pytestmark = pytest.mark.anyio
@@ -42,8 +43,12 @@ class Server:
         self.given = anyio.Event()
         self.clock = ManualClock()
         self.slices: list[str] = []
+        self.peers: list[Peer] = []
 
     async def page(self, request: Request) -> Response:
+        working = WORKING.get()
+        assert working is not None
+        self.peers.append(working.peer)
         return PlainTextResponse("here")
 
     async def body(self, request: Request) -> Response:
@@ -231,6 +236,17 @@ async def test_large_requests_keep_no_small_one_waiting(
     small = [place for place, name in enumerate(server.slices) if name == "small"]
     assert alive.endswith(b"here") and answer.endswith(b"here")
     assert small[3] - small[0] <= 8
+
+
+@BOTH
+async def test_probes_of_an_address_have_a_share_of_their_own(server: Server, protocol: type[FairConnection]) -> None:
+    """A kubelet's probe does not wait for the other requests that come from its address."""
+    async with server.run(protocol):
+        for path in (b"/", b"/livez"):
+            with server.client(HONEST, GET % path) as client:
+                await server.answer(client)
+
+    assert [(HONEST,), (HONEST, "probe")] == server.peers
 
 
 async def test_more_requests_than_wait_on_a_connection_end_it(server: Server) -> None:
