@@ -118,6 +118,23 @@ async def test_who_has_answered_is_asked_before_the_silent_ones(monkeypatch: pyt
     assert (["a", "b", "real", "c"], ["real", "a"]) == (first, bus.nodes)
 
 
+async def test_a_node_that_is_whole_by_its_turn_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(healing, "ASKED_AT_ONCE", 1)
+    fold = Fold(Counts())
+
+    class Healing(Asked):
+        async def ask(self, subject: str, body: bytes, within: float) -> bytes:
+            for node in ("a", "b"):
+                fold.apply(Writer(node, epoch=9).snapshot())
+            return await super().ask(subject, body, within)
+
+    bus = Healing("a", "b")
+    break_nodes(fold, "a", "b")
+    await Healer(bus, ManualClock()).heal(fold)
+
+    assert 1 == len(bus.nodes)
+
+
 async def test_beside_thousands_of_broken_nodes_a_new_one_is_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are not looked at for each event, and no later than when it is time."""
     fold, bus, clock = Fold(Counts()), Asked(), ManualClock()

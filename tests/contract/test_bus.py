@@ -12,9 +12,10 @@ from simulation.bus import Broker, FaultyBus
 
 from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken
+from topoalign.core.model.events import DeviceHealthChanged
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.remote_errors import RemoteUnavailable
-from topoalign.core.ports import Bus, Endpoint, Message, Stream
+from topoalign.core.ports import Bus, Endpoint, Message, Received, Stream
 from topoalign.runtime.clock import all_tasks_blocked
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import connect_bus
@@ -225,6 +226,23 @@ async def test_any_node_name_is_one_token_that_wildcards_see(bus: Bus, node: str
         await anext(messages)
 
     assert node == wire.name_of(subject.split(".")[3])
+
+
+async def test_a_follower_of_all_subjects_hears_its_own_stream_alone(bus: Bus) -> None:
+    """What another stream stores meanwhile has positions of its own, and may have the next one."""
+    health = wire.encode(DeviceHealthChanged(node=NodeName("a"), epoch=1, revision=1, devices={}), 1.0)
+    async with bus.follow(Stream.NODES, ">") as messages, anyio.create_task_group() as tasks:
+        found: list[Received] = []
+
+        async def hear() -> None:
+            found.append(await anext(messages))
+
+        tasks.start_soon(hear)
+        await all_tasks_blocked()
+        await bus.publish(said(1))
+        await bus.publish(health)
+
+    assert [health.body] == bodies(found)
 
 
 async def test_two_followers_each_hear_everything(bus: Bus) -> None:

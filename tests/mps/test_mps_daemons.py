@@ -293,6 +293,30 @@ async def test_a_driver_that_comes_late_is_waited_for(nvml_library: Path, tmp_pa
             assert [] == node.events
 
 
+async def test_pauses_begin_anew_once_the_gpus_were_read(nvml_library: Path, tmp_path: Path) -> None:
+    failing = script(gpus=range(2), more=["fail nvmlDeviceGetCount_v2 * 9"])
+    with standing_in(nvml_library, tmp_path, failing) as driver, capture_logs() as logs:
+        node = MpsNode(tmp_path)
+        node.share(QUARTER)
+
+        def pauses() -> list[float]:
+            return [each["pause"] for each in logs if each["event"] == "no MPS daemon can be started"]
+
+        async with node.up():
+            await node.until(lambda: [1.0] == pauses())
+            await node.clock.advance(1)
+            await node.until(lambda: [1.0, 2.0] == pauses())
+            driver.play(script(gpus=range(2)))
+            await node.clock.advance(2)
+            await node.until(node.serving)
+            driver.play(failing)
+            node.share("name: gpu, replicas: 8")
+            await node.clock.advance(POLL_SECONDS)
+            await node.until(lambda: 3 == len(pauses()))
+
+        assert [1.0, 2.0, 1.0] == pauses()
+
+
 async def test_a_driver_that_hangs_is_named_and_waited_for(nvml_library: Path, tmp_path: Path) -> None:
     with standing_in(nvml_library, tmp_path, script(gpus=range(2), more=["hang nvmlDeviceGetName"])) as driver:
         node = MpsNode(tmp_path)

@@ -19,7 +19,7 @@ from topoalign.registry.scheduling.extender.certificates import POLL_SECONDS, Ce
 from topoalign.registry.scheduling.extender.connection import IDLE_SECONDS
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime import connections
+from topoalign.runtime import connections, handshakes
 from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.context import Context
 from topoalign.runtime.handshakes import Handshake
@@ -183,6 +183,52 @@ async def test_connections_without_a_handshake_keep_nobody_out(
 
     assert 3 == len(found)
     assert b"" == closed
+
+
+async def test_a_connection_has_one_place_during_its_handshake_and_after_it(
+    monkeypatch: pytest.MonkeyPatch, authority: Authority, served: Path
+) -> None:
+    places = list[int]()
+    for module in (handshakes, connections):
+        monkeypatch.setattr(module, "make_room", lambda held: places.append(len(held)))
+    certificates = Certificates(served, ManualClock(NOW.timestamp()))
+    async with serving(RecordedScheduling(), tls=certificates.context) as url:
+        await shown(url, trusting(authority))
+
+    assert [1, 1] == places
+
+
+async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(
+    authority: Authority, served: Path
+) -> None:
+    """A client may send both in one segment."""
+    certificates = Certificates(served, ManualClock(NOW.timestamp()))
+    async with serving(RecordedScheduling(), tls=certificates.context) as url:
+        host, port = url.removeprefix("https://").split(":")
+        answer = await to_thread.run_sync(ask_at_once, (host, int(port)), trusting(authority))
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def ask_at_once(address: tuple[str, int], context: ssl.SSLContext) -> bytes:
+    """The beginning of the answer to a request that is sent with the end of the handshake."""
+    received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(received, to_send, server_hostname=address[0])
+    with socket.create_connection(address, timeout=60) as connected:
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                connected.sendall(to_send.read())
+                received.write(connected.recv(1 << 16))
+        tls.write(request_bytes("/scheduler/filter", go_json(BODY)))
+        connected.sendall(to_send.read())
+        while True:
+            try:
+                return tls.read()
+            except ssl.SSLWantReadError:
+                received.write(connected.recv(1 << 16))
 
 
 async def test_no_certificate_is_no_start(tmp_path: Path) -> None:
