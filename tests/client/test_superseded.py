@@ -193,6 +193,18 @@ async def test_snapshots_of_a_stream_that_ends_early_supersede_nothing() -> None
     assert ({writer.node: 2}, {}) == (whole, early)
 
 
+@pytest.mark.anyio
+async def test_snapshots_of_a_stream_that_went_back_supersede_nothing() -> None:
+    writer = Writer()
+    stored = [Received(message=wire.encode(writer.snapshot(), 1.0), position=number) for number in (1, 2, 1, 3)]
+
+    async def following() -> AsyncIterator[Received]:
+        for received in stored:
+            yield received
+
+    assert {} == await newest_snapshots(following(), 3, 1.0, Turns(ManualClock()))
+
+
 def test_nothing_is_superseded_in_another_stream() -> None:
     superseded = Superseded({NodeName("a"): 5})
     superseded.clear()

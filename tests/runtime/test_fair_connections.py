@@ -180,6 +180,39 @@ async def test_no_number_of_connections_keeps_others_out(
 
 
 @BOTH
+@pytest.mark.parametrize("sent", [b"", GET % b"/"], ids=["new", "kept"])
+async def test_a_connection_that_begins_a_request_stays_before_one_that_waits_on(
+    server: Server, protocol: type[FairConnection], sent: bytes
+) -> None:
+    """The server has waited for its request since then, and for the other peer since it was made or answered."""
+    async with server.run(protocol):
+        with ExitStack() as opened:
+            held = []
+            for _ in range(MOST):
+                held.append(opened.enter_context(server.client(HOSTILE, sent)))
+                if sent:
+                    await server.answer(held[-1])
+                await all_tasks_blocked()
+            held[0].sendall(SLOW_HEAD)
+            await all_tasks_blocked()
+            opened.enter_context(server.client(HOSTILE, b""))
+            await all_tasks_blocked()
+            closed = [place for place, each in enumerate(held) if is_closed(each)]
+
+    assert [1] == closed
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+@BOTH
 async def test_a_kept_connection_stays_while_another_peer_has_more(
     server: Server, protocol: type[FairConnection]
 ) -> None:
