@@ -44,6 +44,25 @@ def test_entries_of_the_journal_have_subjects_that_every_store_takes() -> None:
     assert [] == later, "begin the subject of a LedgerFact with `allocation.{node}.`"
 
 
+@pytest.mark.parametrize(
+    ("code", "err_code", "passes"),
+    [
+        (503, 10008, True),
+        (408, 0, True),
+        (503, 10023, False),
+        (503, stores.NO_JETSTREAM, False),
+        (400, 10047, False),
+        (500, 0, False),
+    ],
+)
+def test_a_server_that_elects_is_waited_for_and_one_without_room_is_not(code: int, err_code: int, passes: bool) -> None:
+    """NATS says 503 for both."""
+    error = stores.refused("store", stores.Refusal(code=code, err_code=err_code))
+
+    assert passes == isinstance(error, BusUnavailable)
+    assert (err_code in (10023, 10047)) == ("more room" in error.remedy)
+
+
 def test_no_store_takes_a_request_or_news() -> None:
     """NATS would answer it in the place of the service, and a store that takes it counts as set up otherwise."""
     asked = [
