@@ -27,7 +27,7 @@ FIRST, SECOND = Owner(AllocationID("first")), Owner(AllocationID("second"))
 
 
 def test_what_may_not_be_removed_takes_no_others_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = list[int]()
+    parts: list[int] = []
 
     def remove_tree(at: int, name: str, most: int) -> int:
         parts.append(most)

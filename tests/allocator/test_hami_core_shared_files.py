@@ -180,7 +180,8 @@ async def test_a_file_that_lies_costs_its_own_container(fault: Callable[[Path], 
 async def test_a_file_that_lies_again_is_logged_again() -> None:
     async with hami_core_node() as (it, _):
         await it.run_pod("a", Ask(memory=1_000))
-        files, path = files_of(it), put_region(it.cache("a") / NAME, gpus_of(it, "a")[0], ONE)
+        files = files_of(it)
+        path = put_region(it.cache("a") / NAME, gpus_of(it, "a")[0], ONE)
         failures: list[bool] = []
         with capture_logs() as logs:
             for magic in (1, region.MAGIC, 1):

@@ -86,11 +86,12 @@ async def test_a_late_reading_leaves_what_was_read_last_and_says_so(tmp_path: Pa
 
 
 async def test_which_containers_have_ended_is_known_although_the_files_are_late(tmp_path: Path) -> None:
-    """PodResources tells it, and not the files."""
+    """PodResources has it, and not the files."""
     it = Node(tmp_path)
     it.ledger.grant([Allocation(id=AllocationID("a"), devices={GPU: (DeviceID("GPU-0"),)})])
     first = (await it.poll()).ended
-    it.files.late, it.ended = True, tuple(it.ledger.state.allocations.values())
+    it.files.late = True
+    it.ended = tuple(it.ledger.state.allocations.values())
     late = (await it.poll()).ended
     it.ended = ()
     running = (await it.poll(LONGEST_PAUSE)).ended

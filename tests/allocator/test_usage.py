@@ -176,7 +176,8 @@ async def test_a_stream_that_has_lost_the_usage_of_an_idle_node_is_told_it_anew(
 
 async def test_however_often_it_is_asked_for_usage_takes_few_epochs() -> None:
     """Whoever may publish can forge any number of readings, for each of which a registry asks."""
-    it, bus = Node(), MemoryBus()
+    it = Node()
+    bus = MemoryBus()
     it.kubelet.usage = (used("a", "0-3"),)
     await it.device_allocations.reconcile()
     teller = UsageTeller(it.ledger, bus, it.clock, bus)

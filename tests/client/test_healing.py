@@ -57,7 +57,9 @@ async def test_an_allocator_that_is_silent_is_asked_ever_more_rarely() -> None:
 
 async def test_an_allocator_is_asked_for_as_long_as_its_node_is_broken() -> None:
     """So often within a while at most, and again after that."""
-    fold, bus, clock = Fold(Counts()), Asked(), ManualClock()
+    fold = Fold(Counts())
+    bus = Asked()
+    clock = ManualClock()
     healer = Healer(bus, clock)
     asked: list[int] = []
     for _ in range(3):

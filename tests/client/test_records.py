@@ -77,7 +77,7 @@ async def test_a_node_is_silent_whose_allocator_does_not_answer() -> None:
 
 
 async def test_a_registry_that_repeats_a_page_is_asked_no_more() -> None:
-    """What it says to be the rest is what it said before."""
+    """The next page has no other nodes than those before."""
     asked = 0
 
     async def page(body: bytes) -> bytes:

@@ -27,7 +27,8 @@ class Services(MemoryBus):
 
     def __init__(self, revision: int) -> None:
         super().__init__()
-        self.revision, self.asked = revision, list[str]()
+        self.revision = revision
+        self.asked: list[str] = []
 
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
         self.asked.append(subject)
@@ -43,8 +44,10 @@ async def ignore(fold: Fold) -> None:
 
 async def test_a_reading_that_stays_behind_its_writer_is_asked_for() -> None:
     """At the first question it may be on its way; one that has moved on since may be, too."""
-    bus, known = Services(2), Known()
-    verifier = Verifier(bus, ManualClock(), counts := Counts(), ignore)
+    bus = Services(2)
+    known = Known()
+    counts = Counts()
+    verifier = Verifier(bus, ManualClock(), counts, ignore)
     announcements: list[int] = []
     async with verifier.of_readings(known):
         for had in (1, 1, 2, 2, 3, 3):

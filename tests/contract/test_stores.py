@@ -56,7 +56,7 @@ def test_entries_of_the_journal_have_subjects_that_every_store_takes() -> None:
     ],
 )
 def test_a_server_that_elects_is_waited_for_and_one_without_room_is_not(code: int, err_code: int, passes: bool) -> None:
-    """NATS says 503 for both."""
+    """NATS answers 503 for both."""
     error = stores.refused("store", stores.Refusal(code=code, err_code=err_code))
 
     assert passes == isinstance(error, BusUnavailable)

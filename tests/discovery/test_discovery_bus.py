@@ -169,11 +169,11 @@ async def test_another_process_is_noticed_although_this_node_spoke_since(world: 
         await world.discovery.read()
         await world.clock.advance(POLL_SECONDS)
         assert world.discovery.announcer.spoken_over() is not None
-        said_anew = (await world.topology()).revision
+        revision = (await world.topology()).revision
         await world.clock.advance(POLL_SECONDS)
 
         assert world.discovery.announcer.spoken_over() is None
-        assert 3 == said_anew == (await world.topology()).revision
+        assert 3 == revision == (await world.topology()).revision
 
 
 @pytest.mark.parametrize("is_confirmed", [True, False])
@@ -181,8 +181,10 @@ async def test_what_is_published_during_a_look_is_not_another_process(
     world: World, monkeypatch: pytest.MonkeyPatch, is_confirmed: bool
 ) -> None:
     """The stream has it by the end of the look, whether or not the bus has confirmed it by then."""
-    last_position, publish = world.bus.last_position, world.bus.publish
-    stored, confirmed = anyio.Event(), anyio.Event()
+    last_position = world.bus.last_position
+    publish = world.bus.publish
+    stored = anyio.Event()
+    confirmed = anyio.Event()
 
     async def look(stream: Stream, subject: str = ">") -> int:
         if inventory(0, 1, 2) != world.hardware.now:
@@ -206,7 +208,7 @@ async def test_what_is_published_during_a_look_is_not_another_process(
         await world.clock.advance(POLL_SECONDS)
 
         assert world.discovery.announcer.spoken_over() is None
-        assert 2 == (await world.topology()).revision, "it is not said anew"
+        assert 2 == (await world.topology()).revision, "it is not published again"
 
 
 async def test_a_restart_begins_a_new_epoch(world: World) -> None:

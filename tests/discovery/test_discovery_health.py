@@ -172,7 +172,7 @@ async def test_health_that_is_held_back_is_published_at_the_end_of_the_hold_down
 
 
 async def test_a_cordon_just_as_a_hold_down_ends_is_published_after_the_next_one(world: World) -> None:
-    """What is said at its very end is published at once, and what follows in the same moment is held back again."""
+    """A change at its very end is published at once, and the next one in the same moment is held back again."""
     world.hardware.now = inventory(0, 1, 2)
 
     async def cordon_two_at_its_end() -> None:

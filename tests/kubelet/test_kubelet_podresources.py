@@ -132,7 +132,8 @@ async def test_a_checkpoint_that_is_written_while_it_is_read_is_read_anew(monkey
         for name in ("one", "two"):
             await it.kubelet.admit(pod(name, gpus=1))
             contents.append(file.read_bytes())
-        plain, later = pod_resources.given_out, contents[1:]
+        plain = pod_resources.given_out
+        later = contents[1:]
         file.write_bytes(contents[0])
 
         def overtaken(path: Path) -> pod_resources.Given:

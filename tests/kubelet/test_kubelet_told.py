@@ -136,7 +136,8 @@ async def test_an_entry_of_the_directory_that_changes_is_looked_at(monkeypatch: 
 
 async def test_a_change_during_a_poll_is_followed_by_another_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     """The poll may have looked before the change."""
-    clock, polls = ManualClock(), list[str]()
+    clock = ManualClock()
+    polls: list[str] = []
     async with told_node(clock, polls, monkeypatch) as it:
         poll = Plugin.poll
 

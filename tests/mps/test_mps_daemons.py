@@ -230,7 +230,8 @@ async def test_a_changed_root_moves_the_daemons(node: MpsNode) -> None:
     node.share(QUARTER, more=other)
     async with node.up():
         await node.until(node.serving)
-        former, ended = node.root, node.pid()
+        former = node.root
+        ended = node.pid()
         node.root = node.folder / "elsewhere"
         node.share(QUARTER, "name: few, replicas: 2", more=other)
         await node.clock.advance(POLL_SECONDS)

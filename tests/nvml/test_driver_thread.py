@@ -77,7 +77,8 @@ async def test_work_that_nobody_waits_for_ends_at_its_next_call() -> None:
 
 async def test_of_those_who_wait_for_earlier_work_one_begins_at_its_end() -> None:
     thread = DriverThread("driver", ManualClock(), 1.0)
-    begun, gate = list[int](), threading.Semaphore(0)
+    begun: list[int] = []
+    gate = threading.Semaphore(0)
 
     def work(steps: Steps) -> None:
         begun.append(len(begun))

@@ -188,7 +188,7 @@ async def test_connections_without_a_handshake_keep_nobody_out(
 async def test_a_connection_has_one_place_during_its_handshake_and_after_it(
     monkeypatch: pytest.MonkeyPatch, authority: Authority, served: Path
 ) -> None:
-    places = list[int]()
+    places: list[int] = []
     for module in (handshakes, connections):
         monkeypatch.setattr(module, "make_room", lambda held: places.append(len(held)))
     certificates = Certificates(served, ManualClock(NOW.timestamp()))
@@ -212,7 +212,8 @@ async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(
 
 def ask_at_once(address: tuple[str, int], context: ssl.SSLContext) -> bytes:
     """The beginning of the answer to a request that is sent with the end of the handshake."""
-    received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
+    received = ssl.MemoryBIO()
+    to_send = ssl.MemoryBIO()
     tls = context.wrap_bio(received, to_send, server_hostname=address[0])
     with socket.create_connection(address, timeout=60) as connected:
         while True:
