@@ -81,6 +81,19 @@ async def test_a_changed_certificate_is_shown_without_a_restart(authority: Autho
     assert certificates.trouble() is None
 
 
+def test_the_files_in_use_end_the_trouble_when_they_are_put_back(authority: Authority, served: Path) -> None:
+    certificates = Certificates(served, ManualClock(NOW.timestamp()))
+    first = (served / "tls.crt").read_bytes()
+    (served / "tls.crt").write_bytes(authority.certificate.read_bytes())
+    certificates.look()
+    trouble = certificates.trouble()
+    (served / "tls.crt").write_bytes(first)
+    certificates.look()
+
+    assert trouble is not None
+    assert certificates.trouble() is None
+
+
 async def test_an_expired_certificate_is_named_with_its_date(authority: Authority, served: Path) -> None:
     clock = ManualClock(SOON.timestamp() - 1)
     certificates = Certificates(served, clock)
