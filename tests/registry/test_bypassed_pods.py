@@ -150,6 +150,28 @@ async def test_nothing_is_reported_while_the_node_does_not_answer(world: World) 
         assert [] == events(world)
 
 
+@pytest.mark.parametrize("comes", [False, True])
+async def test_a_reservation_has_time_to_come_after_the_bind(world: World, comes: bool) -> None:
+    """A pod that was bound just before a look at those that were is looked at the next time."""
+    uid = await add(world, "p")
+    reports = list[Report]()
+    bypassed = BypassedPods(world.clock, reports.append, lambda node: {GPU}, lambda: None, "")
+    seen = await world.api.pod("ml", "p")
+    assert seen is not None
+    async with background() as tasks:
+        tasks.start_soon(bypassed.run)
+        await all_tasks_blocked()
+        await world.clock.advance(CHECK_SECONDS - 1)
+        bypassed.note_bound(seen, NODE)
+        await world.clock.advance(1)
+        early = len(reports)
+        if comes:
+            bypassed.observe(changed(reservation("p", container("0"), uid=uid)))
+        await world.clock.advance(CHECK_SECONDS)
+
+    assert (0, 0 if comes else 1) == (early, len(reports))
+
+
 @pytest.mark.parametrize("how", ["reservations", "consumed", "expired", "cancelled"])
 async def test_a_pod_whose_reservation_has_ended_in_any_way_is_not_reported(world: World, how: str) -> None:
     """The message may be the first one about the pod that this registry reads."""
