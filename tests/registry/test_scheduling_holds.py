@@ -165,6 +165,23 @@ def test_a_bound_pod_that_does_not_fit_gets_what_victims_leave() -> None:
     assert ("NotEnoughDevices", [True, False]) == (world.code(), admitted)
 
 
+def test_a_bind_that_has_begun_does_not_count_where_others_are_to_end() -> None:
+    """Binds of a node reserve one after the other: what the others will get is not reserved yet."""
+    world = node()
+    world.view.expect(NODE, asked(gpus(4, "a"), "a"))
+    world.view.assume(NODE, asked(gpus(4, "b"), "b"))
+    admitted = [world.scheduler.would_admit_without(NODE, asked(gpus(4, "c"), "c"), gone) for gone in ({"a"}, set())]
+
+    assert [True, False] == admitted
+
+
+async def test_a_bind_that_has_begun_does_not_count_in_the_orders_of_another_one() -> None:
+    world = node()
+    world.view.assume(NODE, asked(gpus(4, "b"), "b"))
+
+    assert "" == await world.scheduler.fits_in_every_order(NODE, asked(gpus(4, "c"), "c"))
+
+
 def test_a_reservation_counts_against_all_pods_but_its_own() -> None:
     world = node()
     world.view.hold(NODE, [hold("a", "GPU-0", "GPU-2")])
