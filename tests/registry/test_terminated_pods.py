@@ -135,6 +135,19 @@ async def test_a_pod_that_preempted_others_is_not_refused_by_their_node() -> Non
     assert ("", "NotEnoughDevices") == (refusal(it, nominated(2)), it.code())
 
 
+async def test_a_pod_that_was_being_deleted_is_no_longer_once_it_is_gone() -> None:
+    it = full_node()
+    for name in "ab":
+        it.view.begin_termination(NODE, name)
+    before = it.view.terminating(NODE)
+    it.view.gone(NODE, "a")
+    between = it.view.terminating(NODE)
+    it.view.gone(NODE, "b")
+
+    assert (frozenset("ab"), frozenset("b")) == (before, between)
+    assert {} == it.view._terminating
+
+
 async def test_a_nominated_pod_gets_an_error_where_a_refusal_may_pass() -> None:
     """This registry has not seen the deletion yet. A refusal would start another preemption; after a while it is true."""
     it = full_node()
