@@ -169,6 +169,24 @@ async def test_a_bind_that_fails_wakes_no_pod(
     assert before == scheduling.watch.wake_ups.done
 
 
+def test_after_a_bind_that_has_failed_a_node_that_has_more_free_is_noticed() -> None:
+    """The end of the bind is not: the scheduler tries waiting pods again by itself."""
+    it = OneNode()
+    it.tell([*it.says.all(), *it.says.admit(pod(container("main", gpus=2), name="a"), "a")])
+    it.view.renew()
+    offered = list[NodeName]()
+    it.view.offered = offered.append
+    it.view.assume(NODE, asked(pod(container("main", gpus=1), name="b"), "b"))
+    it.view.renew()
+    it.view.unassume(NODE, "b")
+    it.view.renew()
+    after_bind = [*offered]
+    it.tell(it.says.end("a"))
+    it.view.renew()
+
+    assert ([], [NODE]) == (after_bind, offered)
+
+
 @pytest.mark.parametrize("steps", [("expect",), ("assume",), ("assume", "expect")])
 def test_a_pod_is_placed_beside_those_before_it_alone(steps: tuple[str, ...]) -> None:
     """
