@@ -226,8 +226,10 @@ def test_a_container_that_has_its_cpus_is_told_where_they_are() -> None:
         state = state.holding(Allocation(id=AllocationID(owner.container), owner=owner, cpus=cpus))
 
     hints = said(state, pod(container(cpus=2)), ContainerName("main"), AdmissionRules())
+    of_another_number = said(state, pod(container(cpus=1)), ContainerName("main"), AdmissionRules())
 
     assert [0b10, 0b11] == [hint.affinity for hint in in_full(hints["cpu"][CPU])]
+    assert {CPU: ()} == of_another_number["cpu"], "kubelet v1.36.3: it cannot be aligned"
 
 
 def test_what_init_containers_left_moves_no_container_that_has_cpus() -> None:
