@@ -205,6 +205,7 @@ def test_an_allocator_whose_clock_cannot_be_read_is_asked_for_nothing(run: Calla
 
     assert 69 == ran.status
     assert {"clock"} == ran.bus.asked.keys()
+    assert ran.bus.within["clock"] <= link.ANSWER_SECONDS, "the time for the clock is part of that for the answer"
     assert "code: NodeSilent" in ran.err
     assert "the allocation for pod q/x was not requested" in ran.err
     assert "`topoalign explain q/x`" in ran.err
