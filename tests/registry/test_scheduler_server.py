@@ -12,6 +12,7 @@ import pytest
 from anyio import to_thread
 from certificate_support import Authority
 from scheduling_support import FULL, RawClient, RecordedScheduling, go_json, parsed, request_bytes, serving
+from structlog.testing import capture_logs
 
 from topoalign.core.model.errors import InvalidField
 from topoalign.registry.scheduling import server
@@ -79,6 +80,34 @@ async def test_a_changed_certificate_is_shown_without_a_restart(authority: Autho
     assert first == between != after
     assert trouble is not None and "do not fit together" in trouble
     assert certificates.trouble() is None
+
+
+def test_the_files_in_use_end_the_trouble_when_they_are_put_back(authority: Authority, served: Path) -> None:
+    certificates = Certificates(served, ManualClock(NOW.timestamp()))
+    first = (served / "tls.crt").read_bytes()
+    (served / "tls.crt").write_bytes(authority.certificate.read_bytes())
+    certificates.look()
+    trouble = certificates.trouble()
+    (served / "tls.crt").write_bytes(first)
+    certificates.look()
+
+    assert trouble is not None
+    assert certificates.trouble() is None
+
+
+def test_files_that_do_not_fit_together_are_logged_once(authority: Authority, served: Path) -> None:
+    """And again once they are others, or cannot be read."""
+    certificates = Certificates(served, ManualClock(NOW.timestamp()))
+    with capture_logs() as logs:
+        for text in (b"no certificate", authority.certificate.read_bytes()):
+            (served / "tls.crt").write_bytes(text)
+            certificates.look()
+            certificates.look()
+        (served / "tls.crt").unlink()
+        certificates.look()
+        certificates.look()
+
+    assert 3 == len([each for each in logs if each["log_level"] == "warning"])
 
 
 async def test_an_expired_certificate_is_named_with_its_date(authority: Authority, served: Path) -> None:

@@ -15,7 +15,7 @@ from topoalign.core.model.requests import AdmissionRules, PodLevelResources, Pod
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.scheduling.holds import Hold, holds_something
-from topoalign.registry.scheduling.model import Filtered
+from topoalign.registry.scheduling.model import Filtered, Victims
 
 pytestmark = pytest.mark.anyio
 SEEDS = 600 if THOROUGH else 60
@@ -163,6 +163,45 @@ def test_a_bound_pod_that_does_not_fit_gets_what_victims_leave() -> None:
     admitted = [world.scheduler.would_admit_without(NODE, asked(gpus(each, "c")), {"a"}) for each in (2, 4)]
 
     assert ("NotEnoughDevices", [True, False]) == (world.code(), admitted)
+
+
+def test_a_bind_that_has_begun_does_not_count_where_others_are_to_end() -> None:
+    """Binds of a node reserve one after the other: what the others will get is not reserved yet."""
+    world = node()
+    world.view.expect(NODE, asked(gpus(4, "a"), "a"))
+    world.view.assume(NODE, asked(gpus(4, "b"), "b"))
+    admitted = [world.scheduler.would_admit_without(NODE, asked(gpus(4, "c"), "c"), gone) for gone in ({"a"}, set())]
+
+    assert [True, False] == admitted
+
+
+async def test_what_is_reserved_for_a_pod_does_not_count_against_its_preemption() -> None:
+    """An earlier try to bind it may have left that."""
+    world = node()
+    world.view.expect(NODE, asked(gpus(2, "a"), "a"))
+    world.view.hold(NODE, [hold("p", "GPU-2", "GPU-3")])
+    pods = {uid: asked(gpus(4, uid), uid) for uid in ("p", "other")}
+    helped = {uid: await world.scheduler.preempt(each, {NODE: Victims(uids=("a",))}) for uid, each in pods.items()}
+
+    assert {"p": [NODE], "other": []} == {uid: [*each] for uid, each in helped.items()}
+
+
+def test_a_node_that_is_gone_has_no_pending_pods() -> None:
+    world = node()
+    world.view.hold(NODE, [hold("a", "GPU-0")])
+    world.view.renew()
+    before = {*world.view.nodes_with_pending}
+    world.view.forget(NODE)
+    world.view.renew()
+
+    assert ({NODE}, set()) == (before, world.view.nodes_with_pending)
+
+
+async def test_a_bind_that_has_begun_does_not_count_in_the_orders_of_another_one() -> None:
+    world = node()
+    world.view.assume(NODE, asked(gpus(4, "b"), "b"))
+
+    assert "" == await world.scheduler.fits_in_every_order(NODE, asked(gpus(4, "c"), "c"))
 
 
 def test_a_reservation_counts_against_all_pods_but_its_own() -> None:
