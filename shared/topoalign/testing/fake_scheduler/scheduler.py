@@ -228,7 +228,9 @@ class FakeScheduler:
         except ExtenderFailed as error:
             if self._assumed.pop(key, None) is not None:
                 self.room.drop_pod(key)
-                self.room.nominate(key, pod, pod["status"].get("nominatedNodeName") or "")
+                with suppress(ApiError):  # it was deleted meanwhile
+                    newest = self._cluster.pods.get(key)
+                    self.room.nominate(key, newest, newest["status"].get("nominatedNodeName") or "")
                 self._fail(key, pod, error)
                 self._queue.wake()
             else:  # the Binding was made, or the pod is gone
