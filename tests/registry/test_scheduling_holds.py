@@ -340,8 +340,8 @@ async def test_what_is_reserved_for_the_pod_itself_does_not_keep_it_out() -> Non
     assert "" == await world.scheduler.fits_in_every_order(NODE, asked(gpus(4), "a"))
 
 
-async def test_a_refusal_waits_until_the_node_has_said_whose_containers_run() -> None:
-    """S15. b gets what is reserved for a, which asks for the same. Until that is said, b holds GPU-2 and GPU-3, too."""
+async def test_a_refusal_waits_until_the_node_reports_whose_containers_run() -> None:
+    """S15. b gets what is reserved for a, which asks for the same. Until that is reported, b holds GPU-2 and GPU-3, too."""
     world = node()
     devices = {"a": ("GPU-0", "GPU-1"), "b": ("GPU-2", "GPU-3")}
     held = [reservation(uid, reserved(*ids, name="c0"), uid=uid) for uid, ids in devices.items()]
