@@ -10,7 +10,8 @@ from reservation_support import container as reserved
 from reservation_support import reservation
 from view_support import NODE, RULES, OneNode, Says, asked, scheduler_of, some_request, some_says, tell_all
 
-from topoalign.core.model.ids import CPU, MEMORY, NodeName
+from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.ids import CPU, GPU, MEMORY, AllocationID, DeviceID, NodeName
 from topoalign.core.model.requests import AdmissionRules, PodLevelResources, PodRequest
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.registry.cluster import Cluster
@@ -376,6 +377,23 @@ async def test_what_is_reserved_for_the_pod_itself_does_not_keep_it_out() -> Non
     world.view.hold(NODE, [hold("a", "GPU-0", "GPU-1", "GPU-2", "GPU-3")])
 
     assert "" == await world.scheduler.fits_in_every_order(NODE, asked(gpus(4), "a"))
+
+
+async def test_a_refusal_waits_until_the_node_reports_whose_containers_run() -> None:
+    """S15. b gets what is reserved for a, which asks for the same. Until that is reported, b holds GPU-2 and GPU-3, too."""
+    world = node()
+    devices = {"a": ("GPU-0", "GPU-1"), "b": ("GPU-2", "GPU-3")}
+    held = [reservation(uid, reserved(*ids, name="c0"), uid=uid) for uid, ids in devices.items()]
+    world.view.hold(NODE, [Hold(reserved=each) for each in held])
+    world.view.expect(NODE, asked(gpus(2, "b"), "b"))
+    given = Allocation(id=AllocationID("1"), devices={GPU: (DeviceID("GPU-0"), DeviceID("GPU-1"))})
+    world.tell([world.says.grant(given)])
+    unknown = await world.scheduler.fits_in_every_order(NODE, asked(gpus(2), "a"))
+    world.tell([world.says.bind(given.id, "b", "b")])
+    known = await world.scheduler.fits_in_every_order(NODE, asked(gpus(2), "a"))
+    too_many = await world.scheduler.fits_in_every_order(NODE, asked(gpus(3), "a"))
+
+    assert ("PodsPending", "", "NotEnoughDevices") == (unknown, known, too_many)
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 20))
