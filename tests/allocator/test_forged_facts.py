@@ -449,6 +449,31 @@ async def test_forged_usage_is_healed_within_one_period_by_a_new_epoch(world: Wo
         assert 1 == world.differences("usage")
 
 
+@pytest.mark.parametrize("usage", [True, False])
+async def test_forged_usage_whose_number_the_allocator_uses_next_does_not_stand(world: World, usage: bool) -> None:
+    """The numbers are equal at the next question. A registry without `usage` compares what it has left out."""
+    owner = Owner(namespace=Namespace("ml"), pod=PodName("p"), container=ContainerName("c"))
+    said: list[UsageObserved] = []
+    world.client = Client(world.bus, world.clock, "registry", usage=usage)
+
+    async def listen() -> None:
+        async for delivery in Client(world.bus, world.clock).nodes():
+            said.extend([delivery.event] if isinstance(delivery.event, UsageObserved) else [])
+
+    async with world.running(), background() as tasks:
+        tasks.start_soon(listen)
+        world.ledger.observe(containers=(ContainerUsage(owner=owner, cpus="0-3"),))
+        await world.clock.advance(PERIOD)
+        told = said[-1]
+        await world.forge(UsageObserved(node=NODE, epoch=told.epoch, revision=told.revision + 1, containers=()))
+        world.ledger.observe(containers=(ContainerUsage(owner=owner, cpus="0-7"),))
+        await world.clock.advance(PERIOD)
+
+        assert ["0-7"] == [each.cpus for each in said[-1].containers]
+        assert said[-1].epoch > told.epoch
+        assert 1 == world.differences("usage")
+
+
 async def test_a_flood_of_forged_topologies_makes_discovery_take_few_epochs(world: World) -> None:
     """Each epoch is recorded on disk."""
     async with world.running():

@@ -26,6 +26,25 @@ NAME = f"slots-{'a' * 32}"
 FIRST, SECOND = Owner(AllocationID("first")), Owner(AllocationID("second"))
 
 
+def test_what_may_not_be_removed_takes_no_others_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: list[int] = []
+
+    def remove_tree(at: int, name: str, most: int) -> int:
+        parts.append(most)
+        if len(parts) < 3:
+            raise PermissionError(1, "Operation not permitted", name)
+        return 1
+
+    monkeypatch.setattr(limiter_files, "remove_tree", remove_tree)
+    for number in range(3):
+        (tmp_path / f".gone-{number:016x}").mkdir()
+    with pytest.raises(PermissionError):
+        limiter_files.remove_leftovers(tmp_path)
+
+    assert 3 == len(parts)
+    assert limiter_files.MOST_REMOVED == parts[-1]
+
+
 async def test_directories_go_with_their_allocations_and_nothing_else_does() -> None:
     async with hami_core_node() as (it, _):
         await it.run_pod("a", Ask(memory=1_000))

@@ -177,6 +177,22 @@ async def test_a_file_that_lies_costs_its_own_container(fault: Callable[[Path], 
         assert 2 == files.refused
 
 
+async def test_a_file_that_lies_again_is_logged_again() -> None:
+    async with hami_core_node() as (it, _):
+        await it.run_pod("a", Ask(memory=1_000))
+        files = files_of(it)
+        path = put_region(it.cache("a") / NAME, gpus_of(it, "a")[0], ONE)
+        failures: list[bool] = []
+        with capture_logs() as logs:
+            for magic in (1, shared_files.MAGIC, 1):
+                write_at(0, struct.pack("<i", magic))(path)
+                failures.append(bool((await files.read()).containers[0].failure))
+                await it.clock.advance(2)
+
+        assert [True, False, True] == failures
+        assert 2 == len(logs)
+
+
 async def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mapped, it would end the agent (SIGBUS)."""
     async with hami_core_node() as (it, _):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 from kubelet_support import NODE, MemoryAllocator, pod, short_directory, two_nodes
 from prediction_support import FPGA, Listener, OtherPlugin, listening
@@ -278,14 +279,21 @@ async def test_without_other_plugins_devices_are_asked_for_when_the_files_change
     now = None
     (tmp_path / "device-plugins" / "kubelet_internal_checkpoint").write_text("{ }")
     away = await asked(4)
+    now = ours
+    back = await asked(2)
+    ledger.hear(msgspec.structs.replace(known.topology, revision=known.topology.revision + 1))
+    discovered = await asked(1)
 
     assert ([ours], []) == (first, idle)
+    assert ([ours], [ours]) == (back, discovered), "other devices may be ours now"
     assert [ours | theirs] * 6 == written + shown
     assert [None] * 4 == away
 
 
 async def test_where_changes_are_told_files_are_polled_after_them(tmp_path: Path) -> None:
-    """The directory of pods is not there at first: the one above it tells."""
+    """
+    The directory of pods is not there at first: the one above it tells. A change during a poll is followed by another poll.
+    """
     known = MemoryAllocator(MACHINE).state
     ours: Listed = {GPU: (ListedDevices(nodes=(0,), ids=tuple(gpu.id for gpu in MACHINE.gpus)),)}
     readings = 0
@@ -293,6 +301,8 @@ async def test_where_changes_are_told_files_are_polled_after_them(tmp_path: Path
     async def devices(others_than: Collection[ResourceName]) -> Listed:
         nonlocal readings
         readings += 1
+        if readings == 4:
+            changes.tell()
         return ours
 
     clock, changes = ManualClock(1_700_000_000.2), DirectoryChanges()
@@ -326,9 +336,12 @@ async def test_where_changes_are_told_files_are_polled_after_them(tmp_path: Path
         (tmp_path / "pods" / "uid").mkdir()
         await change.wait()
         added = await next_poll(POLL_SECONDS)
+        await clock.advance(POLL_SECONDS)
+        after_that = watch.polls, readings
         tasks.cancel_scope.cancel()
 
     assert [(1, 1), (2, 0), (3, 1), (4, 1), (5, 1)] == [first, second, idle, made, added]
+    assert (6, 4) == after_that
 
 
 async def test_many_questions_at_once_ask_the_kubelet_once_or_twice() -> None:

@@ -17,7 +17,8 @@ from topoalign.allocator.requests.kubelet_files import (
     KubeletWatch,
 )
 from topoalign.core.admission.prediction import predict
-from topoalign.core.model.ids import AllocationID
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 from topoalign.core.model.kubelet import KubeletObserved
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.state.fold import NodeState
@@ -51,7 +52,12 @@ class Node:
         self.ledger.hear(known.health)
         self.ledger.observe(containers=())
         self.files = SlowFiles(root / "config.yaml", root, AdmissionRules())
-        self.watch = KubeletWatch(self.ledger, self.files, self.clock)
+        self.ended: Sequence[Allocation] = ()
+        """What the record still has of containers that have ended."""
+        self.watch = KubeletWatch(self.ledger, self.files, self.clock, ended=self.over)
+
+    async def over(self) -> Sequence[Allocation]:
+        return self.ended
 
     async def poll(self, seconds: float = REREAD_SECONDS) -> KubeletObserved:
         """What is known of the kubelet after a poll so many seconds later."""
@@ -85,6 +91,20 @@ async def test_a_late_reading_leaves_what_was_read_last_and_says_so(tmp_path: Pa
     assert good == after
 
 
+async def test_which_containers_have_ended_is_known_although_the_files_are_late(tmp_path: Path) -> None:
+    """PodResources has it, and not the files."""
+    it = Node(tmp_path)
+    it.ledger.grant([Allocation(id=AllocationID("a"), devices={GPU: (DeviceID("GPU-0"),)})])
+    first = (await it.poll()).ended
+    it.files.late = True
+    it.ended = tuple(it.ledger.state.allocations.values())
+    late = (await it.poll()).ended
+    it.ended = ()
+    running = (await it.poll(LONGEST_PAUSE)).ended
+
+    assert [(), (AllocationID("a"),), ()] == [first, late, running]
+
+
 async def test_rules_that_were_never_read_are_said_to_be_unknown(tmp_path: Path) -> None:
     """They are the allocator's own, whatever the kubelet has."""
     it = Node(tmp_path)
@@ -97,7 +117,7 @@ async def test_rules_that_were_never_read_are_said_to_be_unknown(tmp_path: Path)
 
 
 async def test_a_slow_disk_is_read_again_after_growing_pauses(tmp_path: Path) -> None:
-    """At the first poll after 1, 2, 4, 8, 16 and then every 30 seconds: not at every poll."""
+    """At the first poll after 1, 2, 4, 8, 16 and then every 30 seconds: not at every poll. In time once, it begins anew."""
     it = Node(tmp_path)
     it.files.late = True
     when: list[float] = []
@@ -110,3 +130,12 @@ async def test_a_slow_disk_is_read_again_after_growing_pauses(tmp_path: Path) ->
     assert 7 == len(pauses)
     for least, pause in zip((1, 2, 4, 8, 16, 30, 30), pauses, strict=True):
         assert least <= pause < least + 2 * POLL_SECONDS
+
+    it.files.late = False
+    await it.poll(LONGEST_PAUSE)
+    it.files.late = True
+    await it.poll()
+    had = it.files.readings
+    for _ in range(4):
+        await it.poll(POLL_SECONDS)
+    assert had + 1 == it.files.readings

@@ -8,16 +8,17 @@ from decision_support import container, machine, node, pod
 from device_allocations_support import GPUS, NODE, Node, owner
 from kubelet_files_support import basis_from
 
+from topoalign.allocator.ledger import ledger
 from topoalign.allocator.reconciliation.pod_resources import usage_of
-from topoalign.allocator.reconciliation.usage import AGAIN_SECONDS, POLL_SECONDS, UsageTeller
+from topoalign.allocator.reconciliation.usage import AGAIN_SECONDS, POLL_SECONDS, RENEW_SECONDS, UsageTeller
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import BusUnavailable
-from topoalign.core.model.events import ContainerUsage, MemoryBlock, UsageObserved
-from topoalign.core.model.ids import GPU, MEMORY, DeviceID, ResourceName
+from topoalign.core.model.events import ContainerUsage, MemoryBlock, MemoryExcess, UsageObserved
+from topoalign.core.model.ids import GPU, MEMORY, AllocationID, DeviceID, ResourceName
 from topoalign.core.ports import Message, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files import configuration
@@ -171,6 +172,34 @@ async def test_a_stream_that_has_lost_the_usage_of_an_idle_node_is_told_it_anew(
 
     assert (1, newest(it)) == (getattr(said[0], "revision", None), said[1])
     assert 2 == newest(it).revision
+
+
+async def test_however_often_it_is_asked_for_usage_takes_few_epochs() -> None:
+    """Whoever may publish can forge any number of readings, for each of which a registry asks."""
+    it = Node()
+    bus = MemoryBus()
+    it.kubelet.usage = (used("a", "0-3"),)
+    await it.device_allocations.reconcile()
+    printer = UsageTeller(it.ledger, bus, it.clock, bus)
+    epochs: list[int] = []
+    for _ in range(3):
+        for _ in range(3):
+            printer.announce()
+            epochs.append(newest(it).epoch)
+        await it.clock.advance(RENEW_SECONDS)
+
+    assert 3 == len({*epochs})
+    assert sorted(epochs) == epochs
+
+
+def test_a_container_is_above_its_memory_while_it_has_an_allocation() -> None:
+    """It may hold the device by several, of which one has ended."""
+    first, second = AllocationID("a"), AllocationID("b")
+    excess = MemoryExcess(allocations=(first, second), device=DeviceID("GPU-0"), given=1, used=2)
+    seen = ledger.observed(ledger.unobserved(NODE, 1), {"exceeding": (excess,)}, {first, second})
+
+    assert (excess,) == ledger.observed(seen, {}, {second}).exceeding
+    assert () == ledger.observed(seen, {}, {AllocationID("c")}).exceeding
 
 
 async def test_only_the_newest_reading_is_said_when_the_bus_was_away() -> None:

@@ -15,11 +15,13 @@ from vcuda_support import TWO, Host, Read, read_config, register, vcuda_node, wi
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.containers.vcuda.directories import Limits, name_of
-from topoalign.allocator.containers.vcuda.limiter import Calls, limits_for
+from topoalign.allocator.containers.vcuda.limiter import Calls, held_units, limits_for
 from topoalign.allocator.ports import Part
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import Unavailable
-from topoalign.core.model.ids import DeviceID, PodName
+from topoalign.core.model.events import Allocation, Displaced, Owner
+from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import Holder
 from topoalign.kubelet.control_groups import directory_of
 
@@ -27,6 +29,17 @@ pytestmark = pytest.mark.anyio
 READER = Path(__file__).with_name("vcuda_reader.c")
 BUS = "0000:00:0A.0"
 ID = "9f86d081884c7d659a2feaa0c55ad015"
+
+
+def test_units_of_a_container_that_was_displaced_are_held_as_well() -> None:
+    """It may run on, and its library reads its directory again and again."""
+    owner = Owner(namespace=Namespace("ml"), pod=PodName("p"), container=ContainerName("c"))
+    first, second = (DeviceID(f"GPU-0::c{number}") for number in range(2))
+    former = Displaced(allocation=AllocationID("1"), owner=owner, devices={CORES: (first,)})
+    allocation = Allocation(id=AllocationID("2"), devices={CORES: (first, second)}, displaced=(former,))
+    state = NodeState(node=NodeName("n")).holding(allocation)
+
+    assert {(CORES, frozenset({first})), (CORES, frozenset({first, second}))} == {*held_units(state)}
 
 
 async def test_both_halves_have_the_limits_before_the_container_starts() -> None:

@@ -16,7 +16,7 @@ from anyio.from_thread import start_blocking_portal
 from topoalign.cli import link, root
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission, Explanation
-from topoalign.core.model.errors import BusUnavailable
+from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState, Owner, TopologyDiscovered
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
 from topoalign.core.model.requests import AllocateRequest, ClockReading, ReleaseRequest
@@ -54,6 +54,10 @@ async def interrupted() -> bytes:
     raise KeyboardInterrupt
 
 
+async def refused() -> bytes:
+    raise BusRefused("no permission", "ask whoever may give it")
+
+
 class PlayedBus(MemoryBus):
     """Answers each subject as it is told, and notes what was asked; there is no stream to be read."""
 
@@ -64,11 +68,14 @@ class PlayedBus(MemoryBus):
             for verb, say in answers.items()
         }
         self.asked: dict[str, Any] = {}
+        self.within: dict[str, float] = {}
 
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
         if subject not in self.answers_to:
             return await super().ask(subject, body, within)
-        self.asked[subject.rpartition(".")[2]] = msgspec.json.decode(body)
+        verb = subject.rpartition(".")[2]
+        self.asked[verb] = msgspec.json.decode(body)
+        self.within[verb] = within
         with anyio.move_on_after(within):
             return await self.answers_to[subject]()
         raise BusUnavailable(f"no answer within {within:.1f} s")
@@ -181,12 +188,13 @@ def test_a_prediction_has_no_effect_to_settle(run: Callable[..., Ran]) -> None:
 def test_a_request_has_a_deadline_on_the_allocators_clock(
     run: Callable[..., Ran], line: str, verb: str, body: bytes
 ) -> None:
-    """The deadline is on the allocator's clock and no later than the time for which the asker waits."""
+    """The asker waits up to the deadline and no longer, however long it took to read the clock."""
     ran = run(line, {"clock": at_once(CLOCK), verb: at_once(body)})
 
     deadline = ran.bus.asked[verb]["deadline"]
     assert "c1" == deadline["clock"]
     assert 5000.0 < deadline["at"] <= 5000.05
+    assert 0.0 < ran.bus.within[verb] <= deadline["at"] - 5000.0
     request: type[AllocateRequest | ReleaseRequest] = AllocateRequest if verb == "allocate" else ReleaseRequest
     assert msgspec.convert(ran.bus.asked[verb], request).deadline is not None
 
@@ -197,14 +205,18 @@ def test_an_allocator_whose_clock_cannot_be_read_is_asked_for_nothing(run: Calla
 
     assert 69 == ran.status
     assert {"clock"} == ran.bus.asked.keys()
+    assert ran.bus.within["clock"] <= link.ANSWER_SECONDS, "the time for the clock is part of that for the answer"
     assert "code: NodeSilent" in ran.err
     assert "the allocation for pod q/x was not requested" in ran.err
     assert "`topoalign explain q/x`" in ran.err
 
 
-def test_an_allocator_of_an_earlier_version_is_asked_without_a_deadline(run: Callable[..., Ran]) -> None:
-    """It has no clock to read, and refuses fields that it does not know."""
-    ran = run(ALLOCATE, {"allocate": at_once(GRANTED)})
+@pytest.mark.parametrize("clock", [{}, {"clock": refused}])
+def test_an_allocator_of_an_earlier_version_is_asked_without_a_deadline(
+    run: Callable[..., Ran], clock: Answers
+) -> None:
+    """It has no clock to read, or this user may not, and it refuses fields that it does not know."""
+    ran = run(ALLOCATE, {**clock, "allocate": at_once(GRANTED)})
 
     assert 0 == ran.status
     assert "deadline" not in ran.bus.asked["allocate"]

@@ -6,7 +6,7 @@ from fact_support import Writer
 
 from topoalign.client import healing
 from topoalign.client.fold import Counts, Fold
-from topoalign.client.healing import Healer
+from topoalign.client.healing import ASK_AGAIN_SECONDS, MOST_ASKS, Healer
 from topoalign.core import wire
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.ids import NodeName
@@ -55,6 +55,24 @@ async def test_an_allocator_that_is_silent_is_asked_ever_more_rarely() -> None:
     assert [0, 6, 18, 42, 90, 150] == times
 
 
+async def test_an_allocator_is_asked_for_as_long_as_its_node_is_broken() -> None:
+    """So often within a while at most, and again after that."""
+    fold = Fold(Counts())
+    bus = Asked()
+    clock = ManualClock()
+    healer = Healer(bus, clock)
+    asked: list[int] = []
+    for _ in range(3):
+        for _ in range(MOST_ASKS + 5):
+            break_nodes(fold, "n")
+            fold.doubt(NodeName("n"), None)
+            await healer.heal(fold)
+        asked.append(len(bus.nodes))
+        await clock.advance(ASK_AGAIN_SECONDS)
+
+    assert [MOST_ASKS, 2 * MOST_ASKS, 3 * MOST_ASKS] == asked
+
+
 async def test_an_answer_ends_the_count_of_silence() -> None:
     """From then on the intervals grow from the first one, by the snapshots that were promised and did not come."""
     fold, bus, clock = Fold(Counts()), Asked(), ManualClock()
@@ -71,6 +89,23 @@ async def test_an_answer_ends_the_count_of_silence() -> None:
     assert [0, 6, 18, 42, 54, 78] == times
 
 
+@pytest.mark.parametrize("answering", [(), ("n",)])
+async def test_a_node_that_is_forgotten_while_it_is_asked_stays_forgotten(answering: tuple[str, ...]) -> None:
+    """Whether or not its allocator answers: nothing of the node is kept."""
+    fold = Fold(Counts())
+
+    class Forgetting(Asked):
+        async def ask(self, subject: str, body: bytes, within: float) -> bytes:
+            fold.forget(NodeName("n"))
+            return await super().ask(subject, body, within)
+
+    break_nodes(fold, "n")
+    await Healer(Forgetting(*answering), ManualClock()).heal(fold)
+
+    assert NodeName("n") not in fold
+    assert {} == fold.broken
+
+
 async def test_who_has_answered_is_asked_before_the_silent_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names that somebody has invented keep no real node waiting."""
     fold, bus, clock = Fold(Counts()), Asked("real"), ManualClock()
@@ -83,6 +118,23 @@ async def test_who_has_answered_is_asked_before_the_silent_ones(monkeypatch: pyt
     await healer.heal(fold)
 
     assert (["a", "b", "real", "c"], ["real", "a"]) == (first, bus.nodes)
+
+
+async def test_a_node_that_is_whole_by_its_turn_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(healing, "ASKED_AT_ONCE", 1)
+    fold = Fold(Counts())
+
+    class Healing(Asked):
+        async def ask(self, subject: str, body: bytes, within: float) -> bytes:
+            for node in ("a", "b"):
+                fold.apply(Writer(node, epoch=9).snapshot())
+            return await super().ask(subject, body, within)
+
+    bus = Healing("a", "b")
+    break_nodes(fold, "a", "b")
+    await Healer(bus, ManualClock()).heal(fold)
+
+    assert 1 == len(bus.nodes)
 
 
 async def test_beside_thousands_of_broken_nodes_a_new_one_is_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,9 @@ import pytest
 from decision_support import container, machine, pod
 from diagnosis_support import machines, node_with
 
-from topoalign.client.records import read_cluster
+from topoalign.client.records import foreign_nodes, read_cluster
 from topoalign.core import wire
+from topoalign.core.diagnosis.foreign import ForeignPage
 from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.model.events import Allocation, AllocationGranted, AllocationReleased, ReservationsChanged
@@ -73,6 +74,21 @@ async def test_a_node_is_silent_whose_allocator_does_not_answer() -> None:
     found = await read(bus, B)
 
     assert (A, msgspec.structs.replace(B, silent=True)) == found.nodes
+
+
+async def test_a_registry_that_repeats_a_page_is_asked_no_more() -> None:
+    """The next page has no other nodes than those before."""
+    asked = 0
+
+    async def page(body: bytes) -> bytes:
+        nonlocal asked
+        asked += 1
+        assert asked <= 2
+        return wire.answer(ForeignPage(nodes={NodeName("h"): "ManagedByHami"}, has_more=True))
+
+    bus = MemoryBus()
+    async with bus.serve("registry", [Endpoint(name="foreign", subject=wire.foreign_subject(), answer=page)]):
+        assert {"h": "ManagedByHami"} == await foreign_nodes(bus)
 
 
 async def test_allocators_that_may_not_be_asked_are_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,11 +193,34 @@ async def test_snapshots_of_a_stream_that_ends_early_supersede_nothing() -> None
     assert ({writer.node: 2}, {}) == (whole, early)
 
 
+@pytest.mark.anyio
+async def test_snapshots_of_a_stream_that_went_back_supersede_nothing() -> None:
+    writer = Writer()
+    stored = [Received(message=wire.encode(writer.snapshot(), 1.0), position=number) for number in (1, 2, 1, 3)]
+
+    async def following() -> AsyncIterator[Received]:
+        for received in stored:
+            yield received
+
+    assert {} == await newest_snapshots(following(), 3, 1.0, Turns(ManualClock()))
+
+
 def test_nothing_is_superseded_in_another_stream() -> None:
     superseded = Superseded({NodeName("a"): 5})
     superseded.clear()
 
     assert superseded.is_newest(Writer("a").snapshot())
+
+
+def test_nothing_but_a_snapshot_stands_for_what_was_passed_over() -> None:
+    """The stream lost the snapshot, and has another fact at its position: what was passed over is read after all."""
+    writer = Writer("a")
+    before = Received(message=wire.encode(writer.snapshot(), 1.0), position=1)
+    superseded = Superseded({writer.node: 2})
+
+    assert superseded.has(before) and superseded.missed
+    assert superseded.is_newest(writer.grant("1", "GPU-0")) and superseded.missed
+    assert superseded.is_newest(writer.snapshot()) and not superseded.missed
 
 
 def test_a_place_is_read_from_the_id_and_highest_where_it_has_none() -> None:

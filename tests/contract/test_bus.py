@@ -7,13 +7,14 @@ from random import Random
 import anyio
 import msgspec
 import pytest
-from bus_support import GRANTED, bodies, granted, heard, said
+from bus_support import GRANTED, bodies, granted, receive, said
 from simulation.bus import Broker, FaultyBus
 
 from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken, RemoteUnavailable
+from topoalign.core.model.events import DeviceHealthChanged
 from topoalign.core.model.ids import NodeName
-from topoalign.core.ports import Bus, Endpoint, Message, Stream
+from topoalign.core.ports import Bus, Endpoint, Message, Received, Stream
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
@@ -60,7 +61,7 @@ async def test_many_under_way_are_stored_in_their_order(bus: Bus) -> None:
 
     assert [*range(1, 301)] == positions
     async with bus.follow(Stream.ALLOCATIONS, ALL) as received:
-        assert [message.body for message in messages] == bodies(await heard(received, 300))
+        assert [message.body for message in messages] == bodies(await receive(received, 300))
     assert [] == [*await bus.publish_all([])]
 
 
@@ -146,10 +147,10 @@ async def test_a_follower_hears_the_past_and_then_what_comes_in_order(bus: Bus) 
         await bus.publish(said(number))
 
     async with bus.follow(Stream.ALLOCATIONS, ALL) as messages:
-        past = await heard(messages, 300)
+        past = await receive(messages, 300)
         for number in range(300, 303):
             await bus.publish(said(number))
-        news = await heard(messages, 3)
+        news = await receive(messages, 3)
 
     assert list(range(1, 304)) == [received.position for received in past + news]
     assert [said(number).body for number in range(303)] == bodies(past + news)
@@ -160,7 +161,7 @@ async def test_following_after_a_position_goes_on_behind_it(bus: Bus) -> None:
         await bus.publish(said(number))
 
     async with bus.follow(Stream.ALLOCATIONS, ALL, after=3) as messages:
-        rest = await heard(messages, 2)
+        rest = await receive(messages, 2)
 
     assert [4, 5] == [received.position for received in rest]
 
@@ -187,7 +188,7 @@ async def test_a_follower_that_was_interrupted_while_waiting_loses_nothing(bus: 
         await bus.publish(said(1))
         await anext(messages)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(heard, messages, 1)
+            tasks.start_soon(receive, messages, 1)
             await all_tasks_blocked()
             tasks.cancel_scope.cancel()
         await bus.publish(said(2))
@@ -203,7 +204,7 @@ async def test_wildcards_choose_among_subjects(bus: Bus) -> None:
 
     async def chosen(subject: str, count: int) -> list[int]:
         async with bus.follow(Stream.ALLOCATIONS, subject) as messages:
-            return [received.position for received in await heard(messages, count)]
+            return [received.position for received in await receive(messages, count)]
 
     assert [1, 2, 3, 4] == await chosen("topoalign.v1.allocation.>", 4)
     assert [2, 3] == await chosen("topoalign.v1.allocation.b.*", 2)
@@ -226,6 +227,23 @@ async def test_any_node_name_is_one_token_that_wildcards_see(bus: Bus, node: str
     assert node == wire.name_of(subject.split(".")[3])
 
 
+async def test_a_follower_of_all_subjects_hears_its_own_stream_alone(bus: Bus) -> None:
+    """What another stream stores meanwhile has positions of its own, and may have the next one."""
+    health = wire.encode(DeviceHealthChanged(node=NodeName("a"), epoch=1, revision=1, devices={}), 1.0)
+    async with bus.follow(Stream.NODES, ">") as messages, anyio.create_task_group() as tasks:
+        found: list[Received] = []
+
+        async def hear() -> None:
+            found.append(await anext(messages))
+
+        tasks.start_soon(hear)
+        await all_tasks_blocked()
+        await bus.publish(said(1))
+        await bus.publish(health)
+
+    assert [health.body] == bodies(found)
+
+
 async def test_two_followers_each_hear_everything(bus: Bus) -> None:
     async with (
         bus.follow(Stream.ALLOCATIONS, ALL) as one,
@@ -234,7 +252,7 @@ async def test_two_followers_each_hear_everything(bus: Bus) -> None:
         for number in range(1, 11):
             await bus.publish(said(number))
 
-        assert await heard(one, 10) == await heard(other, 10)
+        assert await receive(one, 10) == await receive(other, 10)
 
 
 async def test_only_a_nodes_newest_facts_are_kept_and_followed(bus: Bus) -> None:
@@ -244,7 +262,7 @@ async def test_only_a_nodes_newest_facts_are_kept_and_followed(bus: Bus) -> None
     await bus.publish(said(9, "topoalign.v1.health.node-1"))
 
     async with bus.follow(Stream.NODES, ALL, after=1) as messages:
-        kept = await heard(messages, 6)
+        kept = await receive(messages, 6)
 
     assert [4, 5, 6, 7, 8, 9] == [received.position for received in kept]
 

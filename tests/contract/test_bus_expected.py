@@ -52,7 +52,7 @@ async def test_a_message_is_stored_after_the_expected_one(bus: Bus) -> None:
 
 
 async def test_a_message_after_another_than_expected_is_a_conflict(bus: Bus) -> None:
-    """C44: who has not heard the newest message writes nothing. So does who expects one that the stream never had."""
+    """C44: who has not received the newest message writes nothing. So does who expects one that the stream never had."""
     await bus.publish(said(1, A), 0)
     await bus.publish(said(2, A), 1)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from bus_support import bodies, heard, killable, said
+from bus_support import bodies, killable, receive, said
 
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.ports import Message, Received, Stream
@@ -34,7 +34,7 @@ async def test_a_message_that_got_lost_on_its_way_is_fetched_again(
             await bus.publish(said(number))
         async with bus.follow(Stream.ALLOCATIONS, "topoalign.v1.>") as messages:
             with anyio.fail_after(30):
-                received = await heard(messages, 10)
+                received = await receive(messages, 10)
 
     assert [said(number).body for number in range(10)] == bodies(received)
 

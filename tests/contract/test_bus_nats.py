@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
-from bus_support import GRANTED, KillableServer, bodies, disconnected, heard, killable, said, stopped, stored
+from bus_support import GRANTED, KillableServer, bodies, disconnected, killable, receive, said, stopped, stored
 from raw_nats import raw_nats
 from scripted_nats import ScriptedNats, listening
 from structlog.testing import capture_logs
@@ -194,7 +194,7 @@ async def test_a_server_that_stops_moving_is_noticed_and_outcomes_are_unknown(se
         await stored(bus, said(2))
         await stored(bus, said(3))
 
-        assert [said(1).body, said(2).body, said(3).body] == bodies(await heard(messages, 3))
+        assert [said(1).body, said(2).body, said(3).body] == bodies(await receive(messages, 3))
 
 
 async def test_no_server_in_time_names_the_address_without_the_password() -> None:
@@ -242,7 +242,7 @@ async def test_a_stream_that_was_deleted_in_use_is_followed_from_its_start(
     async with connect_bus(server.url) as bus, bus.follow(Stream.ALLOCATIONS, ALL) as messages:
         for number in range(5):
             await bus.publish(said(number))
-        await heard(messages, 5)
+        await receive(messages, 5)
         await api(bus, "STREAM.DELETE.TOPOALIGN_ALLOCATIONS")
         with capture_logs() as logs, anyio.move_on_after(0.5):
             await anext(messages)
@@ -255,7 +255,7 @@ async def test_a_stream_that_was_deleted_in_use_is_followed_from_its_start(
         for number in range(100, 103):
             await stored(bus, said(number))
 
-        assert [said(number).body for number in range(100, 103)] == bodies(await heard(messages, 3))
+        assert [said(number).body for number in range(100, 103)] == bodies(await receive(messages, 3))
     refusals = [line for line in logs if line["event"] == "cannot follow"]
     assert ["store TOPOALIGN_ALLOCATIONS does not exist, or not for this user"] == [
         line["finding"] for line in refusals
@@ -273,7 +273,7 @@ async def test_a_stream_that_is_replaced_and_grows_is_followed_whole(server: Kil
         for number in range(100, 110):
             await stored(bus, said(number))
 
-        assert [said(number).body for number in range(100, 110)] == bodies(await heard(messages, 10))
+        assert [said(number).body for number in range(100, 110)] == bodies(await receive(messages, 10))
 
 
 async def test_an_id_whose_message_is_gone_from_the_store_is_taken(server: KillableServer) -> None:

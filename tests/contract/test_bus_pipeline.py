@@ -23,7 +23,7 @@ def answered(number: int, body: bytes) -> Msg:
 
 
 async def test_acknowledgements_in_any_order_find_their_messages() -> None:
-    """One that cannot be read, as of a subject that no store takes, is none; all have to be heard."""
+    """One that cannot be read, as of a subject that no store takes, is none; all have to be received."""
     answers = Acknowledgements(4)
     for number, body in ((2, b'{"seq": 12}'), (0, b'{"seq": 10}'), (3, b"")):
         await answers.hear(answered(number, body))

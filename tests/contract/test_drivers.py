@@ -111,7 +111,7 @@ async def test_a_driver_says_what_it_reads_by(driver: Driver) -> None:
 
 
 class Nobody:
-    """Hears, and fails the test if what it hears is that nothing can be heard."""
+    """Hears, and fails the test if what it hears is that nothing can be received."""
 
     def hear(self, event: HardwareEvent) -> None:
         pass

@@ -27,7 +27,16 @@ from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Endpoint, Stream
 from topoalign.runtime import stores
-from topoalign.runtime.nats_accounts import EVERY_NODE, OF_ADMIN, OF_REGISTRY, accounts
+from topoalign.runtime.nats_accounts import (
+    ADMIN,
+    EVERY_NODE,
+    OF_ADMIN,
+    OF_REGISTRY,
+    PURGE,
+    STORES,
+    account_of,
+    accounts,
+)
 from topoalign.runtime.nats_bus import Access, apply_stores, connect_bus
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
@@ -401,6 +410,27 @@ def test_a_file_of_nodes_that_cannot_be_meant_is_refused(tmp_path: Path, lines: 
             nats_config, ["--nodes", "-", "--out", str(tmp_path / "keys")], input=lines, catch_exceptions=False
         )
     assert not (tmp_path / "keys").exists()
+
+
+def block_of(account: str, text: str) -> list[str]:
+    """The lines of an account."""
+    lines = [line.strip() for line in text.splitlines()]
+    start = lines.index(f'"{account}": {{')
+    return lines[start : lines.index("}", start)]
+
+
+def test_a_node_receives_the_news_of_itself_alone() -> None:
+    """Those of all nodes would be megabytes for each of thousands, and their containers are none of its business."""
+    block = block_of(account_of(NODE), accounts({NODE: "UN", VICTIM: "UV"}, "UR", "UE", "UA", "US"))
+    news = {line.partition(f"{stores.NEWS}.")[2].partition('"')[0] for line in block if stores.NEWS in line}
+
+    assert {f"{kind}.{NODE}" for kind in (*wire.READINGS, "reservation")} == news
+
+
+def test_deletions_are_exported_to_the_administrator_alone() -> None:
+    block = block_of(STORES, accounts({NODE: "UN"}, "UR", "UE", "UA", "US"))
+
+    assert [f'{{ service: "{PURGE}", accounts: ["{ADMIN}"] }}'] == [line for line in block if PURGE in line]
 
 
 def test_nodes_may_share_one_account(tmp_path: Path) -> None:

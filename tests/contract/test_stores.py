@@ -44,6 +44,25 @@ def test_entries_of_the_journal_have_subjects_that_every_store_takes() -> None:
     assert [] == later, "begin the subject of a LedgerFact with `allocation.{node}.`"
 
 
+@pytest.mark.parametrize(
+    ("code", "err_code", "passes"),
+    [
+        (503, 10008, True),
+        (408, 0, True),
+        (503, 10023, False),
+        (503, stores.NO_JETSTREAM, False),
+        (400, 10047, False),
+        (500, 0, False),
+    ],
+)
+def test_a_server_that_elects_is_waited_for_and_one_without_room_is_not(code: int, err_code: int, passes: bool) -> None:
+    """NATS answers 503 for both."""
+    error = stores.refused("store", stores.Refusal(code=code, err_code=err_code))
+
+    assert passes == isinstance(error, BusUnavailable)
+    assert (err_code in (10023, 10047)) == ("more room" in error.remedy)
+
+
 def test_no_store_takes_a_request_or_news() -> None:
     """NATS would answer it in the place of the service, and a store that takes it counts as set up otherwise."""
     asked = [
@@ -148,6 +167,15 @@ async def test_many_who_apply_at_once_create_the_stores_together(tmp_path: Path)
                 tasks.start_soon(apply_stores, server.url)
         async with connect_bus(server.url):
             pass
+
+
+@pytest.mark.anyio
+async def test_a_store_that_another_creates_meanwhile_is_left_as_it_is() -> None:
+    async def request(subject: str, body: bytes) -> bytes:
+        code = stores.NOT_FOUND if ".INFO." in subject else stores.NAME_IN_USE
+        return msgspec.json.encode({"error": {"code": 400, "err_code": code}})
+
+    assert [] == await stores.apply(request, None)
 
 
 @pytest.mark.anyio

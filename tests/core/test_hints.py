@@ -226,8 +226,31 @@ def test_a_container_that_has_its_cpus_is_told_where_they_are() -> None:
         state = state.holding(Allocation(id=AllocationID(owner.container), owner=owner, cpus=cpus))
 
     hints = said(state, pod(container(cpus=2)), ContainerName("main"), AdmissionRules())
+    of_another_number = said(state, pod(container(cpus=1)), ContainerName("main"), AdmissionRules())
 
     assert [0b10, 0b11] == [hint.affinity for hint in in_full(hints["cpu"][CPU])]
+    assert {CPU: ()} == of_another_number["cpu"], "kubelet v1.36.3: it cannot be aligned"
+
+
+def test_what_init_containers_left_moves_no_container_that_has_cpus() -> None:
+    """Kubelet v1.36.3: its hints are those of its own CPUs. An init container left two more on node 0."""
+    state = node(machine(cores=4, threads=1))
+    init, main = (
+        Allocation(
+            id=AllocationID(name),
+            owner=Owner(namespace=Namespace("default"), pod=PodName("pod-1"), container=ContainerName(name)),
+            role="init" if name == "init" else "app",
+            cpus=cpus,
+        )
+        for name, cpus in (("init", "0-1"), ("main", "4-5"))
+    )
+    asked = pod(container(cpus=2), init=(container("init", cpus=2),))
+
+    hints = said(state.holding(init).holding(main), asked, ContainerName("main"), AdmissionRules())
+    anew = said(state.holding(init), asked, ContainerName("main"), AdmissionRules())
+
+    assert [0b10, 0b11] == [hint.affinity for hint in in_full(hints["cpu"][CPU])]
+    assert [0b01, 0b11] == [hint.affinity for hint in in_full(anew["cpu"][CPU])]
 
 
 def test_a_question_about_a_container_that_is_not_in_the_pod_is_refused() -> None:

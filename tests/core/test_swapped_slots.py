@@ -53,3 +53,17 @@ def test_whatever_others_got_a_pod_waits_for_what_it_asked_for(counts: list[int]
             other: [*reserved.slots.values()] for other, reserved in held.items()
         }
         assert all(reserved.slots.keys() == {*reserved.devices[GPU]} for reserved in held.values())
+
+
+def test_a_pod_waits_for_a_slot_of_the_same_gpu_where_the_other_leaves_one() -> None:
+    """S17. As much of each GPU is held and reserved as before, whatever else the other one was to get, and got."""
+    first, second = (each.id for each in DGX.gpus[:2])
+    small, large = Amount(cores=5, memory=1_000 * MIB), Amount(cores=60, memory=4_000 * MIB)
+    own = {DeviceID(f"{first}::0"): small, DeviceID(f"{second}::1"): small}
+    others = DeviceID(f"{second}::0")
+    said = changed(waits("a", own), waits("b", {others: large}))
+    state = gets(node(in_slots(DGX)), "a", [DeviceID(f"{first}::1"), others])
+
+    (left,) = NodeReservations().apply(said, 1, 0.0).observe(state).held(0.0)
+
+    assert ("b", {DeviceID(f"{second}::1"): large}) == (left.pod, left.containers[0].slots)

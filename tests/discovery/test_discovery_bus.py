@@ -13,7 +13,7 @@ from topoalign.core.model.errors import BadRequest, DriverFault, Unavailable
 from topoalign.core.model.events import DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.requests import AliveRequest, AnnounceRequest
-from topoalign.core.ports import Stream
+from topoalign.core.ports import Message, Stream
 from topoalign.discovery.announcer import POLL_SECONDS
 from topoalign.discovery.device_health import HealthKeeper
 from topoalign.discovery.record import RecordFile
@@ -158,6 +158,57 @@ async def test_facts_of_another_machine_of_the_same_name_are_corrected(world: Wo
             assert (4, 4) == ((await world.topology()).revision, (await world.health()).revision)
     told = [line for line in logs if line["event"].startswith("another process has said what the hardware")]
     assert 1 == len(told)
+
+
+async def test_another_process_is_noticed_although_this_node_spoke_since(world: World) -> None:
+    """Its message is not the newest any more at the next look: it is looked for before each publication, too."""
+    async with world.running():
+        had = await world.topology()
+        await world.bus.publish(wire.encode(msgspec.structs.replace(had, epoch=had.epoch + 1), world.clock.wall()))
+        world.hardware.now = inventory(0, 1, 2)
+        await world.discovery.read()
+        await world.clock.advance(POLL_SECONDS)
+        assert world.discovery.announcer.spoken_over() is not None
+        revision = (await world.topology()).revision
+        await world.clock.advance(POLL_SECONDS)
+
+        assert world.discovery.announcer.spoken_over() is None
+        assert 3 == revision == (await world.topology()).revision
+
+
+@pytest.mark.parametrize("is_confirmed", [True, False])
+async def test_what_is_published_during_a_look_is_not_another_process(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_confirmed: bool
+) -> None:
+    """The stream has it by the end of the look, whether or not the bus has confirmed it by then."""
+    last_position = world.bus.last_position
+    publish = world.bus.publish
+    stored = anyio.Event()
+    confirmed = anyio.Event()
+
+    async def look(stream: Stream, subject: str = ">") -> int:
+        if inventory(0, 1, 2) != world.hardware.now:
+            world.hardware.now = inventory(0, 1, 2)
+            await world.discovery.read()
+            await stored.wait()
+        return await last_position(stream, subject)
+
+    async def store(message: Message, expected_last: int | None = None) -> int:
+        position = await publish(message, expected_last)
+        if position == (4 if is_confirmed else 3):  # the health is published once the topology is confirmed
+            stored.set()
+        await confirmed.wait()
+        return position
+
+    if is_confirmed:
+        confirmed.set()
+    async with world.running():
+        monkeypatch.setattr(world.bus, "last_position", look)
+        monkeypatch.setattr(world.bus, "publish", store)
+        await world.clock.advance(POLL_SECONDS)
+
+        assert world.discovery.announcer.spoken_over() is None
+        assert 2 == (await world.topology()).revision, "it is not published again"
 
 
 async def test_a_restart_begins_a_new_epoch(world: World) -> None:

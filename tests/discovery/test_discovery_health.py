@@ -17,6 +17,7 @@ from topoalign.core.ports import HardwareEvent, Inventory, Occurrence
 from topoalign.discovery.record import NAME
 from topoalign.discovery.service import SOON_SECONDS
 from topoalign.discovery.xids import XidRules
+from topoalign.runtime.tasks import background
 
 pytestmark = pytest.mark.anyio
 
@@ -150,9 +151,65 @@ async def test_what_only_a_reading_can_tell_is_read_soon(world: World, kind: Occ
         reads = world.hardware.reads
         for _ in range(5):
             await happens(world, kind)
+        await world.clock.advance(SOON_SECONDS / 2)
+        await happens(world, kind)
+        await world.clock.advance(SOON_SECONDS / 2)
+        assert reads + 1 == world.hardware.reads
         await world.clock.advance(SOON_SECONDS)
 
-        assert reads + 1 == world.hardware.reads
+        assert reads + 1 == world.hardware.reads, "it was seen by that reading, too"
+
+
+async def test_health_that_is_held_back_is_published_at_the_end_of_the_hold_down(world: World) -> None:
+    async with world.running():
+        await world.clock.advance(HOLD_DOWN_SECONDS / 2)
+        await happens(world, Occurrence.XID, A, xid=79)
+        await world.clock.advance(HOLD_DOWN_SECONDS / 4)
+        assert 1 == len(await said(world))
+        await world.clock.advance(HOLD_DOWN_SECONDS / 4)
+
+        assert 2 == len(await said(world))
+
+
+async def test_a_cordon_just_as_a_hold_down_ends_is_published_after_the_next_one(world: World) -> None:
+    """A change at its very end is published at once, and the next one in the same moment is held back again."""
+    world.hardware.now = inventory(0, 1, 2)
+
+    async def cordon_two_at_its_end() -> None:
+        await world.clock.sleep(HOLD_DOWN_SECONDS)
+        await word(world, "cordon", "GPU-1")
+        await word(world, "cordon", "GPU-2")
+
+    async with world.running(), background() as tasks:
+        tasks.start_soon(cordon_two_at_its_end)
+        await world.clock.advance(HOLD_DOWN_SECONDS / 2)
+        await word(world, "cordon", "GPU-0")
+        await world.clock.advance(HOLD_DOWN_SECONDS / 2)
+        await world.clock.advance(HOLD_DOWN_SECONDS)
+
+        assert all(health.cordoned for health in (await world.health()).devices.values())
+
+
+async def test_what_happens_during_a_reading_is_read_by_another_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That reading may have asked the GPU before."""
+    read = world.hardware.read
+
+    async def busy() -> Inventory:
+        found = await read()
+        if world.hardware.reads == 2:
+            await happens(world, Occurrence.CHANGED)
+        return found
+
+    async with world.running():
+        monkeypatch.setattr(world.hardware, "read", busy)
+        await happens(world, Occurrence.CHANGED)
+        await world.clock.advance(SOON_SECONDS)
+        assert 2 == world.hardware.reads
+        await world.clock.advance(SOON_SECONDS)
+
+        assert 3 == world.hardware.reads
 
 
 async def test_an_event_of_nobody_makes_nobody_ill_and_is_looked_into(world: World) -> None:

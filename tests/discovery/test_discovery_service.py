@@ -53,6 +53,17 @@ async def test_only_what_changed_is_said(world: World) -> None:
         assert 3 == len((await world.topology()).topology.gpus)
 
 
+async def test_another_source_of_the_same_hardware_is_published(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a driver is loaded that finds what the files of /sys have shown."""
+    async with world.running():
+        before = await world.topology()
+        monkeypatch.setattr(world.hardware, "source", "nvml")
+        await world.clock.advance(READ_SECONDS)
+        after = await world.topology()
+
+    assert (before.topology, "test", "nvml") == (after.topology, before.source, after.source)
+
+
 async def test_a_lost_gpu_stays_listed_and_is_itself_when_it_returns(
     world: World,
 ) -> None:

@@ -110,6 +110,11 @@ def test_a_reading_begun_before_a_sign_does_not_shorten_the_quiet() -> None:
     assert HealthState.HEALTHY == ward.state()
 
 
+def test_a_quiet_time_of_hours_is_not_shortened() -> None:
+    """The bound on what relapses add is no bound on what is configured."""
+    assert 3 * RELAPSE_SECONDS == HealthJudge(3 * RELAPSE_SECONDS).quiet(A, 0.0)
+
+
 def test_without_a_quiet_time_a_device_may_fall_ill_as_often_as_it_likes() -> None:
     """`quietSeconds: 0` is a configuration: each reading decides."""
     judge = HealthJudge(0.0)
@@ -131,8 +136,21 @@ def test_a_lasting_sign_ends_only_with_a_reset_that_readings_saw() -> None:
     assert (HealthState.UNHEALTHY, "XID 79; lost") == ward.of(A)
     ward.read(7010.0, a=HEALTHY)
     assert ({}, HealthState.UNHEALTHY) == (ward.judge.lasting(), ward.state()), "back, and on trial"
+    ward.read(7010.0 + QUIET - 0.1)
+    assert HealthState.UNHEALTHY == ward.state(), "the quiet time begins when it is back"
     ward.read(7010.0 + QUIET)
     assert HealthState.HEALTHY == ward.state()
+
+
+def test_the_reset_of_a_gpu_is_one_of_its_instances() -> None:
+    ward = Ward()
+    ward.judge.sign(MIG, "XID 95", 10.0, lasting=True)
+    ward.read(20.0, gone=(A,), a=LOST)
+    ward.read(30.0, a=HEALTHY)
+    assert ({}, HealthState.UNHEALTHY) == (ward.judge.lasting(), ward.state(MIG))
+    ward.read(30.0 + QUIET)
+
+    assert HealthState.HEALTHY == ward.state(MIG)
 
 
 def test_a_wait_for_a_reset_survives_readings_without_the_device() -> None:
@@ -227,9 +245,11 @@ def test_without_a_reading_nobody_knows_and_what_was_bad_stays_bad() -> None:
 def test_a_gpu_that_cannot_be_heard_is_unknown_and_never_counts_as_quiet() -> None:
     ward = Ward()
     ward.judge.sign(A, "XID 94", 10.0)
+    ward.judge.sign(MIG, "XID 94", 10.0)
     ward.judge.lose_subscription("events cannot be waited for", {A})
     ward.read(500.0)
     assert (HealthState.UNHEALTHY, HealthState.HEALTHY) == (ward.state(A), ward.state(B))
+    assert HealthState.UNHEALTHY == ward.state(MIG), "its events are those of its GPU"
 
     ward.judge.lose_subscription(None)
     ward.read(510.0)

@@ -76,7 +76,7 @@ async def test_an_answer_is_of_the_hardware_that_was_announced() -> None:
 
 
 async def test_a_question_about_unknown_hardware_has_its_own_code() -> None:
-    """Whether nothing was received yet, or another revision, or only another node's: the asker falls back."""
+    """Whether nothing was received yet, or another revision or epoch, or only another node's: the asker falls back."""
     world = World()
     async with background() as tasks:
         await tasks.start(lambda *, task_status: serve(world.context, task_status=task_status))
@@ -87,6 +87,8 @@ async def test_a_question_about_unknown_hardware_has_its_own_code() -> None:
         await world.say(topology(2))
         await refused(world, question(1))
         await refused(world, question(3))
+        for epoch in (6, 8):
+            await refused(world, msgspec.structs.replace(question(2), topology=(epoch, 2)))
         await world.ask(question(2))
 
         await world.say(topology(3))

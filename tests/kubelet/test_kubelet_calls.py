@@ -14,9 +14,10 @@ from kubelet_support import MemoryAllocator, served, short_directory, two_nodes
 from topoalign.allocator.device_plugin import server as watches
 from topoalign.allocator.device_plugin.listing import EncodedDevices
 from topoalign.allocator.device_plugin.server import DevicePlugin
-from topoalign.core.model.errors import StateFault, UnknownDevice
+from topoalign.core.model.errors import StateFault, TopoalignError, UnknownDevice
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.placement.devices import NotEnoughDevices
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.client import KubeletAway
@@ -248,9 +249,10 @@ async def test_a_question_that_cannot_be_meant_gets_no_preference(
         assert [[]] == [response.device_i_ds for response in answer.container_responses]
 
 
-async def test_a_gpu_lost_in_between_costs_the_preference_and_not_the_pod() -> None:
+@pytest.mark.parametrize("fault", [UnknownDevice(["GPU-9"]), NotEnoughDevices(GPU, 1, 0)], ids=["lost", "no-fit"])
+async def test_a_gpu_lost_in_between_costs_the_preference_and_not_the_pod(fault: TopoalignError) -> None:
     allocator = MemoryAllocator(two_nodes())
-    allocator.fault = UnknownDevice(["GPU-9"])
+    allocator.fault = fault
     async with plugin(allocator) as client:
         answer = await client.get_preferred_allocation(prefer(["GPU-0", "GPU-9"], [], 1))
 

@@ -11,7 +11,7 @@ from topoalign.allocator.device_plugin.front import Guard
 from topoalign.allocator.device_plugin.plugin import Plugin
 from topoalign.allocator.device_plugin.registration_states import FIRST_LOSS_SECONDS, FIRST_RETRY_SECONDS, POLL_SECONDS
 from topoalign.core.model.events import DeviceHealth, HealthState
-from topoalign.core.model.ids import GPU
+from topoalign.core.model.ids import GPU, NIC
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.kept_channel import KeptChannel
 from topoalign.kubelet.grpc.transport import Server, Servicer
@@ -73,6 +73,20 @@ async def test_missing_devices_of_an_ended_stream_do_not_count_for_the_next() ->
 
         assert it.front.reason() is None
         assert 2 == it.kubelet.plugins.registrations
+
+
+async def test_a_loss_of_one_resource_is_none_of_another() -> None:
+    """The kubelet shows the NICs, and is registered with anew for the GPUs alone."""
+    clock = ManualClock()
+    async with node(two_nodes(), clock=clock) as it:
+        await it.kubelet.until(lambda kubelet: (kubelet.allocatable(GPU), kubelet.allocatable(NIC)) == (8, 2))
+        guard = Guard(it.channel, SystemClock(), it.front.plugins.values)
+        it.kubelet.plugins.endpoints[GPU].devices.clear()
+        for _ in range(2):
+            await guard.poll()
+        lost = [name for name, plugin in it.front.plugins.items() if plugin.missing_devices() is not None]
+
+        assert [GPU] == lost
 
 
 async def test_a_node_with_only_unhealthy_devices_is_not_taken_for_forgotten() -> None:

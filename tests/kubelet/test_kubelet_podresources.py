@@ -17,7 +17,7 @@ from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.core.model.events import Owner
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
-from topoalign.kubelet.files import device_checkpoint
+from topoalign.kubelet.files import device_checkpoint, pod_directories
 from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.client import KubeletAway, ask
@@ -126,6 +126,29 @@ async def test_a_checkpoint_that_has_changed_and_not_in_size_is_read_anew() -> N
             assert frozenset({(GPU, DeviceID(other))}) == (await client.listing()).checkpoint
 
 
+async def test_a_checkpoint_that_is_written_while_it_is_read_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with node(two_nodes()) as it, client_of(it) as client:
+        file = it.kubelet.plugins_dir / device_checkpoint.NAME
+        contents = []
+        for name in ("one", "two"):
+            await it.kubelet.admit(pod(name, gpus=1))
+            contents.append(file.read_bytes())
+        plain = pod_resources.given_out
+        later = contents[1:]
+        file.write_bytes(contents[0])
+
+        def overtaken(path: Path) -> pod_resources.Given:
+            given = plain(path)
+            while later:
+                path.write_bytes(later.pop())
+            return given
+
+        monkeypatch.setattr(pod_resources, "given_out", overtaken)
+        sizes = [len((await client.listing()).checkpoint or ()) for _ in range(2)]
+
+        assert [1, 2] == sizes
+
+
 async def test_a_disk_that_hangs_keeps_nobody_waiting_and_no_second_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint counts as one that cannot be read, until it can be."""
     monkeypatch.setattr(pod_resources, "READ_SECONDS", 0.05)
@@ -186,6 +209,17 @@ async def test_pod_directories_are_read_at_every_look_and_logged_once_if_missing
         "pods that are gone cannot be told by their directories",
         "the directories of pods can be read again",
     ] == [line["event"] for line in logs if "directories" in line["event"]]
+
+
+async def test_directories_are_read_again_after_they_could_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with node(two_nodes()) as it, client_of(it) as client:
+        (it.kubelet.plugins_dir.parent / "pods" / "uid-1").mkdir(parents=True)
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(pod_directories, "MOST_PODS", 0)
+            unreadable = (await client.listing()).directories
+        found = (await client.listing()).directories
+
+        assert (None, True) == (unreadable, found is not None)
 
 
 async def test_directories_that_go_and_come_are_logged_once_with_a_count() -> None:
@@ -335,6 +369,20 @@ async def test_allocatable_resources_and_single_pods_can_be_asked_for() -> None:
                 clock,
                 5,
             )
+
+
+async def test_devices_that_cannot_be_are_refused_for_as_long_as_they_are_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with node(two_nodes()) as it, client_of(it) as client:
+        await it.kubelet.until(lambda kubelet: (kubelet.allocatable(GPU), kubelet.allocatable(NIC)) == (8, 2))
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(pod_resources, "MOST_OTHERS", 1)
+            for _ in range(2):
+                with pytest.raises(KubeletAway, match="10 devices are more than 1"):
+                    await client.devices()
+
+        assert {GPU, NIC} == (await client.devices()).keys()
 
 
 async def test_the_devices_of_other_plugins_are_listed_without_ours() -> None:

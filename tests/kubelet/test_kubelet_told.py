@@ -135,6 +135,26 @@ async def test_an_entry_of_the_directory_that_changes_is_looked_at(monkeypatch: 
         assert {GPU, NIC} == {*polls}
 
 
+async def test_a_change_during_a_poll_is_followed_by_another_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The poll may have looked before the change."""
+    clock = ManualClock()
+    polls: list[str] = []
+    async with told_node(clock, polls, monkeypatch) as it:
+        poll = Plugin.poll
+
+        async def with_a_change(plugin: Plugin) -> str | None:
+            reason = await poll(plugin)
+            if [GPU] == [each for each in polls if each == plugin.resource]:
+                it.front._changes.tell()
+            return reason
+
+        monkeypatch.setattr(Plugin, "poll", with_a_change)
+        await clock.advance(until_tick(clock, QUIET_SECONDS))
+        await clock.advance(SETTLE_SECONDS)
+
+        assert 2 == polls.count(GPU)
+
+
 async def test_a_stream_that_ends_is_noticed_without_a_poll(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

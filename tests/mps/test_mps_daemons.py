@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.mps.daemon import END_SECONDS, HEALTH_SECONDS, START_SECONDS, STEADY_SECONDS
 from topoalign.mps.nvml import CALL_SECONDS
-from topoalign.plugin_config.mps_files import Serves, take_lock
+from topoalign.plugin_config.mps_files import Serves, serving, take_lock
 from topoalign.plugin_config.watching import POLL_SECONDS
 
 pytestmark = pytest.mark.anyio
@@ -224,6 +224,24 @@ async def test_a_changed_configuration_restarts_only_what_it_changes(node: MpsNo
         assert "" == node.reason()
 
 
+async def test_a_changed_root_moves_the_daemons(node: MpsNode) -> None:
+    """Allocate mounts the pipes below the root that is configured now."""
+    other = "resources: {gpus: [{uuids: [GPU-1], name: few}]}\n"
+    node.share(QUARTER, more=other)
+    async with node.up():
+        await node.until(node.serving)
+        former = node.root
+        ended = node.pid()
+        node.root = node.folder / "elsewhere"
+        node.share(QUARTER, "name: few, replicas: 2", more=other)
+        await node.clock.advance(POLL_SECONDS)
+        await node.until(lambda: node.serving(FEW))
+
+        assert not is_alive(ended)
+        assert serving(former, GPU) is None
+        await node.until(node.serving)
+
+
 async def test_without_sharing_by_mps_nothing_is_read_and_nothing_is_started(node: MpsNode) -> None:
     node.share(more="sharing: {timeSlicing: {resources: [{name: gpu, replicas: 4}]}}\n")
     async with node.up():
@@ -257,6 +275,16 @@ async def test_a_daemon_that_cannot_be_announced_is_ended_and_tried_again(node: 
         await node.until(node.serving)
 
 
+async def test_gpus_are_set_back_although_the_mode_of_another_was_refused(nvml_library: Path, tmp_path: Path) -> None:
+    with mps_node(nvml_library, tmp_path, script(gpus=range(2), more=["fail nvmlDeviceSetComputeMode 1 4"])) as node:
+        node.share(QUARTER)
+        async with node.up():
+            await node.until(lambda: "NVML" in node.reason())
+            assert ["GPU-0 3"] == node.events
+
+        assert ["GPU-0 3", "GPU-0 0"] == node.events
+
+
 async def test_a_driver_that_comes_late_is_waited_for(nvml_library: Path, tmp_path: Path) -> None:
     with mps_node(nvml_library, tmp_path, "fail nvmlDeviceGetCount_v2 * 9") as node:
         node.share(QUARTER)
@@ -264,6 +292,30 @@ async def test_a_driver_that_comes_late_is_waited_for(nvml_library: Path, tmp_pa
             await node.until(lambda: "NVML" in node.reason())
 
             assert [] == node.events
+
+
+async def test_pauses_begin_anew_once_the_gpus_were_read(nvml_library: Path, tmp_path: Path) -> None:
+    failing = script(gpus=range(2), more=["fail nvmlDeviceGetCount_v2 * 9"])
+    with standing_in(nvml_library, tmp_path, failing) as driver, capture_logs() as logs:
+        node = MpsNode(tmp_path)
+        node.share(QUARTER)
+
+        def pauses() -> list[float]:
+            return [each["pause"] for each in logs if each["event"] == "no MPS daemon can be started"]
+
+        async with node.up():
+            await node.until(lambda: [1.0] == pauses())
+            await node.clock.advance(1)
+            await node.until(lambda: [1.0, 2.0] == pauses())
+            driver.play(script(gpus=range(2)))
+            await node.clock.advance(2)
+            await node.until(node.serving)
+            driver.play(failing)
+            node.share("name: gpu, replicas: 8")
+            await node.clock.advance(POLL_SECONDS)
+            await node.until(lambda: 3 == len(pauses()))
+
+        assert [1.0, 2.0, 1.0] == pauses()
 
 
 async def test_a_driver_that_hangs_is_named_and_waited_for(nvml_library: Path, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.requests import PodRequest, Policy
 from topoalign.core.model.topology.model import Topology
+from topoalign.mps.daemon import HEALTH_SECONDS
 from topoalign.plugin_config.mps_files import Serves
 from topoalign.plugin_config.watching import POLL_SECONDS
 
@@ -159,6 +160,9 @@ async def test_a_daemon_of_units_or_slots_sets_no_limits(node: MpsNode, sharing:
         assert ["GPU-0 3", "GPU-1 3", f"start {pipe} {log} GPU-0,GPU-1"] == node.events
         assert Serves(devices=BOTH, replicas=0) == node.serving(daemon)
         assert [daemon] == [*node.daemons.daemons] if node.daemons else False
+        for _ in range(2):
+            await node.clock.advance(HEALTH_SECONDS)
+            await node.until(partial(node.serving, daemon))
         os.kill(node.pid(daemon), signal.SIGKILL)
         await node.until(lambda: node.serving(daemon) is None)
         await node.clock.advance(1)

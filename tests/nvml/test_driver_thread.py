@@ -75,6 +75,26 @@ async def test_work_that_nobody_waits_for_ends_at_its_next_call() -> None:
     assert (["one", "two"], []) == (sorted(found), after)
 
 
+async def test_of_those_who_wait_for_earlier_work_one_begins_at_its_end() -> None:
+    thread = DriverThread("driver", ManualClock(), 1.0)
+    begun: list[int] = []
+    gate = threading.Semaphore(0)
+
+    def work(steps: Steps) -> None:
+        begun.append(len(begun))
+        gate.acquire()
+
+    async with anyio.create_task_group() as comers:
+        for _ in range(3):
+            comers.start_soon(thread.run, work)
+        for count in (1, 2, 3):
+            while len(begun) < count:
+                await anyio.lowlevel.checkpoint()
+            await all_tasks_blocked()
+            assert count == len(begun)
+            gate.release()
+
+
 async def test_work_that_nobody_waits_for_has_as_long_as_any_other() -> None:
     clock = ManualClock()
     thread = DriverThread("driver", clock, 1.0)

@@ -10,6 +10,8 @@ import pytest
 from api_server_support import shown_pod
 from decision_support import container, machine, pod
 from registry_support import World
+from reservation_support import container as reserved
+from reservation_support import reservation
 from view_support import NODE, RULES, OneNode, Says, asked
 
 from topoalign.core.model.errors import TopoalignError
@@ -17,6 +19,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.registry.ports import ApiUnavailable
 from topoalign.registry.scheduling.binding import binding
 from topoalign.registry.scheduling.binding.binding import BoundElsewhere
+from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.service import Scheduling
 from topoalign.testing.fake_api_server.cluster import FakeCluster
@@ -24,6 +27,7 @@ from topoalign.testing.manual_clock import all_tasks_blocked
 from topoalign.testing.memory_kubernetes import MemoryKubernetes
 
 pytestmark = pytest.mark.anyio
+B = asked(pod(container("main", gpus=1), name="b"), "b")
 
 
 class Gate(MemoryKubernetes):
@@ -169,6 +173,45 @@ async def test_a_bind_that_fails_wakes_no_pod(
     assert before == scheduling.watch.wake_ups.done
 
 
+def node_of_a() -> tuple[OneNode, list[NodeName]]:
+    """A node with pod `a`, and how often more is free on it than before, while the bind of `b` has begun."""
+    it = OneNode()
+    it.tell([*it.says.all(), *it.says.admit(pod(container("main", gpus=2), name="a"), "a")])
+    it.view.renew()
+    offered = list[NodeName]()
+    it.view.offered = offered.append
+    it.view.assume(NODE, B)
+    it.view.renew()
+    return it, offered
+
+
+@pytest.mark.parametrize("how", ["bound", "reserved"])
+def test_a_bind_that_succeeds_does_not_hide_that_a_node_has_more_free(how: str) -> None:
+    """The end of another pod is seen in the same renewal as the end of the bind."""
+    it, offered = node_of_a()
+    if how == "bound":
+        it.view.expect(NODE, B)
+    else:
+        it.view.hold(NODE, [Hold(reserved=reservation("b", reserved("GPU-2"), uid="b"))])
+    it.tell(it.says.end("a"))
+    it.view.unassume(NODE, "b")
+    it.view.renew()
+
+    assert [NODE] == offered
+
+
+def test_after_a_bind_that_has_failed_a_node_that_has_more_free_is_noticed() -> None:
+    """The end of the bind is not: the scheduler tries waiting pods again by itself."""
+    it, offered = node_of_a()
+    it.view.unassume(NODE, "b")
+    it.view.renew()
+    after_bind = [*offered]
+    it.tell(it.says.end("a"))
+    it.view.renew()
+
+    assert ([], [NODE]) == (after_bind, offered)
+
+
 @pytest.mark.parametrize("steps", [("expect",), ("assume",), ("assume", "expect")])
 def test_a_pod_is_placed_beside_those_before_it_alone(steps: tuple[str, ...]) -> None:
     """
@@ -197,3 +240,15 @@ def test_an_assumed_pod_is_held_as_its_kubelet_will_place_it() -> None:
     assert ("NotEnoughDevices", "") == before
     assert "" == it.code(gpus=4)
     assert {} == it.view._holds
+
+
+def test_a_pod_that_ends_before_its_bind_does_holds_nothing() -> None:
+    """It is shown bound, and deleted, before the API server's answer has come."""
+    it = OneNode()
+    it.tell(it.says.all())
+    it.view.assume(NODE, B)
+    it.view.expect(NODE, B)
+    before = it.code(gpus=4)
+    it.view.gone(NODE, "b")
+
+    assert ("NotEnoughDevices", "", {}) == (before, it.code(gpus=4), it.view._holds)

@@ -12,10 +12,16 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 from view_support import NODE
 
-from topoalign.core.model.ids import GPU
-from topoalign.registry.ports import Report
+from topoalign.core.model.ids import GPU, ResourceName
+from topoalign.registry.ports import Report, SeenPod
 from topoalign.registry.scheduling.binding.reservations import Change, Reservations
-from topoalign.registry.scheduling.kubernetes.bypassed_pods import CHECK_SECONDS, NOTED_SECONDS, BypassedPods
+from topoalign.registry.scheduling.kubernetes import bypassed_pods
+from topoalign.registry.scheduling.kubernetes.bypassed_pods import (
+    CHECK_SECONDS,
+    NOTED_SECONDS,
+    BypassedPods,
+    requested_resources,
+)
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import all_tasks_blocked
 
@@ -38,6 +44,19 @@ async def add(world: World, name: str, spec: Mapping[str, object] = {}, resource
     uid = str(world.kubernetes.add_pod(shown)["metadata"]["uid"])
     await all_tasks_blocked()
     return uid
+
+
+async def seen(world: World, name: str) -> SeenPod:
+    """A pod that waits, as the API server shows it."""
+    await add(world, name)
+    found = await world.api.pod("ml", name)
+    assert found is not None
+    return found
+
+
+def asking(name: str, gpus: str) -> Mapping[str, object]:
+    """A container of a manifest."""
+    return {"name": name, "resources": {"limits": {GPU: gpus}}}
 
 
 async def bind_past(world: World, name: str, node: str = NODE) -> None:
@@ -148,6 +167,83 @@ async def test_nothing_is_reported_while_the_node_does_not_answer(world: World) 
         await check(world)
 
         assert [] == events(world)
+
+
+async def test_a_resource_is_noted_for_an_hour_after_the_last_pod(world: World) -> None:
+    reports = list[Report]()
+    bypassed = BypassedPods(world.clock, reports.append, lambda node: {GPU}, lambda: None, "")
+    async with background() as tasks:
+        tasks.start_soon(bypassed.run)
+        for name in ("a", "b"):
+            bypassed.note_bound(await seen(world, name), NODE)
+            await check(world)
+            await world.clock.advance(NOTED_SECONDS / 2)
+        between = bypassed.finding()
+        await world.clock.advance(NOTED_SECONDS / 2)
+
+    assert between is not None
+    assert (2, None) == (len(reports), bypassed.finding())
+
+
+async def test_the_pods_that_were_reserved_for_last_are_remembered(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bypassed_pods, "MOST_REMEMBERED", 2)
+    reports = list[Report]()
+    bypassed = BypassedPods(world.clock, reports.append, lambda node: {GPU}, lambda: None, "")
+    pods = {name: await seen(world, name) for name in "abc"}
+    for name in "abac":
+        bypassed.observe(msgspec.structs.replace(changed(), consumed=(pods[name].uid,)))
+    async with background() as tasks:
+        tasks.start_soon(bypassed.run)
+        for each in pods.values():
+            bypassed.note_bound(each, NODE)
+        await check(world)
+
+    assert ["b"] == [each.name for each in reports]
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({"containers": [asking("main", "0")]}, set()),
+        ({"initContainers": [asking("init", "1")], "containers": [{"name": "main"}]}, {GPU}),
+        ({"containers": [asking("main", "no number")]}, set()),
+    ],
+)
+async def test_what_any_container_asks_for_counts(
+    world: World, spec: Mapping[str, object], expected: set[ResourceName]
+) -> None:
+    """0 is nothing, and nobody can tell what an invalid pod gets."""
+    shown = shown_pod("p")
+    shown["spec"] = dict(spec)
+    world.kubernetes.add_pod(shown)
+
+    found = await world.api.pod("ml", "p")
+    assert found is not None
+    assert expected == requested_resources(found)
+
+
+@pytest.mark.parametrize("comes", [False, True])
+async def test_a_reservation_has_time_to_come_after_the_bind(world: World, comes: bool) -> None:
+    """A pod that was bound just before a look at those that were is looked at the next time."""
+    uid = await add(world, "p")
+    reports = list[Report]()
+    bypassed = BypassedPods(world.clock, reports.append, lambda node: {GPU}, lambda: None, "")
+    seen = await world.api.pod("ml", "p")
+    assert seen is not None
+    async with background() as tasks:
+        tasks.start_soon(bypassed.run)
+        await all_tasks_blocked()
+        await world.clock.advance(CHECK_SECONDS - 1)
+        bypassed.note_bound(seen, NODE)
+        await world.clock.advance(1)
+        early = len(reports)
+        if comes:
+            bypassed.observe(changed(reservation("p", container("0"), uid=uid)))
+        await world.clock.advance(CHECK_SECONDS)
+
+    assert (0, 0 if comes else 1) == (early, len(reports))
 
 
 @pytest.mark.parametrize("how", ["reservations", "consumed", "expired", "cancelled"])

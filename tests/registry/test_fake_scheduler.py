@@ -307,6 +307,44 @@ async def test_a_refusal_of_the_nominated_node_preempts_again_an_error_does_not(
         assert ["n1"] == world.extender.filtered[0] if not fails else not world.extender.filtered
 
 
+async def test_a_pod_whose_victim_ends_while_it_is_filtered_preempts_no_others() -> None:
+    """kube-scheduler asks its snapshot, which is as old as the cycle, whether victims are still terminating."""
+    async with scheduling() as world:
+        world.fill()
+        world.create("high", 4, priority=100)
+        await world.settle()
+        world.extender.passing = {"n1"}
+        world.extender.filtering = anyio.Event()
+        world.cluster.delete_pod("default", "n3-0", grace=0)
+        await world.settle()
+        world.cluster.delete_pod("default", "n1-1", grace=0)
+        await world.settle()
+        world.extender.filtering.set()
+        await world.settle()
+
+        assert ["n3"] == world.extender.filtered[0]
+        assert 1 == len(world.scheduler.preemptions)
+        assert "n1" == world.node_of("high")
+
+
+async def test_a_pod_that_is_deleted_while_it_is_filtered_keeps_no_nominated_node() -> None:
+    async with scheduling() as world:
+        world.fill()
+        world.create("high", 4, priority=100)
+        await world.settle()
+        world.extender.filtering = anyio.Event()
+        world.cluster.delete_pod("default", "n1-1", grace=0)
+        await world.settle()
+        world.cluster.delete_pod("default", "high", grace=0)
+        await world.settle()
+        world.extender.filtering.set()
+        world.create("low", 4)
+        await world.settle()
+
+        assert ["n1"] == world.extender.filtered[0]
+        assert "n1" == world.node_of("low")
+
+
 @pytest.mark.parametrize("seconds", [0, 1])
 async def test_a_victim_may_end_while_preempt_is_answered(seconds: int) -> None:
     """The scheduler has seen the end when the answer comes, or has not."""

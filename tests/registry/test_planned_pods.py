@@ -214,14 +214,8 @@ async def test_whoever_is_let_through_leaves_room_for_all_that_are_planned(seed:
     assert any(fit_naively(state, order, world) for order in permutations(gang))
 
 
-@pytest.mark.parametrize(
-    ("gangs", "expected"), [(("g", ""), "GangFirst"), (("g", "h"), "PodsPending"), (("g", "g"), ""), (("", "h"), "")]
-)
-async def test_a_planned_pod_keeps_its_place_whatever_ends_before(gangs: tuple[str, str], expected: str) -> None:
-    """
-    The two of `test_a_pod_is_not_bound_where_one_that_moves_may_displace_it`. Pods of one gang are let through, as the first
-    of them would wait for ever if nothing ended; so is one beside which nothing is planned.
-    """
+def site_of_two() -> tuple[OneNode, PodRequest, PodRequest]:
+    """A node, and two pods of which the second one takes the place of the first if others end and it comes first."""
     rules = msgspec.structs.replace(
         RULES, cpu_manager="static", reserved_cpus="0", memory_manager="Static", reserved_memory={0: {MEMORY: 1 << 30}}
     )
@@ -230,12 +224,35 @@ async def test_a_planned_pod_keeps_its_place_whatever_ends_before(gangs: tuple[s
     for name, cpus, gib in (("some", 1, 23), ("most", 1, 60), ("cpus", 4, 1)):
         world.tell(world.says.admit(pod(container("c0", cpus=cpus, gib=gib), name=name), name))
     stays = pod(container("main", gpus=1, cpus=1, gib=20), name="stays")
-    moves = pod(container("main", gpus=1, cpus=4, gib=1), name="moves")
+    return world, stays, pod(container("main", gpus=1, cpus=4, gib=1), name="moves")
+
+
+@pytest.mark.parametrize(
+    ("gangs", "expected"), [(("g", ""), "GangFirst"), (("g", "h"), "PodsPending"), (("g", "g"), ""), (("", "h"), "")]
+)
+async def test_a_planned_pod_keeps_its_place_whatever_ends_before(gangs: tuple[str, str], expected: str) -> None:
+    """
+    The two of `test_a_pod_is_not_bound_where_one_that_moves_may_displace_it`. Pods of one gang are let through, as the first
+    of them would wait for ever if nothing ended; so is one beside which nothing is planned.
+    """
+    world, stays, moves = site_of_two()
     planned(world, [(each, gang) for each, gang in zip((stays, moves), gangs, strict=True) if gang])
     filtered = world.scheduler.filter(asked(moves), (NODE,)).refused
 
     assert expected == await world.scheduler.fits_in_every_order(NODE, asked(moves))
     assert ({NODE} if expected == "GangFirst" else set()) == filtered.keys()
+
+
+@pytest.mark.parametrize("is_planned", [True, False])
+async def test_a_pod_of_the_gang_may_preempt_where_it_is_planned(is_planned: bool) -> None:
+    """The place of its gang is its own; a pod that is not of the gang would take that from it (above)."""
+    world, stays, moves = site_of_two()
+    planned(world, [(stays, "g"), *([(moves, "g")] if is_planned else [])])
+    world.scheduler.planned = lambda uid: NODE if is_planned else None
+
+    helped = await world.scheduler.preempt(asked(moves), {NODE: Victims(uids=())})
+
+    assert is_planned == bool(helped)
 
 
 async def test_a_planned_pod_does_not_wait_until_others_have_ended() -> None:

@@ -12,6 +12,7 @@ import pytest
 from anyio import to_thread
 from certificate_support import Authority
 from scheduling_support import FULL, RawClient, RecordedScheduling, go_json, parsed, request_bytes, serving
+from structlog.testing import capture_logs
 
 from topoalign.core.model.errors import InvalidField
 from topoalign.registry.scheduling.extender import server
@@ -20,7 +21,6 @@ from topoalign.registry.scheduling.extender.server import POLL_SECONDS, Certific
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime import connections
-from topoalign.runtime.connections import Handshake
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
@@ -79,6 +79,34 @@ async def test_a_changed_certificate_is_shown_without_a_restart(authority: Autho
     assert first == between != after
     assert trouble is not None and "do not fit together" in trouble
     assert certificates.trouble() is None
+
+
+def test_the_files_in_use_end_the_trouble_when_they_are_put_back(authority: Authority, served: Path) -> None:
+    certificates = Certificates(served, ManualClock(NOW.timestamp()))
+    first = (served / "tls.crt").read_bytes()
+    (served / "tls.crt").write_bytes(authority.certificate.read_bytes())
+    certificates.look()
+    trouble = certificates.trouble()
+    (served / "tls.crt").write_bytes(first)
+    certificates.look()
+
+    assert trouble is not None
+    assert certificates.trouble() is None
+
+
+def test_files_that_do_not_fit_together_are_logged_once(authority: Authority, served: Path) -> None:
+    """And again once they are others, or cannot be read."""
+    certificates = Certificates(served, ManualClock(NOW.timestamp()))
+    with capture_logs() as logs:
+        for text in (b"no certificate", authority.certificate.read_bytes()):
+            (served / "tls.crt").write_bytes(text)
+            certificates.look()
+            certificates.look()
+        (served / "tls.crt").unlink()
+        certificates.look()
+        certificates.look()
+
+    assert 3 == len([each for each in logs if each["log_level"] == "warning"])
 
 
 async def test_an_expired_certificate_is_named_with_its_date(authority: Authority, served: Path) -> None:
@@ -177,12 +205,58 @@ async def test_connections_without_a_handshake_keep_nobody_out(
                 await all_tasks_blocked()
             found = [await shown(url, trusting(authority)) for _ in range(3)]
             with monkeypatch.context() as patch:
-                patch.setattr(Handshake, "within", 0.05)
+                patch.setattr(connections.Handshake, "within", 0.05)
                 silent = opened.enter_context(socket.create_connection(address))
                 closed = await to_thread.run_sync(silent.recv, 1)
 
     assert 3 == len(found)
     assert b"" == closed
+
+
+async def test_a_connection_has_one_place_during_its_handshake_and_after_it(
+    monkeypatch: pytest.MonkeyPatch, authority: Authority, served: Path
+) -> None:
+    places: list[int] = []
+    monkeypatch.setattr(connections, "make_room", lambda held: places.append(len(held)))
+    certificates = Certificates(served, ManualClock(NOW.timestamp()))
+    async with serving(RecordedScheduling(), tls=certificates.context) as url:
+        await shown(url, trusting(authority))
+
+    assert [1, 1] == places
+
+
+async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(
+    authority: Authority, served: Path
+) -> None:
+    """A client may send both in one segment."""
+    certificates = Certificates(served, ManualClock(NOW.timestamp()))
+    async with serving(RecordedScheduling(), tls=certificates.context) as url:
+        host, port = url.removeprefix("https://").split(":")
+        answer = await to_thread.run_sync(ask_at_once, (host, int(port)), trusting(authority))
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def ask_at_once(address: tuple[str, int], context: ssl.SSLContext) -> bytes:
+    """The beginning of the answer to a request that is sent with the end of the handshake."""
+    received = ssl.MemoryBIO()
+    to_send = ssl.MemoryBIO()
+    tls = context.wrap_bio(received, to_send, server_hostname=address[0])
+    with socket.create_connection(address, timeout=60) as connected:
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                connected.sendall(to_send.read())
+                received.write(connected.recv(1 << 16))
+        tls.write(request_bytes("/scheduler/filter", go_json(BODY)))
+        connected.sendall(to_send.read())
+        while True:
+            try:
+                return tls.read()
+            except ssl.SSLWantReadError:
+                received.write(connected.recv(1 << 16))
 
 
 async def test_no_certificate_is_no_start(tmp_path: Path) -> None:

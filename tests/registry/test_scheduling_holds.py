@@ -10,12 +10,13 @@ from reservation_support import container as reserved
 from reservation_support import reservation
 from view_support import NODE, RULES, OneNode, Says, asked, scheduler_of, some_request, some_says, tell_all
 
-from topoalign.core.model.ids import CPU, MEMORY, NodeName
+from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.ids import CPU, GPU, MEMORY, AllocationID, DeviceID, NodeName
 from topoalign.core.model.requests import AdmissionRules, PodLevelResources, PodRequest
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold, holds_something
-from topoalign.registry.scheduling.model import Filtered
+from topoalign.registry.scheduling.model import Filtered, Victims
 
 pytestmark = pytest.mark.anyio
 SEEDS = 600 if THOROUGH else 60
@@ -163,6 +164,45 @@ def test_a_bound_pod_that_does_not_fit_gets_what_victims_leave() -> None:
     admitted = [world.scheduler.would_admit_without(NODE, asked(gpus(each, "c")), {"a"}) for each in (2, 4)]
 
     assert ("NotEnoughDevices", [True, False]) == (world.code(), admitted)
+
+
+def test_a_bind_that_has_begun_does_not_count_where_others_are_to_end() -> None:
+    """Binds of a node reserve one after the other: what the others will get is not reserved yet."""
+    world = node()
+    world.view.expect(NODE, asked(gpus(4, "a"), "a"))
+    world.view.assume(NODE, asked(gpus(4, "b"), "b"))
+    admitted = [world.scheduler.would_admit_without(NODE, asked(gpus(4, "c"), "c"), gone) for gone in ({"a"}, set())]
+
+    assert [True, False] == admitted
+
+
+async def test_what_is_reserved_for_a_pod_does_not_count_against_its_preemption() -> None:
+    """An earlier try to bind it may have left that."""
+    world = node()
+    world.view.expect(NODE, asked(gpus(2, "a"), "a"))
+    world.view.hold(NODE, [hold("p", "GPU-2", "GPU-3")])
+    pods = {uid: asked(gpus(4, uid), uid) for uid in ("p", "other")}
+    helped = {uid: await world.scheduler.preempt(each, {NODE: Victims(uids=("a",))}) for uid, each in pods.items()}
+
+    assert {"p": [NODE], "other": []} == {uid: [*each] for uid, each in helped.items()}
+
+
+def test_a_node_that_is_gone_has_no_pending_pods() -> None:
+    world = node()
+    world.view.hold(NODE, [hold("a", "GPU-0")])
+    world.view.renew()
+    before = {*world.view.nodes_with_pending}
+    world.view.forget(NODE)
+    world.view.renew()
+
+    assert ({NODE}, set()) == (before, world.view.nodes_with_pending)
+
+
+async def test_a_bind_that_has_begun_does_not_count_in_the_orders_of_another_one() -> None:
+    world = node()
+    world.view.assume(NODE, asked(gpus(4, "b"), "b"))
+
+    assert "" == await world.scheduler.fits_in_every_order(NODE, asked(gpus(4, "c"), "c"))
 
 
 def test_a_reservation_counts_against_all_pods_but_its_own() -> None:
@@ -337,6 +377,23 @@ async def test_what_is_reserved_for_the_pod_itself_does_not_keep_it_out() -> Non
     world.view.hold(NODE, [hold("a", "GPU-0", "GPU-1", "GPU-2", "GPU-3")])
 
     assert "" == await world.scheduler.fits_in_every_order(NODE, asked(gpus(4), "a"))
+
+
+async def test_a_refusal_waits_until_the_node_reports_whose_containers_run() -> None:
+    """S15. b gets what is reserved for a, which asks for the same. Until that is reported, b holds GPU-2 and GPU-3, too."""
+    world = node()
+    devices = {"a": ("GPU-0", "GPU-1"), "b": ("GPU-2", "GPU-3")}
+    held = [reservation(uid, reserved(*ids, name="c0"), uid=uid) for uid, ids in devices.items()]
+    world.view.hold(NODE, [Hold(reserved=each) for each in held])
+    world.view.expect(NODE, asked(gpus(2, "b"), "b"))
+    given = Allocation(id=AllocationID("1"), devices={GPU: (DeviceID("GPU-0"), DeviceID("GPU-1"))})
+    world.tell([world.says.grant(given)])
+    unknown = await world.scheduler.fits_in_every_order(NODE, asked(gpus(2), "a"))
+    world.tell([world.says.bind(given.id, "b", "b")])
+    known = await world.scheduler.fits_in_every_order(NODE, asked(gpus(2), "a"))
+    too_many = await world.scheduler.fits_in_every_order(NODE, asked(gpus(3), "a"))
+
+    assert ("PodsPending", "", "NotEnoughDevices") == (unknown, known, too_many)
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 20))

@@ -197,6 +197,19 @@ async def test_only_pods_of_a_gang_that_are_alike_share_the_nodes_of_a_filter(
     assert names[:nodes] == sorted(await world.scheduler.best(other))
 
 
+async def test_the_node_that_the_scheduler_has_chosen_is_among_those_of_a_gang(world: OneNode) -> None:
+    """S14. It asked about that node alone, or another registry: other nodes were in question at an earlier filter."""
+    names = [NODE, *map(NodeName, ("node-2", "node-3"))]
+    for name in names[1:]:
+        world.tell(Says(name, machine(), RULES).all())
+    world.scheduler.filter(member("a"), names[:2])
+    world.scheduler.filter(member("a"), names[2:])
+
+    assert names == sorted(await world.scheduler.best(member("a"), names[2]))
+    assert names[:2] == sorted(await world.scheduler.best(member("a"), names[1]))
+    assert names[:2] == sorted(await world.scheduler.best(member("a"), NEW))
+
+
 async def test_victims_end_on_the_planned_node_of_a_gangs_pod_alone(world: OneNode) -> None:
     """On another one they would end for nothing: filter refuses it, and the scheduler goes on to the next victims."""
     other = Says(NodeName("node-2"), machine(), RULES)

@@ -105,6 +105,18 @@ async def test_a_pod_with_slots_waits_alone_and_tries_other_nodes_first() -> Non
     assert "" == await world.scheduler.fits_in_every_order(NODE, NEW) == await world.scheduler.lone.refusal(NODE, NEW)
 
 
+async def test_a_pod_with_slots_does_not_wait_for_one_whose_bind_has_begun() -> None:
+    """It would wait for that one if it was shown (above). Binds of a node reserve one after the other."""
+    world = shared_by(cpus=1)
+    world.tell(world.says.admit(pod(container("c0", cpus=4, gib=1), name="cpus"), "cpus"))
+    world.tell(world.says.end("sharer"))
+    alone = await world.scheduler.lone.refusal(NODE, NEW)
+    world.view.assume(NODE, asked(pod(container("c0", cpus=1, gib=1, others=SLOT), name="sharer"), "sharer"))
+    world.view.renew()
+
+    assert ("", "") == (alone, await world.scheduler.lone.refusal(NODE, NEW))
+
+
 async def test_slots_and_cpus_of_a_pod_become_free_together() -> None:
     """The CPUs that the pod would need on NUMA node 0 are those of the sharer: the record and the kubelet's files say so."""
     world = shared_by(cpus=4)

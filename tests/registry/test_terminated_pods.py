@@ -10,6 +10,8 @@ import pytest
 from decision_support import container, machine, pod
 from view_support import NODE, RULES, OneNode, asked, some_request
 
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 from topoalign.core.model.requests import PodRequest, Policy
 from topoalign.core.state.terminated_pods import without_pods
 from topoalign.registry.scheduling.cluster_state.view import TERMINATED_SECONDS
@@ -93,6 +95,36 @@ async def test_a_pod_that_has_the_name_of_a_terminated_one_keeps_its_devices() -
     assert "NotEnoughDevices" == it.code()
 
 
+def tell_without_uid(it: OneNode, name: str) -> None:
+    """The record shows all four GPUs with a pod of which it has the name alone."""
+    given = Allocation(id=AllocationID("by name"), devices={GPU: tuple(DeviceID(f"GPU-{n}") for n in range(4))})
+    it.tell([it.says.grant(given), it.says.bind(given.id, name, "")])
+
+
+async def test_a_terminated_pod_is_known_by_its_name_where_the_record_has_no_uid() -> None:
+    """A record of what PodResources showed alone has none."""
+    it = OneNode(UNALIGNED)
+    it.tell(it.says.all())
+    it.view.expect(NODE, asked(gpus(4, "a"), "a"))
+    tell_without_uid(it, "a")
+    before = it.code()
+    it.view.gone(NODE, "a")
+
+    assert ("NotEnoughDevices", "") == (before, it.code())
+    assert ("a",) == it.view.terminated(NODE)
+
+
+async def test_a_record_without_a_uid_is_that_of_the_pod_that_has_the_name_now() -> None:
+    it = OneNode(UNALIGNED)
+    it.tell(it.says.all())
+    it.view.expect(NODE, asked(gpus(4, "a"), "old"))
+    it.view.gone(NODE, "old")
+    it.view.expect(NODE, asked(gpus(4, "a"), "new-a"))
+    tell_without_uid(it, "a")
+
+    assert "NotEnoughDevices" == it.code()
+
+
 async def test_a_pod_that_preempted_others_is_not_refused_by_their_node() -> None:
     """They are being deleted. Other pods are refused, as the scheduler's own count does."""
     it = full_node()
@@ -101,6 +133,19 @@ async def test_a_pod_that_preempted_others_is_not_refused_by_their_node() -> Non
 
     assert [NODE] == [*helped]
     assert ("", "NotEnoughDevices") == (refusal(it, nominated(2)), it.code())
+
+
+async def test_a_pod_that_was_being_deleted_is_no_longer_once_it_is_gone() -> None:
+    it = full_node()
+    for name in "ab":
+        it.view.begin_termination(NODE, name)
+    before = it.view.terminating(NODE)
+    it.view.gone(NODE, "a")
+    between = it.view.terminating(NODE)
+    it.view.gone(NODE, "b")
+
+    assert (frozenset("ab"), frozenset("b")) == (before, between)
+    assert {} == it.view._terminating
 
 
 async def test_a_nominated_pod_gets_an_error_where_a_refusal_may_pass() -> None:

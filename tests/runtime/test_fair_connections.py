@@ -1,6 +1,7 @@
 """What hostile clients of an HTTP server cannot do to the others, over real sockets."""
 
 import asyncio
+import resource
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -16,9 +17,10 @@ from starlette.routing import Route
 
 from topoalign.runtime import connections
 from topoalign.runtime.connections import Connection, FairConnection
+from topoalign.runtime.fair_share import Peer
 from topoalign.runtime.http_server import listen, serve_application
 from topoalign.runtime.httptools_connections import MOST_PIPELINED, HttpToolsConnection
-from topoalign.runtime.request_turns import LONGEST_SECONDS, RequestTurns, Turns, outlive_connection, take_turn
+from topoalign.runtime.request_turns import LONGEST_SECONDS, WORKING, RequestTurns, Turns, outlive_connection, take_turn
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
@@ -40,8 +42,12 @@ class Server:
         self.given = anyio.Event()
         self.clock = ManualClock()
         self.slices: list[str] = []
+        self.peers: list[Peer] = []
 
     async def page(self, request: Request) -> Response:
+        working = WORKING.get()
+        assert working is not None
+        self.peers.append(working.peer)
         return PlainTextResponse("here")
 
     async def body(self, request: Request) -> Response:
@@ -140,6 +146,17 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     return Server()
 
 
+@pytest.mark.parametrize(
+    ("descriptors", "expected"), [(16, 4), (1024, 128), (2048, 256), (1 << 20, 256), (resource.RLIM_INFINITY, 256)]
+)
+def test_connections_take_an_eighth_of_the_file_descriptors_at_most(
+    monkeypatch: pytest.MonkeyPatch, descriptors: int, expected: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (descriptors, descriptors))
+
+    assert expected == connections.most()
+
+
 @BOTH
 @pytest.mark.parametrize("source", [HOSTILE, HONEST])
 @pytest.mark.parametrize("sent", [SLOW_HEAD, SLOW_BODY, b"", GET % b"/"], ids=["head", "body", "nothing", "idle"])
@@ -159,6 +176,39 @@ async def test_no_number_of_connections_keeps_others_out(
                     answers.append(await server.answer(honest, GET % b"/"))
 
     assert MOST == len([answer for answer in answers if answer.endswith(b"here")])
+
+
+@BOTH
+@pytest.mark.parametrize("sent", [b"", GET % b"/"], ids=["new", "kept"])
+async def test_a_connection_that_begins_a_request_stays_before_one_that_waits_on(
+    server: Server, protocol: type[FairConnection], sent: bytes
+) -> None:
+    """The server has waited for its request since then, and for the other peer since it was made or answered."""
+    async with server.run(protocol):
+        with ExitStack() as opened:
+            held = []
+            for _ in range(MOST):
+                held.append(opened.enter_context(server.client(HOSTILE, sent)))
+                if sent:
+                    await server.answer(held[-1])
+                await all_tasks_blocked()
+            held[0].sendall(SLOW_HEAD)
+            await all_tasks_blocked()
+            opened.enter_context(server.client(HOSTILE, b""))
+            await all_tasks_blocked()
+            closed = [place for place, each in enumerate(held) if is_closed(each)]
+
+    assert [1] == closed
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
 
 
 @BOTH
@@ -218,6 +268,17 @@ async def test_large_requests_keep_no_small_one_waiting(
     small = [place for place, name in enumerate(server.slices) if name == "small"]
     assert alive.endswith(b"here") and answer.endswith(b"here")
     assert small[3] - small[0] <= 8
+
+
+@BOTH
+async def test_probes_of_an_address_have_a_share_of_their_own(server: Server, protocol: type[FairConnection]) -> None:
+    """A kubelet's probe does not wait for the other requests that come from its address."""
+    async with server.run(protocol):
+        for path in (b"/", b"/livez"):
+            with server.client(HONEST, GET % path) as client:
+                await server.answer(client)
+
+    assert [(HONEST,), (HONEST, "probe")] == server.peers
 
 
 async def test_more_requests_than_wait_on_a_connection_end_it(server: Server) -> None:

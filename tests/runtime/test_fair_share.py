@@ -49,6 +49,7 @@ class Reference:
     st.lists(st.one_of(st.sampled_from(PEERS), st.tuples(SLICES, st.booleans())), max_size=60),
 )
 @example([("c",), (0.1, True), (0.0, False), ("a",), ("b",), ("a", "probe"), (0.0, False), (0.0, False), (0.0, False)])
+@example([("a",), (0.3, True), (0.0, True), ("b",), (0.0, False), ("c",), *[(0.02, True)] * 4])
 def test_the_order_is_that_of_the_reference(steps: list[Peer | tuple[float, bool]]) -> None:
     """A step adds a request of a peer, or takes one, which works for so long and perhaps waits again."""
     queue, reference = FairQueue[Request](), Reference()

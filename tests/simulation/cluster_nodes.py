@@ -194,16 +194,17 @@ class Node:
         own = next((each for each in reserved if each.pod_uid == uid), None)
         if own is not None and uid not in delivered:
             self.late.add(uid)
-        made = list[Allocation]()
+        made, code = list[Allocation](), ""
         try:
             for resource in order:
                 made.append(await self._give(uid, pod, resource, limits[resource]))
-        except TopoalignError as error:
-            return error.code
-        except Refused as error:
-            return error.code
+        except (TopoalignError, Refused) as error:
+            code = error.code
         owner = Owner(namespace=pod.namespace, pod=pod.name, container=ContainerName("main"))
-        self.ledger.bind([Binding(each.id, owner, uid) for each in made])
+        if made:  # of a pod that is refused, too: what it was given before is released with it
+            self.ledger.bind([Binding(each.id, owner, uid) for each in made])
+        if code:
+            return code
         self.admissions.append(Admission(uid, own, reserved, tuple(made), began))
         return ""
 

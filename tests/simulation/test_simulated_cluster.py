@@ -7,17 +7,30 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
+import anyio
 import pytest
 from faults_support import THOROUGH
 from simulation.campaign import campaign
 from simulation.cluster_deeds import CLUSTER_DEEDS
+from simulation.cluster_nodes import Node
 from simulation.cluster_plants import CLUSTER_PLANTS
 from simulation.cluster_scenario import run_cluster
+from simulation.cluster_world import ClusterWorld
+from simulation.divisions import BLOCKS, CORES, MEMORY
+from simulation.loop import SimulatedLoop, simulate
 from simulation.outcome import Outcome
+
+from topoalign.core.model.ids import NodeName
+from topoalign.kubelet.files.manifest import Container, Metadata, Pod, Resources, Spec
+from topoalign.tools.bench.schedule.node import Bound
 
 SAMPLE = range(4, 14)
 """Among these are clusters of all kinds."""
 SEEDS = range(2_000) if THOROUGH else SAMPLE
+UNITS = 1
+"""A seed whose nodes have GPUs in units."""
+RELEASED_SECONDS = 10.0
+"""After its end a node has released what a pod had."""
 MOST_SEEDS = 2_000
 """Within so many a planted defect is found."""
 TESTS = Path(__file__).parents[1]
@@ -83,3 +96,29 @@ def test_clusters_go_through_all_that_can_happen() -> None:
     assert {f"deed: {each.name}" for each in CLUSTER_DEEDS} <= happened.keys()
     assert {"admitted", "preempted", "reserved", "wake", "bind", "killed", "stopped", "converged"} <= happened.keys()
     assert {"whole", "slots", "units"} == divisions
+
+
+def test_what_a_pod_was_given_before_its_refusal_is_released_with_it() -> None:
+    """Of a cluster's node; else a record would stay that belongs to no pod. The agent reads it from PodResources."""
+    limits: dict[str, str | int | float | None] = {CORES: 5, MEMORY: 2 * BLOCKS + 1}
+    spec = Spec(containers=[Container(name="main", resources=Resources(limits=limits))])
+
+    async def run(loop: SimulatedLoop) -> tuple[set[str], int, int]:
+        world = ClusterWorld(UNITS, loop)
+        async with anyio.create_task_group() as world.tasks:
+            node = Node(world, NodeName("node-0"), "none")
+            await anyio.sleep(1)
+            for number in range(5):  # the kubelet asks for cores and memory in any order
+                pod = Pod(metadata=Metadata(name=f"p{number}", namespace="default", uid=f"u{number}"), spec=spec)
+                await node.admit(world.bus, Bound(node.name, f"u{number}", pod))
+            codes, given = {code for _, code in node.refusals}, len(node.ledger.state.allocations)
+            await anyio.sleep(RELEASED_SECONDS)
+            loop.kill(node.process)
+            world.tasks.cancel_scope.cancel()
+        return codes, given, len(node.ledger.state.allocations)
+
+    codes, given, left = simulate(0, run)
+
+    assert {"NotEnough"} == codes
+    assert given > 0
+    assert 0 == left

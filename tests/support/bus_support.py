@@ -27,7 +27,7 @@ def granted(node: str, number: int) -> Message:
     return said(number, f"{wire.PREFIX}.allocation.{wire.token(NodeName(node))}.granted")
 
 
-async def heard(messages: AsyncIterator[Received], count: int) -> list[Received]:
+async def receive(messages: AsyncIterator[Received], count: int) -> list[Received]:
     return [await anext(messages) for _ in range(count)]
 
 

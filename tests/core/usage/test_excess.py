@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from use_support import GIB, NODE, UIDS, owner
@@ -18,6 +19,7 @@ from topoalign.core.usage.attribution import (
 )
 
 GIVEN = 4 * GIB
+GPUS = ("GPU-0", "GPU-1")
 
 
 def measured(time: float, used: int | None, given: int | None = GIVEN, allocation: str = "a-1") -> NodeShares:
@@ -44,6 +46,12 @@ def measured(time: float, used: int | None, given: int | None = GIVEN, allocatio
     return NodeShares(node=NODE, time=time, devices=(row,), finding="", left_out=0)
 
 
+def of_device(shares: NodeShares, name: str) -> NodeShares:
+    """The same measurement, of another GPU."""
+    (row,) = shares.devices
+    return msgspec.structs.replace(shares, devices=(msgspec.structs.replace(row, device=DeviceID(name)),))
+
+
 def watched(samples: Sequence[int | None], given: int | None = GIVEN) -> list[tuple[int, int]]:
     """After each sample how many containers are above what they were given, and for how many that has begun now."""
     watch, seen = ExcessWatch(), []
@@ -58,6 +66,21 @@ def test_three_measurements_in_a_row_are_told_once() -> None:
 
     assert [(0, 0), (0, 0), (1, 1), (1, 0), (0, 0)] == watched([over, over, over, over, GIVEN])
     assert [(0, 0)] * 5 == watched([over, over, GIVEN, over, over])
+
+
+def test_each_device_of_a_container_has_a_row_of_its_own() -> None:
+    """Above on GPU-0 alone; then on GPU-1 alone, which the measurements of GPU-0 do not count for."""
+    watch, seen = ExcessWatch(), []
+    for number, above in enumerate(["GPU-0"] * 3 + ["GPU-1"] * 3):
+        rows = [of_device(measured(number * APART_SECONDS, GIVEN + (name == above)), name) for name in GPUS]
+        watch = watch.after(
+            msgspec.structs.replace(rows[0], devices=tuple(row for each in rows for row in each.devices))
+        )
+        seen.append(([each.device for each in watch.lasting], [each.device for each in watch.begun]))
+
+    assert [([], [])] * 2 == seen[:2] == seen[3:5]
+    assert (["GPU-0"], ["GPU-0"]) == seen[2]
+    assert (["GPU-1"], ["GPU-1"]) == seen[5]
 
 
 def test_an_unknown_use_neither_counts_nor_ends_a_row() -> None:

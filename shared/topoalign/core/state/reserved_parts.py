@@ -216,8 +216,9 @@ def swaps_of(
     others may have been known later. `known`: the swaps that were found before; `unsaid`: what of `shown` was shown
     before it was known by whom it is held. A pod that gets other devices leaves what one swap has left for it to the next.
 
-    A slot is swapped for one with the same amount, if there is one, and once for all containers of a pod: a later one takes
-    it over from an init container. By another slot a pod holds as much as by the one that was taken from it. A percentage is
+    A part of a GPU is swapped for one of the same GPU, if there is one, so that of no GPU more is held than before; else a
+    slot for one with the same amount. It is swapped once for all containers of a pod: a later one takes it over from an init
+    container. By another slot a pod holds as much as by the one that was taken from it. A percentage is
     another amount of a GPU that offers more or less: of such a GPU it holds what was reserved there for a pod with as many
     slots, because of pods that ask for as many a registry binds only those beside one another that ask for the same.
     """
@@ -236,8 +237,9 @@ def swaps_of(
             for reserved, part in ((each, part) for each in other.containers for part in parts(each, other.pod_uid)):
                 is_taken = part.resource == resource and part.device in taken
                 if is_taken and (part not in shown or part in unsaid) and other.pod_uid != uid and left:
-                    same = [device for device in left if amounts.get(device) == reserved.slots.get(part.device)]
-                    instead = (same or left)[0]
+                    gpu = base_of(part.device)
+                    asked = reserved.slots.get(part.device)
+                    instead = min(left, key=lambda each: (base_of(each) != gpu, amounts.get(each) != asked))
                     left.remove(instead)
                     taken.remove(part.device)
                     heirs[resource, instead] = other.pod_uid
@@ -246,7 +248,7 @@ def swaps_of(
                     told = [each.devices.get(resource, ()) for each in other.containers]
                     is_as_many = any(part.device in ids and len(ids) == len(own) for ids in told)
                     follows_slot = is_as_many and not is_alike
-                    amount = amounts.get(instead) if follows_slot else reserved.slots.get(part.device)
+                    amount = amounts.get(instead) if follows_slot else asked
                     yield Swapped(other.pod_uid, resource, part.device, instead, amount)
 
 

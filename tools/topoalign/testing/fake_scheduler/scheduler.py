@@ -159,6 +159,7 @@ class FakeScheduler:
             self._queue.remove(key)
             self._queue.assume(key)
             return
+        on_nominated = self._bound_to(pod["status"].get("nominatedNodeName") or "")
         nominated = await self._nominated_node(pod)
         nodes = [nominated] if nominated else self.room.nodes_for(pod)
         try:
@@ -169,7 +170,7 @@ class FakeScheduler:
             self._fail(key, pod, error)
             return
         if node is None:
-            await self._refuse(key, pod, nodes, filtered)
+            await self._refuse(key, pod, nodes, filtered, on_nominated)
             return
         if key in self._bound:  # by an earlier bind, which was taken for failed
             self._queue.assume(key)
@@ -228,7 +229,9 @@ class FakeScheduler:
         except ExtenderFailed as error:
             if self._assumed.pop(key, None) is not None:
                 self.room.drop_pod(key)
-                self.room.nominate(key, pod, pod["status"].get("nominatedNodeName") or "")
+                with suppress(ApiError):  # it was deleted meanwhile
+                    newest = self._cluster.pods.get(key)
+                    self.room.nominate(key, newest, newest["status"].get("nominatedNodeName") or "")
                 self._fail(key, pod, error)
                 self._queue.wake()
             else:  # the Binding was made, or the pod is gone
@@ -247,15 +250,24 @@ class FakeScheduler:
         self.failed[key] += 1
         self._queue.fail(key, priority_of(pod))
 
-    async def _refuse(self, key: Key, pod: Object, nodes: list[str], filtered: Filtered) -> None:
-        """The pod fits nowhere: it waits for an event, and for the end of its victims if others can make way for it."""
+    def _bound_to(self, node: str) -> list[Object]:
+        """The pods of a node; none where it has no name."""
+        return [each for each in self._bound.values() if each["spec"]["nodeName"] == node] if node else []
+
+    async def _refuse(
+        self, key: Key, pod: Object, nodes: list[str], filtered: Filtered, on_nominated: Collection[Object]
+    ) -> None:
+        """
+        The pod fits nowhere: it waits for an event, and for the end of its victims if others can make way for it.
+        `on_nominated`: the pods of its nominated node when the cycle began, as in kube-scheduler's snapshot.
+        """
         self.refused[key] += 1
         self.failed[key] += 1
         texts = Counter(filtered.texts)
         lacking = self.room.nodes_beside(nodes)
         if lacking:
             texts["Insufficient resources"] += len(lacking)
-        node, victims = await self._preempt(key, pod, lacking, filtered)
+        node, victims = await self._preempt(key, pod, lacking, filtered, on_nominated)
         self._write_refusal(key, texts, node)
         for each in victims:
             with suppress(ApiError):  # it has ended meanwhile
@@ -263,14 +275,18 @@ class FakeScheduler:
         self._queue.refuse(key, by_extender=bool(nodes))
 
     async def _preempt(
-        self, key: Key, pod: Object, lacking: Collection[str], filtered: Filtered
+        self,
+        key: Key,
+        pod: Object,
+        lacking: Collection[str],
+        filtered: Filtered,
+        on_nominated: Collection[Object],
     ) -> tuple[str, list[Object]]:
         """The node that is nominated for the pod, and the pods that make way there; empty where none does."""
         if not any(count and priority < priority_of(pod) for priority, count in self._priorities.items()):
             return "", []
         nominated = pod["status"].get("nominatedNodeName") or ""
-        terminating = [each for each in self._bound.values() if each["spec"]["nodeName"] == nominated]
-        if not is_eligible(pod, terminating, is_unresolvable=nominated in filtered.unresolvable):
+        if not is_eligible(pod, on_nominated, is_unresolvable=nominated in filtered.unresolvable):
             return "", []
         running: dict[str, list[Object]] = {node: [] for node in lacking}
         for each in self._bound.values():

@@ -19,6 +19,7 @@ from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.scoring.scorers import scorer_of
 from topoalign.core.sharing.slot_defaults import FilledIn
+from topoalign.core.state.reservations import holding_reserved
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.foreign import HAMI, ForeignNodes, serve_foreign
 from topoalign.registry.ports import KubernetesApi
@@ -374,5 +375,9 @@ class Scheduling:
         view = self.view.nodes.get(node)
         if view is None or view.kind is None:
             return None
-        basis = self.view.basis(view)
-        return Candidate(basis.state, basis.rules)
+        basis, known = self.view.basis(view), self.view.holds(node).reserved
+        state = basis.state
+        for each in self.reservations.held(node):
+            if each.pod_uid not in known:  # its pod is gone, and its end is not stored yet
+                state = holding_reserved(state, each)
+        return Candidate(state, basis.rules)

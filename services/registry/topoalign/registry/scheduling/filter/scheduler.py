@@ -23,7 +23,7 @@ from topoalign.core.sharing.pod_checks import check_gpus_known, check_pod
 from topoalign.core.sharing.pod_warnings import warnings_of
 from topoalign.core.sharing.quotas import OverQuota
 from topoalign.core.state.terminated_pods import without_pods
-from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested
+from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested, given_to_unknown
 from topoalign.registry.scheduling.cluster_state.nodes import UNKNOWN_NODE
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
@@ -294,14 +294,16 @@ class Scheduler:
         """
         All nodes that would admit the pod, the best first. Where pods of its gang that are like it were asked about, those
         among which the scheduler chose: it alone knows all of its filters. Else those that it would ask about as far as the
-        registry can tell, and the node that it has `chosen`. With turns of the event loop, as `prepare`. Raises as `filter`
-        does.
+        registry can tell. And the node that it has `chosen` now. With turns of the event loop, as `prepare`. Raises as
+        `filter` does.
         """
         await self.prepare(pod)
         request = self._request(pod)
         asked = self._asked.get(key_of_gang(pod, request))
         if asked is None:
-            asked = [node for node in self.view.nodes if node == chosen or self.allows(pod, node)]
+            asked = [node for node in self.view.nodes if self.allows(pod, node)]
+        if chosen in self.view.nodes and chosen not in asked:
+            asked = [*asked, chosen]
         passed = self._filter(pod, request, asked).passed
         scores = dict(zip(passed, self.prioritize(pod, passed), strict=True))
         return sorted(passed, key=lambda node: (-scores[node], node))
@@ -351,8 +353,8 @@ class Scheduler:
         if not planned and holds.pending <= moving and fit_as_equals(fixed.state, comers):
             return ""
         code = self._judge_without(request, node, uids)
-        if code:
-            return code
+        if code:  # a container that is not known yet is counted beside what is reserved for its pod
+            return PODS_PENDING if given_to_unknown(facts) else code
         is_planned = any(each.uid == pod.uid for each in planned)
         if not waiting and not is_planned:
             return self._crowds(request, node, uids) or await self.lone.refusal(node, pod)

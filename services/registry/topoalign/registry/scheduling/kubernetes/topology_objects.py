@@ -3,7 +3,7 @@ Keeps the NodeResourceTopology objects of the nodes up to date, for scheduler pl
 
 Every ten seconds the nodes that have changed are written, one after the other, twenty a second; an object that would be
 the same is not. Each belongs to its Node, so that Kubernetes deletes it with the node. What cannot be written is tried
-again; where the cluster does not have the kind, after a minute.
+again, after all others; where the cluster does not have the kind, after a minute.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,8 @@ class TopologyObjects:
         self._uid_of = uid_of
         self._version = 0
         """Of the view, up to which changes were looked at."""
-        self._due: set[NodeName] = set()
+        self._due: dict[NodeName, None] = {}
+        """Nodes to look at, in the order in which they are written."""
         self._last: dict[NodeName, dict[str, Any]] = {}
         """Node -> what was written last."""
 
@@ -49,7 +50,7 @@ class TopologyObjects:
         """Writes what has changed, for ever."""
         while True:
             await self._clock.sleep(PERIOD)
-            self._due |= {each.name for each in self._view.changed_since(self._version)}
+            self._due |= dict.fromkeys(sorted(each.name for each in self._view.changed_since(self._version)))
             self._version = self._view.version
             self._last = {node: last for node, last in self._last.items() if node in self._view.nodes}
             try:
@@ -61,15 +62,19 @@ class TopologyObjects:
                 log.warning("a NodeResourceTopology was not written", finding=error.finding)
 
     async def _write_due(self) -> None:
-        """Raises what `apply_topology` does; what is not written is still due then."""
-        for node in sorted(self._due):
+        """Raises what `apply_topology` does; what is not written is still due then, and the node that failed comes last."""
+        for node in tuple(self._due):
             made = self._object(node)
+            del self._due[node]
             if made is not None and made != self._last.get(node):
-                await self._api.apply_topology(made)
+                try:
+                    await self._api.apply_topology(made)
+                except TopoalignError:
+                    self._due[node] = None
+                    raise
                 self.written += 1
                 self._last[node] = made
                 await self._clock.sleep(EACH_SECONDS)
-            self._due.discard(node)
 
     def _object(self, node: NodeName) -> dict[str, Any] | None:
         """The object of a node; None where the node is not offered, or not in Kubernetes."""
