@@ -1,4 +1,4 @@
-"""MPS daemons as real processes: started with their limits, killed, deaf, stubborn, and started again."""
+"""MPS daemons as real processes: started with their limits, killed, unresponsive, stubborn, and started again."""
 
 import os
 import signal
