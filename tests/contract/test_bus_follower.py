@@ -7,6 +7,7 @@ import anyio
 import pytest
 from bus_support import bodies, heard, killable, said
 
+from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.ports import Message, Received, Stream
 from topoalign.runtime.nats_bus import connect_bus, follower
@@ -37,6 +38,23 @@ async def test_a_message_that_got_lost_on_its_way_is_fetched_again(
                 received = await heard(messages, 10)
 
     assert [said(number).body for number in range(10)] == bodies(received)
+
+
+@pytest.mark.parametrize(
+    ("subject", "filtered"),
+    [
+        (">", {}),
+        ("topoalign.v1.>", {}),
+        (wire.allocation_subjects(), {}),
+        (wire.allocation_subjects(None, "granted"), {"next_by_subj": "topoalign.v1.allocation.*.granted"}),
+        ("topoalign.v1.reservation.>", {"next_by_subj": "topoalign.v1.reservation.>"}),
+        ("topoalign.v1.*.*", {"next_by_subj": "topoalign.v1.*.*"}),
+    ],
+)
+def test_a_store_is_read_without_a_filter_where_each_of_its_messages_fits(
+    subject: str, filtered: dict[str, str]
+) -> None:
+    assert filtered == Reading(Connection("x", "_INBOX_x"), Stream.ALLOCATIONS, subject, 0)._filter
 
 
 async def test_follow_retries_slow_down_and_start_over_after_a_message(

@@ -202,6 +202,12 @@ def matches(pattern: str, subject: str) -> bool:
     return len(wanted) == len(tokens) and all(w in ("*", t) for w, t in zip(wanted, tokens, strict=True))
 
 
+def has_only(stream: Stream, pattern: str) -> bool:
+    """Whether every message that a stream takes fits this pattern."""
+    taken = next(store.subjects for store in STORES if store.name == stream)
+    return pattern.endswith(">") and all(matches(pattern, subject) for subject in taken)
+
+
 async def apply(request: Request, replicas: int | None) -> list[str]:
     """
     Creates the stores that are missing and changes those that differ, bounds excepted. Returns a line for each change.

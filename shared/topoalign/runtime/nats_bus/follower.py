@@ -30,7 +30,7 @@ from topoalign.runtime.nats_bus.connection import Connection
 from topoalign.runtime.nats_bus.delivered import Delivered, InStore
 from topoalign.runtime.nats_bus.library import CLOCK
 from topoalign.runtime.nats_bus.stored import found, nobody_reads, source_of
-from topoalign.runtime.stores import NEWS
+from topoalign.runtime.stores import NEWS, has_only
 
 BATCH, LARGEST_BATCH = 128, 1000
 """Messages of one read. It is larger where more wait: each costs a round trip."""
@@ -62,6 +62,8 @@ class Reading:
         self._position = position
         self._source = source_of(stream)
         self._news_subject = subject.replace(PREFIX, NEWS, 1) if subject.startswith(f"{PREFIX}.") else f"{NEWS}.>"
+        self._filter = {} if has_only(stream, subject) else {"next_by_subj": subject}
+        """Without a filter a read of a whole stream costs nats-server 2.15.1 a third less."""
         self._is_one_subject = not {"*", ">"} & {*subject.split(".")}
         self._inbox = connection.client.new_inbox()
         self._subscriptions: list[Subscription] = []
@@ -120,9 +122,9 @@ class Reading:
         self._before = 0
         wish = {
             "seq": self._position + 1,
-            "next_by_subj": self._subject,
             "batch": min(max(BATCH, self._waiting), LARGEST_BATCH),
             "max_bytes": BATCH_BYTES,
+            **self._filter,
         }
         await self.connection.send(self._source, msgspec.json.encode(wish), f"{self._inbox}.{self._batch}")
 
