@@ -1,9 +1,11 @@
 """What a follower does about messages that it was not brought, and about a server that does not serve it."""
 
+from collections.abc import Mapping
 from itertools import chain, repeat
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 from bus_support import bodies, heard, killable, said
 
@@ -15,15 +17,27 @@ from topoalign.runtime.nats_bus.connection import Connection
 from topoalign.runtime.nats_bus.delivered import Delivered
 from topoalign.runtime.nats_bus.follower import Follower, Reading
 
+HEAD = (
+    b"NATS/1.0\r\nNats-Stream: TOPOALIGN_ALLOCATIONS\r\nNats-Subject: x\r\nNats-Sequence: %d\r\nNats-Num-Pending: 0\r\n"
+    b"Nats-Last-Sequence: %d\r\n\r\n"
+)
+END = b"NATS/1.0 204 EOB\r\nNats-Num-Pending: %d\r\nNats-Last-Sequence: %d\r\n\r\n"
+
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.parametrize("before", [2, 3])
 async def test_a_message_that_got_lost_on_its_way_is_fetched_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
 ) -> None:
-    """Each message of a batch has the position of the one before it, and one is missing."""
+    """
+    Each message of a batch has the position of the one before it, and one is missing; or its end has the position of the
+    last, which is missing, and the next batch was requested behind that.
+    """
+    monkeypatch.setattr(follower, "BATCH", 4)
+    monkeypatch.setattr(follower, "LARGEST_BATCH", 4)
     arrive = Reading.hear
-    losses = chain([False, False, True], repeat(False))
+    losses = chain([False] * before, [True], repeat(False))
 
     def lose(self: Reading, delivered: Delivered) -> None:
         if not delivered.is_of_a_store or not next(losses):
@@ -38,6 +52,52 @@ async def test_a_message_that_got_lost_on_its_way_is_fetched_again(
                 received = await heard(messages, 10)
 
     assert [said(number).body for number in range(10)] == bodies(received)
+
+
+async def test_at_most_one_batch_is_requested_beyond_the_one_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next is requested when this one has arrived, however little of it was read."""
+    connection = Connection("x", "_INBOX_x")
+    requests: list[dict[str, object]] = []
+    replies: list[bytes] = []
+
+    async def note(subject: str, body: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
+        requests.append(msgspec.json.decode(body, type=dict[str, object]))
+        replies.append(reply.encode())
+
+    monkeypatch.setattr(connection, "send", note)
+    reading = Reading(connection, Stream.ALLOCATIONS, "topoalign.v1.allocation.>", 0)
+
+    def arrive(*positions: int, waiting: int) -> None:
+        before = 0
+        for position in positions:
+            reading.hear(Delivered(replies[-1], b"", b"{}", HEAD % (position, before)))
+            before = position
+        reading.hear(Delivered(replies[-1], b"", b"", END % (waiting, before)))
+
+    await reading.read()
+    arrive(1, 2, waiting=4)
+    seen: list[tuple[int, list[object]]] = []
+
+    async def read_one() -> None:
+        received = await reading.next()
+        seen.append((received.position, [request["seq"] for request in requests]))
+
+    await read_one()
+    arrive(4, 5, waiting=2)
+    for _ in range(3):
+        await read_one()
+    arrive(6, 9, waiting=0)
+    for _ in range(2):
+        await read_one()
+
+    assert [
+        (1, [1, 3]),
+        (2, [1, 3]),
+        (4, [1, 3]),
+        (5, [1, 3, 6]),
+        (6, [1, 3, 6]),
+        (9, [1, 3, 6]),
+    ] == seen
 
 
 @pytest.mark.parametrize(
@@ -137,12 +197,10 @@ def test_reads_in_vain_are_counted_from_the_last_message_on() -> None:
 
     def read_in_vain(times: int) -> None:
         for _ in range(times):
-            reading._reading = True
-            reading.end_batch(follower.NO_MESSAGE, "no message")
+            reading.end_batch(Delivered(b"", b"", b"", b"NATS/1.0 404 Message Not Found\r\n\r\n"))
 
     read_in_vain(follower.MOST_TRIES)
-    reading._reading = True
-    reading._batch = 1
+    reading.begin_batch()
     received = reading.take(Delivered(subject=b"_INBOX_x.1", reply=b"", body=b"", head=head))
     read_in_vain(follower.MOST_TRIES)
 
