@@ -3,9 +3,10 @@ Follows a stream: messages in order, each at least once, through any number of l
 
 Nothing is created at the server for a follower, because whoever may create consumers may publish on every subject. It reads
 messages directly from the store, in batches, from the position after the last message that its reader had. After the last
-message it waits for news: the store publishes each message that it has stored, with its position (`stores.NEWS`). News that
-is the next message for certain is taken as it is; after any other the store is read again. News may be lost, for example
-when another server of a cluster takes over, so a follower also looks at the store every few seconds.
+message it subscribes to news: the store publishes each message that it has stored, with its position (`stores.NEWS`). News
+that is the next message for certain is taken as it is; after any other the store is read again. News may be lost, for
+example when another server of a cluster takes over, so a follower also looks at the store every few seconds. A follower
+that falls behind ends that subscription, because NATS would send every message twice, and reads batches.
 
 The next batch is requested when the last one has arrived, so that the server works while the reader does, and never when two
 have arrived that the reader has not had: a slow reader costs the server nothing.
@@ -38,7 +39,7 @@ BATCH, LARGEST_BATCH = 128, 1000
 """Messages of one read. It is larger where more wait: each costs a round trip."""
 BATCH_BYTES = 4 * 1024 * 1024
 NEWS_BYTES = 4 * 1024 * 1024
-"""Of news that its reader has not had: more is dropped, and read from the store."""
+"""Of news that its reader has not had: after more it is read from the store, and no news is received meanwhile."""
 LOOK = 4.0
 """Seconds after which a follower without news looks at the store."""
 SILENCE = 5.0
@@ -71,7 +72,9 @@ class Reading:
         """Without a filter a read of a whole stream costs nats-server 2.15.1 a third less."""
         self._is_one_subject = not {"*", ">"} & {*subject.split(".")}
         self._inbox = connection.client.new_inbox()
-        self._subscriptions: list[Subscription] = []
+        self._answers: Subscription | None = None
+        self._announcements: Subscription | None = None
+        """Of news; None while the follower is behind."""
         self._arrived: deque[Delivered] = deque()
         self._change = anyio.Event()
         self._batch = 0
@@ -90,20 +93,23 @@ class Reading:
         """Messages behind the last one that was read."""
         self._news: deque[tuple[InStore, Delivered]] = deque()
         self._news_bytes = 0
+        self._is_behind = False
+        """More news came than the reader has had."""
         self._newest = 0
         """The newest position of all news."""
         self._tries = 0
         """Reads that found no message although there was news: another server of a cluster may lag."""
 
     async def begin(self) -> None:
-        """Subscribes to news and reads the first batch. Raises BusUnavailable, BusRefused."""
-        self._subscriptions.append(await self.connection.take(self._news_subject, self.hear_news))
-        self._subscriptions.append(await self.connection.take(f"{self._inbox}.*", self.hear))
+        """Reads the first batch. Raises BusUnavailable, BusRefused."""
+        self._answers = await self.connection.take(f"{self._inbox}.*", self.hear)
         await self.read()
 
     async def next(self) -> Received:
         """Raises BusUnavailable if nothing more can be read on this connection, and BusRefused."""
         while True:
+            if self._is_behind:
+                await self.end_news()
             if self._beyond[0] and self._requested == self._batch:
                 await self.read_ahead()
             while self._arrived:
@@ -119,6 +125,9 @@ class Reading:
                     await self._change.wait()
             elif self._waiting or self._newest > self._position:
                 await self.read_again()
+            elif self._announcements is None:
+                self._announcements = await self.connection.take(self._news_subject, self.hear_news)
+                await self.read()  # what was stored before the subscription
             else:
                 await self.wait_for_news()
 
@@ -245,6 +254,7 @@ class Reading:
                 self._news.append((there, delivered))
                 self._news_bytes += len(delivered.body)
                 if self._news_bytes > NEWS_BYTES:
+                    self._is_behind = True
                     self.drop_news()
                 self._change.set()
 
@@ -257,7 +267,17 @@ class Reading:
 
     async def end(self) -> None:
         """Ends the subscriptions."""
-        for subscription in self._subscriptions:
+        await self.end_news()
+        if self._answers is not None:
+            await self.connection.unsubscribe(self._answers)
+
+    async def end_news(self) -> None:
+        """Ends the subscription to news."""
+        self._is_behind = False
+        self.drop_news()
+        if self._announcements is not None:
+            subscription = self._announcements
+            self._announcements = None
             await self.connection.unsubscribe(subscription)
 
 
