@@ -27,6 +27,7 @@ from topoalign.registry.lateness import Lateness
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.tasks import background, either
+from topoalign.runtime.turns import Turns
 
 FOLLOWED = (Stream.NODES, Stream.ALLOCATIONS)
 
@@ -131,7 +132,9 @@ class Registry:
 
     async def _ask_each(self, nodes: Iterator[NodeName], lateness: Lateness) -> None:
         """One of several tasks that take the nodes one by one. A node of which nothing was learned stays as it is shown."""
+        turns = Turns(self._clock)
         for node in nodes:
+            await turns.give()
             for _ in range(MOST_TRIES):
                 if await self._ask(node, lateness):
                     break
