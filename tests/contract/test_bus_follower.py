@@ -214,6 +214,36 @@ async def test_a_follower_that_falls_behind_receives_no_news_until_it_has_caught
     assert [said(number).body for number in range(3)] == bodies(received)
 
 
+async def test_of_facts_of_nodes_the_news_is_a_position_and_the_store_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are large: a follower that is slow would be sent more than the server keeps for it."""
+    news: list[bytes] = []
+    hear_news = Reading.hear_news
+
+    def noted(self: Reading, delivered: Delivered) -> None:
+        news.append(delivered.body)
+        hear_news(self, delivered)
+
+    monkeypatch.setattr(Reading, "hear_news", noted)
+    facts = [
+        Message(subject=f"topoalign.v1.usage.node-{each}", headers={"Nats-Msg-Id": f"{each}"}, body=b"{}")
+        for each in range(3)
+    ]
+    async with (
+        killable(tmp_path) as server,
+        connect_bus(server.url) as bus,
+        bus.follow(Stream.NODES, "topoalign.v1.>") as messages,
+    ):
+        for fact in facts:
+            await bus.publish(fact)
+            with anyio.fail_after(30):
+                assert fact == (await anext(messages)).message
+
+    assert news
+    assert {b""} == {*news}
+
+
 async def test_news_of_a_message_that_was_deleted_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower, "FIRST_PAUSE", 0.001)
     async with killable(tmp_path) as server, connect_bus(server.url) as bus:

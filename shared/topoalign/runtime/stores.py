@@ -49,6 +49,8 @@ class Republish(msgspec.Struct, frozen=True, kw_only=True):
 
     src: str = f"{PREFIX}.>"
     dest: str = f"{NEWS}.>"
+    headers_only: bool | msgspec.UnsetType = msgspec.UNSET
+    """The position alone: for stores whose messages are large, so that a follower that is slow is sent no more than it reads."""
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +111,7 @@ NODES = Store(
     # the oldest facts are cut off, and whose newest fact is gone says it anew within a minute.
     max_bytes=1024 * MIB,
     max_msgs_per_subject=5,
+    republish=Republish(headers_only=True),
 )
 DEADLETTERS = Store(
     name=Stream.DEADLETTERS,

@@ -233,7 +233,8 @@ class Reading:
                 if self.stored and there.stored.rstrip(b"Z") > self.stored.rstrip(b"Z"):
                     raise BusUnavailable(f"stream {self._stream} went back")  # a later message at an earlier position
                 continue
-            if there.position == self._position + 1 or (self._is_one_subject and there.before <= self._position):
+            is_next = there.position == self._position + 1 or (self._is_one_subject and there.before <= self._position)
+            if is_next and delivered.body:  # without a body the store publishes positions alone
                 self._position = there.position
                 self.stored = there.stored
                 return delivered.received_at(there._replace(waiting=len(self._news)))
