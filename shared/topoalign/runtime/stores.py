@@ -50,7 +50,7 @@ class Republish(msgspec.Struct, frozen=True, kw_only=True):
     src: str = f"{PREFIX}.>"
     dest: str = f"{NEWS}.>"
     headers_only: bool | msgspec.UnsetType = msgspec.UNSET
-    """The position alone: for stores whose messages are large, so that a follower that is slow is sent no more than it reads."""
+    """Whether positions alone are published: of large messages, a slow follower is sent no more than it reads."""
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True):
