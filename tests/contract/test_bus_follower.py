@@ -1,12 +1,15 @@
 """What a follower does about messages that it was not brought, and about a server that does not serve it."""
 
+from collections.abc import AsyncIterator, Mapping
 from itertools import chain, repeat
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 from bus_support import bodies, killable, receive, said
 
+from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.ports import Message, Received, Stream
 from topoalign.runtime.nats_bus import connect_bus, follower
@@ -14,15 +17,27 @@ from topoalign.runtime.nats_bus.connection import Connection
 from topoalign.runtime.nats_bus.delivered import Delivered
 from topoalign.runtime.nats_bus.follower import Follower, Reading
 
+HEAD = (
+    b"NATS/1.0\r\nNats-Stream: TOPOALIGN_ALLOCATIONS\r\nNats-Subject: x\r\nNats-Sequence: %d\r\nNats-Num-Pending: 0\r\n"
+    b"Nats-Last-Sequence: %d\r\n\r\n"
+)
+END = b"NATS/1.0 204 EOB\r\nNats-Num-Pending: %d\r\nNats-Last-Sequence: %d\r\n\r\n"
+
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.parametrize("before", [2, 3])
 async def test_a_message_that_got_lost_on_its_way_is_fetched_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
 ) -> None:
-    """Each message of a batch has the position of the one before it, and one is missing."""
+    """
+    Each message of a batch has the position of the one before it, and one is missing; or its end has the position of the
+    last, which is missing, and the next batch was requested behind that.
+    """
+    monkeypatch.setattr(follower, "BATCH", 4)
+    monkeypatch.setattr(follower, "LARGEST_BATCH", 4)
     arrive = Reading.hear
-    losses = chain([False, False, True], repeat(False))
+    losses = chain([False] * before, [True], repeat(False))
 
     def lose(self: Reading, delivered: Delivered) -> None:
         if not delivered.is_of_a_store or not next(losses):
@@ -37,6 +52,69 @@ async def test_a_message_that_got_lost_on_its_way_is_fetched_again(
                 received = await receive(messages, 10)
 
     assert [said(number).body for number in range(10)] == bodies(received)
+
+
+async def test_at_most_one_batch_is_requested_beyond_the_one_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next is requested when this one has arrived, however little of it was read."""
+    connection = Connection("x", "_INBOX_x")
+    requests: list[dict[str, object]] = []
+    replies: list[bytes] = []
+
+    async def note(subject: str, body: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
+        requests.append(msgspec.json.decode(body, type=dict[str, object]))
+        replies.append(reply.encode())
+
+    monkeypatch.setattr(connection, "send", note)
+    reading = Reading(connection, Stream.ALLOCATIONS, "topoalign.v1.allocation.>", 0)
+
+    def arrive(*positions: int, waiting: int) -> None:
+        before = 0
+        for position in positions:
+            reading.hear(Delivered(replies[-1], b"", b"{}", HEAD % (position, before)))
+            before = position
+        reading.hear(Delivered(replies[-1], b"", b"", END % (waiting, before)))
+
+    await reading.read()
+    arrive(1, 2, waiting=4)
+    seen: list[tuple[int, list[object]]] = []
+
+    async def read_one() -> None:
+        received = await reading.next()
+        seen.append((received.position, [request["seq"] for request in requests]))
+
+    await read_one()
+    arrive(4, 5, waiting=2)
+    for _ in range(3):
+        await read_one()
+    arrive(6, 9, waiting=0)
+    for _ in range(2):
+        await read_one()
+
+    assert [
+        (1, [1, 3]),
+        (2, [1, 3]),
+        (4, [1, 3]),
+        (5, [1, 3, 6]),
+        (6, [1, 3, 6]),
+        (9, [1, 3, 6]),
+    ] == seen
+
+
+@pytest.mark.parametrize(
+    ("subject", "filtered"),
+    [
+        (">", {}),
+        ("topoalign.v1.>", {}),
+        (wire.allocation_subjects(), {}),
+        (wire.allocation_subjects(None, "granted"), {"next_by_subj": "topoalign.v1.allocation.*.granted"}),
+        ("topoalign.v1.reservation.>", {"next_by_subj": "topoalign.v1.reservation.>"}),
+        ("topoalign.v1.*.*", {"next_by_subj": "topoalign.v1.*.*"}),
+    ],
+)
+def test_a_store_is_read_without_a_filter_where_each_of_its_messages_fits(
+    subject: str, filtered: dict[str, str]
+) -> None:
+    assert filtered == Reading(Connection("x", "_INBOX_x"), Stream.ALLOCATIONS, subject, 0)._filter
 
 
 async def test_follow_retries_slow_down_and_start_over_after_a_message(
@@ -90,6 +168,82 @@ async def test_a_message_is_read_although_its_news_was_lost(tmp_path: Path, monk
                 assert said(number) == (await anext(messages)).message
 
 
+async def test_a_follower_that_falls_behind_receives_no_news_until_it_has_caught_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any news is more than this follower has had; it reads each message from the store."""
+    steps: list[str] = []
+    send, waits = anyio.create_memory_object_stream[None](10)
+    wait = Reading.wait_for_news
+    end = Reading.end_news
+
+    async def wait_for_news(self: Reading) -> None:
+        steps.append("wait")
+        send.send_nowait(None)
+        await wait(self)
+
+    async def end_news(self: Reading) -> None:
+        steps.append("end")
+        await end(self)
+
+    monkeypatch.setattr(follower, "NEWS_BYTES", 0)
+    monkeypatch.setattr(Reading, "wait_for_news", wait_for_news)
+    monkeypatch.setattr(Reading, "end_news", end_news)
+    received: list[Received] = []
+
+    async def read(messages: AsyncIterator[Received]) -> None:
+        async for each in messages:
+            received.append(each)
+
+    with send, waits:
+        async with (
+            killable(tmp_path) as server,
+            connect_bus(server.url) as bus,
+            bus.follow(Stream.ALLOCATIONS, "topoalign.v1.>") as messages,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(read, messages)
+            with anyio.fail_after(30):
+                for number in range(3):
+                    await waits.receive()
+                    await bus.publish(said(number))
+                await waits.receive()
+            assert ["wait", "end"] * 3 + ["wait"] == steps
+            tasks.cancel_scope.cancel()
+
+    assert [said(number).body for number in range(3)] == bodies(received)
+
+
+async def test_of_facts_of_nodes_the_news_is_a_position_and_the_store_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are large: a follower that is slow would be sent more than the server keeps for it."""
+    news: list[bytes] = []
+    take_stored = Reading.take_stored
+
+    def noted(self: Reading, delivered: Delivered) -> None:
+        news.append(delivered.body)
+        take_stored(self, delivered)
+
+    monkeypatch.setattr(Reading, "take_stored", noted)
+    facts = [
+        Message(subject=f"topoalign.v1.usage.node-{each}", headers={"Nats-Msg-Id": f"{each}"}, body=b"{}")
+        for each in range(3)
+    ]
+    async with (
+        killable(tmp_path) as server,
+        connect_bus(server.url) as bus,
+        bus.follow(Stream.NODES, "topoalign.v1.>") as messages,
+    ):
+        for fact in facts:
+            await bus.publish(fact)
+            with anyio.fail_after(30):
+                assert fact == (await anext(messages)).message
+
+    assert news
+    assert {b""} == {*news}
+
+
 async def test_news_of_a_message_that_was_deleted_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower, "FIRST_PAUSE", 0.001)
     async with killable(tmp_path) as server, connect_bus(server.url) as bus:
@@ -108,7 +262,7 @@ async def test_news_of_a_message_that_was_deleted_is_given_up(tmp_path: Path, mo
             raise AssertionError
         await reading.end()
 
-    assert follower.MOST_TRIES == len(reads)
+    assert follower.MOST_TRIES + 1 == len(reads), "the last one after the subscription to news"
 
 
 def test_reads_in_vain_are_counted_from_the_last_message_on() -> None:
@@ -119,12 +273,10 @@ def test_reads_in_vain_are_counted_from_the_last_message_on() -> None:
 
     def read_in_vain(times: int) -> None:
         for _ in range(times):
-            reading._reading = True
-            reading.end_batch(follower.NO_MESSAGE, "no message")
+            reading.end_batch(Delivered(b"", b"", b"", b"NATS/1.0 404 Message Not Found\r\n\r\n"))
 
     read_in_vain(follower.MOST_TRIES)
-    reading._reading = True
-    reading._batch = 1
+    reading.begin_batch()
     received = reading.take(Delivered(subject=b"_INBOX_x.1", reply=b"", body=b"", head=head))
     read_in_vain(follower.MOST_TRIES)
 

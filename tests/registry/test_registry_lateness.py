@@ -1,5 +1,7 @@
 """A registry that was late itself takes no node for stale; a node that is silent is shown as stale in time."""
 
+from itertools import count, pairwise
+
 import anyio
 import pytest
 from device_allocations_support import ShiftingClock
@@ -11,11 +13,13 @@ from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.events import AllocationsSnapshot
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import WriterPosition
+from topoalign.core.ports import Stream
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.service import ASKED_AT_ONCE, MOST_TRIES, PAUSE, Lateness, Registry
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.request_turns import LONGEST_SECONDS
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import all_tasks_blocked
 
@@ -122,6 +126,38 @@ async def test_a_node_that_falls_silent_is_stale_after_one_time_out() -> None:
 
         assert ([], [SILENT]) == (before, world.stale())
         assert 1 == world.bus.asked.count(wire.admission_subject(SILENT, "alive"))
+
+
+async def test_a_round_of_questions_that_all_fail_at_once_gives_other_tasks_their_turns() -> None:
+    """As while there is no connection to the bus: none of the questions waits for anything."""
+    world = World()
+    await world.announce()
+    rounds: list[int] = []
+    turns = count()
+
+    async def refuse(subject: str, body: bytes, within: float) -> bytes:
+        if not rounds:
+            tasks.start_soon(run)
+        world.clock.stop(LONGEST_SECONDS)
+        rounds.append(next(turns))
+        raise BusUnavailable("not connected")
+
+    async def away(stream: Stream, subject: str = ">") -> int:
+        raise BusUnavailable("not connected")
+
+    async def run() -> None:
+        for _ in range(1000):
+            next(turns)
+            await anyio.lowlevel.checkpoint()
+
+    async with background() as tasks:
+        await tasks.start(lambda *, task_status: world.registry.run(task_status=task_status))
+        await all_tasks_blocked()
+        world.bus.ask = refuse  # type: ignore[method-assign]  # as where there is no connection
+        world.bus.last_position = away  # type: ignore[method-assign]  # the same
+        await world.clock.advance(PAUSE)
+
+    assert any(later - earlier > 1 for earlier, later in pairwise(rounds))
 
 
 async def test_lateness_is_noticed_by_whoever_looks_first_and_is_over_then() -> None:

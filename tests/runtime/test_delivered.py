@@ -20,8 +20,8 @@ def head(*lines: bytes) -> bytes:
     return b"NATS/1.0\r\n" + b"".join(line + b"\r\n" for line in lines) + b"\r\n"
 
 
-def delivered(headers: bytes) -> Delivered:
-    return Delivered(b"_INBOX.x", b"", b"{}", headers)
+def delivered(headers: bytes, body: bytes = b"{}") -> Delivered:
+    return Delivered(b"_INBOX.x", b"", body, headers)
 
 
 @given(st.lists(LINE, max_size=8))
@@ -74,6 +74,7 @@ def test_a_stored_message_is_as_it_was_published(pairs: dict[str, str]) -> None:
     received = stored.received_at(there)
 
     assert stored.is_of_a_store
+    assert not delivered(stored.head, body=b"").is_without_message
     assert (41, 40, 12, "topoalign.v1.y") == (
         received.position,
         there.before,
@@ -88,7 +89,7 @@ def test_headers_that_only_look_like_those_of_a_store_are_the_writers() -> None:
     forged = [b"Nats-Stream: T", b"Nats-Sequence: 7", b"Nats-Subject: topoalign.v1.z"]
     stored = delivered(head(*forged, *ADDED))
 
-    assert (41, "S") == stored.in_store()[1::-1]
+    assert (41, b"S") == stored.in_store()[1::-1]
     assert "7" == stored.received_at(stored.in_store()).message.headers["Nats-Sequence"]
 
 
@@ -98,13 +99,20 @@ def test_an_answer_without_a_place_in_a_store_is_read_again(missing: int) -> Non
         delivered(head(*ADDED[:missing], *ADDED[missing + 1 :])).in_store()
 
 
+def test_the_end_of_a_batch_has_how_many_wait_and_the_last_position() -> None:
+    end = delivered(b"NATS/1.0 204 EOB\r\nNats-Num-Pending: 12\r\nNats-Last-Sequence: 41\r\n\r\n", body=b"")
+
+    assert (12, 41) == end.after_batch
+    assert (0, 0) == delivered(b"NATS/1.0 404 Message Not Found\r\n\r\n", body=b"").after_batch
+
+
 def test_an_answer_without_a_message_has_a_number_and_a_text() -> None:
     answers = [
-        delivered(b"NATS/1.0 204 EOB\r\nNats-Num-Pending: 1\r\n\r\n"),
-        delivered(b"NATS/1.0 404 Message Not Found\r\n\r\n"),
-        delivered(b"NATS/1.0 503\r\n\r\n"),
-        delivered(b""),
+        delivered(b"NATS/1.0 204 EOB\r\nNats-Num-Pending: 1\r\n\r\n", body=b""),
+        delivered(b"NATS/1.0 404 Message Not Found\r\n\r\n", body=b""),
+        delivered(b"NATS/1.0 503\r\n\r\n", body=b""),
+        delivered(b"", body=b""),
     ]
 
-    assert not any(each.is_of_a_store for each in answers)
+    assert all(each.is_without_message for each in answers)
     assert [("204", "EOB"), ("404", "Message Not Found"), ("503", ""), ("", "")] == [each.status for each in answers]

@@ -219,9 +219,15 @@ class UnknownEvent(BadRequest):
         super().__init__(f"event type {clean(kind)!r} is not known to this version", "update this program to see it")
 
 
-def allocation_subjects(node: NodeName | None = None, kind: str = "*") -> str:
-    """The pattern that matches the allocation events of one node, or of all; of one kind, such as `snapshot`, or of all."""
-    return f"{PREFIX}.allocation.{'*' if node is None else token(node)}.{kind}"
+def allocation_subjects(node: NodeName | None = None, kind: str | None = None) -> str:
+    """
+    The pattern that matches the allocation events of one node, or of all; of one kind, such as `snapshot`, or of all.
+
+    That of all events of all nodes is the subject of their store: it is read as a whole, without a filter.
+    """
+    if node is None and kind is None:
+        return f"{PREFIX}.allocation.>"
+    return f"{PREFIX}.allocation.{'*' if node is None else token(node)}.{kind or '*'}"
 
 
 def reservation_subject(node: NodeName | None = None) -> str:

@@ -50,6 +50,8 @@ class Republish(msgspec.Struct, frozen=True, kw_only=True):
 
     src: str = f"{PREFIX}.>"
     dest: str = f"{NEWS}.>"
+    headers_only: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether positions alone are published: of large messages, a slow follower is sent no more than it reads."""
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +112,7 @@ NODES = Store(
     # the oldest facts are cut off, and whose newest fact is gone says it anew within a minute.
     max_bytes=1024 * MIB,
     max_msgs_per_subject=5,
+    republish=Republish(headers_only=True),
 )
 DEADLETTERS = Store(
     name=Stream.DEADLETTERS,
@@ -202,6 +205,12 @@ def matches(pattern: str, subject: str) -> bool:
             return False
         tokens = tokens[: len(wanted)]
     return len(wanted) == len(tokens) and all(w in ("*", t) for w, t in zip(wanted, tokens, strict=True))
+
+
+def has_only(stream: Stream, pattern: str) -> bool:
+    """Whether every message that a stream takes fits this pattern."""
+    taken = next(store.subjects for store in STORES if store.name == stream)
+    return pattern.endswith(">") and all(matches(pattern, subject) for subject in taken)
 
 
 async def apply(request: Request, replicas: int | None) -> list[str]:

@@ -26,6 +26,7 @@ from topoalign.core.ports import Bus, Clock, Stream
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.settings import RegistrySettings
+from topoalign.runtime.request_turns import Turns
 from topoalign.runtime.tasks import background, either
 
 # Tells whether this process was late itself while it waited for an answer.
@@ -172,7 +173,9 @@ class Registry:
 
     async def _ask_each(self, nodes: Iterator[NodeName], lateness: Lateness) -> None:
         """One of several tasks that take the nodes one by one. A node of which nothing was learned stays as it is shown."""
+        turns = Turns(self._clock)
         for node in nodes:
+            await turns.give()
             for _ in range(MOST_TRIES):
                 if await self._ask(node, lateness):
                     break

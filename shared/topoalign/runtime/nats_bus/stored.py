@@ -90,7 +90,7 @@ def message_of(delivered: Delivered) -> Message | None:
     """The message as it was published. None: its headers are not lines of a name and a value, or have a name twice."""
     there = delivered.in_store()
     try:
-        lines = there.head.decode().split("\r\n")
+        lines = delivered.head[: there.end].decode().split("\r\n")
     except UnicodeDecodeError:
         return None
     pairs = [line.split(":", 1) for line in lines[1:] if line]

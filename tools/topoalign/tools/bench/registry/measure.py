@@ -105,6 +105,7 @@ def asked(registry: Agent, everybody: Allocators, reader: Reader, nodes: int) ->
     """The case `asked-5000`."""
     began = time.monotonic()
     everybody.until_all_asked()
+    reader.close()  # the registry may have closed the connection: nothing was asked for some seconds
     until(lambda: not pages.stale(reader), "a node is shown as stale", registry)
     return once(f"asked-{nodes}", began)
 
