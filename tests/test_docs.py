@@ -47,14 +47,28 @@ def test_the_examples_of_a_page_print_what_it_shows(
 
 
 def test_the_files_that_contributing_names_as_answers_exist() -> None:
-    """Each of the ten questions in CONTRIBUTING.md leads to files that exist."""
+    """Each of the twenty questions in CONTRIBUTING.md leads to files that exist."""
     page = (DOCS.parent / "CONTRIBUTING.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| ") and "?" in line]
     named = [path for row in rows for path in re.findall(r"`([\w/]+\.py)`", row)]
 
-    assert 10 == len(rows)
+    assert 20 == len(rows)
     assert [] == [row for row in rows if not re.search(r"`[\w/]+\.py`", row)]
     assert [] == [path for path in named if not (DOCS.parent / path).is_file()]
+
+
+def test_the_architecture_page_names_only_modules_that_exist() -> None:
+    page = (DOCS / "architecture.md").read_text()
+    roots = [*DOCS.parent.glob("services/*"), DOCS.parent / "shared", DOCS.parent / "tools"]
+    packages = {package.name for root in roots for package in (root / "topoalign").iterdir() if package.is_dir()}
+    named = {name for name in re.findall(r"(?<![\w./])[a-z_]+(?:\.[a-z_]+)+", page) if name.split(".")[0] in packages}
+
+    def exists(name: str) -> bool:
+        path = f"topoalign/{name.replace('.', '/')}"
+        return any((root / path).is_dir() or (root / f"{path}.py").is_file() for root in roots)
+
+    assert len(named) > 40
+    assert [] == sorted(name for name in named if not exists(name) and not exists(name.rpartition(".")[0]))
 
 
 def test_no_page_shows_a_placeholder_where_a_figure_belongs() -> None:
