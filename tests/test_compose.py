@@ -83,7 +83,7 @@ def test_every_health_check_is_answered_without_the_command_line(
         asked.append(page)
         return True, ["ok"]
 
-    monkeypatch.setattr(health, "check", check)
+    monkeypatch.setattr(health, "check_page", check)
     monkeypatch.setenv("TOPOALIGN_HTTP_PORT", "8080")
     checks = {
         name: service["healthcheck"]["test"] for name, service in services.items() if "test" in service["healthcheck"]

@@ -201,7 +201,7 @@ def test_every_command_and_probe_is_one_that_topoalign_has(
         asked.append(page)
         return True, ["ok"]
 
-    monkeypatch.setattr(health, "check", check)
+    monkeypatch.setattr(health, "check_page", check)
     for _, container in containers(rendered(variant[0], folder, *variant[1:])):
         if "command" not in container:
             assert container["args"][0] in root.topoalign.list_commands(click.Context(root.topoalign))

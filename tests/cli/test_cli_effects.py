@@ -98,8 +98,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
             if closing is not None:
                 raise closing
 
-        monkeypatch.setattr(link, "connected", connected)
-        status = root.run(line.split())
+        monkeypatch.setattr(link, "connect_to_bus", connected)
+        status = root.run_command_line(line.split())
         return Ran(status, *capsys.readouterr(), bus)
 
     return command
@@ -257,7 +257,7 @@ def test_a_stream_lost_after_the_grant_is_no_failure(
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(serving()) as url:
         monkeypatch.setenv("TOPOALIGN_NATS_URL", url)
         monkeypatch.setenv("TOPOALIGN_NODE", NODE)
-        status = root.run(ALLOCATE.split())
+        status = root.run_command_line(ALLOCATE.split())
     out, err = capsys.readouterr()
 
     assert 0 == status, err

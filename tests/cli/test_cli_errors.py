@@ -75,7 +75,7 @@ def test_with_json_the_error_is_an_object_on_stdout_too(capsys: pytest.CaptureFi
     ],
 )
 def test_a_file_that_the_system_refuses_has_a_remedy(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert 3 == root.run(arguments)
+    assert 3 == root.run_command_line(arguments)
     assert "do: give a path that exists" in capsys.readouterr().err
 
 
@@ -131,7 +131,7 @@ def test_a_defect_is_not_hidden() -> None:
 def test_a_wrong_command_line_ends_with_2_and_says_what_was_meant(
     line: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status = root.run(line.split())
+    status = root.run_command_line(line.split())
 
     out, err = capsys.readouterr()
     assert (2, "") == (status, out)
@@ -139,14 +139,14 @@ def test_a_wrong_command_line_ends_with_2_and_says_what_was_meant(
 
 
 def test_a_usage_error_with_json_is_an_object_too(capsys: pytest.CaptureFixture[str]) -> None:
-    status = root.run(["version", "--json", "--nope"])
+    status = root.run_command_line(["version", "--json", "--nope"])
 
     assert 2 == status
     assert "Usage" == json.loads(capsys.readouterr().out)["error"]["code"]
 
 
 def test_a_list_of_choices_is_told_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    status = root.run(["completion"])
+    status = root.run_command_line(["completion"])
 
     assert 2 == status
     assert "Choose from: bash, zsh, fish" in capsys.readouterr().err.splitlines()[0]

@@ -55,7 +55,7 @@ def write(name: str, record: ClusterRecord) -> None:
 
 
 def run(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    status = root.run(line.split())
+    status = root.run_command_line(line.split())
     said = capsys.readouterr()
     return status, said.out, said.err
 

@@ -20,7 +20,7 @@ def reports(vectors: Path) -> Path:
 
 def answered(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     """The exit code and all that is printed."""
-    status = root.run(arguments)
+    status = root.run_command_line(arguments)
     printed = capsys.readouterr()
     return status, printed.out + printed.err
 

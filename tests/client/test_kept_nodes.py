@@ -17,7 +17,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import WriterPosition
 from topoalign.core.ports import Endpoint, Stream
 from topoalign.runtime.memory_bus import MemoryBus
-from topoalign.runtime.request_turns import Turns
+from topoalign.runtime.request_turns import TaskTurns
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
@@ -148,7 +148,7 @@ async def test_invented_nodes_of_the_past_are_not_kept_either() -> None:
     for name in INVENTED:
         await world.say(Writer(name).snapshot())
     async with world.bus.follow(Stream.ALLOCATIONS, wire.allocation_subjects(None, "snapshot")) as messages:
-        newest = await newest_snapshots(messages, len(INVENTED), 1.0, Turns(world.clock))
+        newest = await newest_snapshots(messages, len(INVENTED), 1.0, TaskTurns(world.clock))
     delivery = []
     async with aclosing(world.client.allocations(superseded=False)) as events:
         for _ in range(MOST):

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.client import Client, Delivery, subscriber
-from topoalign.client.superseded import Superseded, newest_snapshots, place_of
+from topoalign.client.superseded import Superseded, message_position, newest_snapshots
 from topoalign.core import wire
 from topoalign.core.model.events import LARGEST_NUMBER, AllocationBound, AllocationsSnapshot, LedgerEvent
 from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.ports import Message, Received, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.runtime.memory_bus import MemoryBus
-from topoalign.runtime.request_turns import Turns
+from topoalign.runtime.request_turns import TaskTurns
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import ManualClock
 
@@ -186,9 +186,9 @@ async def test_snapshots_of_a_stream_that_ends_early_supersede_nothing() -> None
         await anyio.sleep_forever()
 
     async with aclosing(following()) as messages:
-        whole = await newest_snapshots(messages, 2, 0, Turns(ManualClock()))
+        whole = await newest_snapshots(messages, 2, 0, TaskTurns(ManualClock()))
     async with aclosing(following()) as messages:
-        early = await newest_snapshots(messages, 3, 0, Turns(ManualClock()))
+        early = await newest_snapshots(messages, 3, 0, TaskTurns(ManualClock()))
 
     assert ({writer.node: 2}, {}) == (whole, early)
 
@@ -207,8 +207,8 @@ def test_a_place_is_read_from_the_id_and_highest_where_it_has_none() -> None:
         msgspec.structs.replace(message, headers={"Nats-Msg-Id": "allocator.a.b.c"}),
     ]
 
-    assert [(7, 1), (7, 1)] == [place_of(message), place_of(wire.renamed(message, "5f0c2a9e8b7d6431"))]
-    assert [(LARGEST_NUMBER, LARGEST_NUMBER)] * 2 == [place_of(each) for each in odd]
+    assert [(7, 1), (7, 1)] == [message_position(message), message_position(wire.renamed(message, "5f0c2a9e8b7d6431"))]
+    assert [(LARGEST_NUMBER, LARGEST_NUMBER)] * 2 == [message_position(each) for each in odd]
 
 
 class Losing(MemoryBus):
@@ -336,6 +336,6 @@ async def test_other_tasks_run_while_the_newest_snapshots_are_looked_for() -> No
 
     async with background() as tasks:
         tasks.start_soon(run)
-        await newest_snapshots(at_hand(), 3, 1.0, Turns(Racing()))
+        await newest_snapshots(at_hand(), 3, 1.0, TaskTurns(Racing()))
 
     assert next(turns) >= 3

@@ -22,7 +22,7 @@ from scripted_nats import ScriptedNats, listening
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.ports import Endpoint, Stream
 from topoalign.runtime.nats_bus import Access, NatsBus, bus, connect_bus, connection
-from topoalign.runtime.nats_bus.connection import Connection, open_connection
+from topoalign.runtime.nats_bus.connection import NatsConnection, open_connection
 from topoalign.runtime.nats_bus.library import CancelledInside, contained
 from topoalign.runtime.tasks import StoppedUnasked
 
@@ -33,7 +33,7 @@ UNREAD = b"PING\r\n" + b"x" * 20_000_000
 """More than the buffers of a socket hold: as long as the server does not read it, the socket does not close."""
 
 
-async def reconnecting(opened: Connection, server: ScriptedNats) -> None:
+async def reconnecting(opened: NatsConnection, server: ScriptedNats) -> None:
     """Until the library has begun to reconnect, and waits for a socket that does not close."""
     server.stalls = True
     transport = opened.client._transport
@@ -92,7 +92,7 @@ async def test_each_call_that_waits_for_the_library_bears_a_cancellation_inside(
                 await call()
         monkeypatch.setattr(client, "flush", lambda *args: refuse())
         await opened.close()
-        fresh = Connection("x", "_INBOX_x")
+        fresh = NatsConnection("x", "_INBOX_x")
         monkeypatch.setattr(fresh.client, "connect", lambda *args, **kwargs: refuse())
         with pytest.raises(BusUnavailable, match="cancelled the operation"):
             await fresh.open("nats://127.0.0.1:9", "x", {}, None)
@@ -156,7 +156,7 @@ async def test_an_inner_cancellation_is_told_from_an_earlier_outer_one() -> None
 
 async def test_a_bus_whose_own_task_ends_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Should a cancellation get through all the same, it is an error and not the end of the block."""
-    monkeypatch.setattr(Connection, "until_lost", lambda self: refuse())
+    monkeypatch.setattr(NatsConnection, "until_lost", lambda self: refuse())
     async with listening(ScriptedNats(repeat(None))) as server:
         with pytest.raises(StoppedUnasked, match="the connection to NATS stopped although nothing asked it to"):
             async with connect_bus(server.url):

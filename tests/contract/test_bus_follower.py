@@ -10,9 +10,9 @@ from bus_support import bodies, heard, killable, said
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.ports import Message, Received, Stream
 from topoalign.runtime.nats_bus import connect_bus, follower
-from topoalign.runtime.nats_bus.connection import Connection
+from topoalign.runtime.nats_bus.connection import NatsConnection
 from topoalign.runtime.nats_bus.delivered import Delivered
-from topoalign.runtime.nats_bus.follower import Follower, Reading
+from topoalign.runtime.nats_bus.follower import FollowerReading, NatsFollower
 
 pytestmark = pytest.mark.anyio
 
@@ -21,14 +21,14 @@ async def test_a_message_that_got_lost_on_its_way_is_fetched_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each message of a batch has the position of the one before it, and one is missing."""
-    arrive = Reading.hear
+    arrive = FollowerReading.hear
     losses = chain([False, False, True], repeat(False))
 
-    def lose(self: Reading, delivered: Delivered) -> None:
+    def lose(self: FollowerReading, delivered: Delivered) -> None:
         if not delivered.is_of_a_store or not next(losses):
             arrive(self, delivered)
 
-    monkeypatch.setattr(Reading, "hear", lose)
+    monkeypatch.setattr(FollowerReading, "hear", lose)
     async with killable(tmp_path) as server, connect_bus(server.url) as bus:
         for number in range(10):
             await bus.publish(said(number))
@@ -47,19 +47,19 @@ async def test_follow_retries_slow_down_and_start_over_after_a_message(
     outcomes = chain([away] * 10, [None, away, None], [refused] * 11, [None])
     pauses: list[list[float]] = [[]]
 
-    class Scripted(Follower):
-        async def begin(self, connection: Connection) -> Reading:
+    class Scripted(NatsFollower):
+        async def begin(self, connection: NatsConnection) -> FollowerReading:
             outcome = next(outcomes)
             if outcome is not None:
                 raise outcome
             return OneMessage(connection, Stream.NODES, "x", 0)
 
-    class OneMessage(Reading):
+    class OneMessage(FollowerReading):
         async def next(self) -> Received:
             return Received(message=Message(subject="x", headers={}, body=b""), position=1)
 
-    async def connected() -> Connection:
-        return Connection("x", "_INBOX_x")
+    async def connected() -> NatsConnection:
+        return NatsConnection("x", "_INBOX_x")
 
     async def note(seconds: float) -> None:
         pauses[-1].append(seconds)
@@ -78,7 +78,7 @@ async def test_follow_retries_slow_down_and_start_over_after_a_message(
 async def test_a_message_is_read_although_its_news_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where another server of a cluster has taken over: the store is looked at."""
     monkeypatch.setattr(follower, "LOOK", 0.1)
-    monkeypatch.setattr(Reading, "take_stored", lambda self, delivered: None)
+    monkeypatch.setattr(FollowerReading, "take_stored", lambda self, delivered: None)
     async with (
         killable(tmp_path) as server,
         connect_bus(server.url) as bus,
@@ -93,7 +93,7 @@ async def test_a_message_is_read_although_its_news_was_lost(tmp_path: Path, monk
 async def test_news_of_a_message_that_was_deleted_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower, "FIRST_PAUSE", 0.001)
     async with killable(tmp_path) as server, connect_bus(server.url) as bus:
-        reading = await Follower(bus.up, Stream.ALLOCATIONS, "topoalign.v1.>", 0).begin(bus.live())
+        reading = await NatsFollower(bus.up, Stream.ALLOCATIONS, "topoalign.v1.>", 0).begin(bus.live())
         reading._newest = 5
         reads: list[int] = []
         read = reading.read
@@ -113,7 +113,7 @@ async def test_news_of_a_message_that_was_deleted_is_given_up(tmp_path: Path, mo
 
 def test_reads_in_vain_are_counted_from_the_last_message_on() -> None:
     """A server that lags again has all its tries again: what was announced is not taken for deleted."""
-    reading = Reading(Connection("x", "_INBOX_x"), Stream.ALLOCATIONS, "topoalign.v1.>", 0)
+    reading = FollowerReading(NatsConnection("x", "_INBOX_x"), Stream.ALLOCATIONS, "topoalign.v1.>", 0)
     reading._newest = 7
     head = b"NATS/1.0\r\nNats-Stream: TOPOALIGN_ALLOCATIONS\r\nNats-Subject: x\r\nNats-Sequence: 5\r\n\r\n"
 

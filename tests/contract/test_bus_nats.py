@@ -17,7 +17,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken
 from topoalign.core.ports import Bus, Endpoint, Stream
 from topoalign.runtime.nats_bus import Access, NatsBus, apply_stores, bus, connect_bus, follower
-from topoalign.runtime.nats_bus.connection import Connection, open_connection
+from topoalign.runtime.nats_bus.connection import NatsConnection, open_connection
 
 pytestmark = pytest.mark.anyio
 ALL = "topoalign.v1.>"
@@ -342,7 +342,7 @@ async def test_a_bus_away_for_long_is_logged_once_for_each_reason(
     tries = 0
 
     class Unlucky(NatsBus):
-        async def connection(self) -> Connection:
+        async def connection(self) -> NatsConnection:
             nonlocal tries
             tries += 1
             if tries % 20:
@@ -369,13 +369,13 @@ async def test_a_server_that_refuses_us_later_on_is_tried_again(monkeypatch: pyt
     stays = 0
 
     class Refused(NatsBus):
-        async def connection(self) -> Connection:
+        async def connection(self) -> NatsConnection:
             outcome = next(outcomes)
             if outcome is not None:
                 raise outcome
-            return Connection("x", "_INBOX_x")
+            return NatsConnection("x", "_INBOX_x")
 
-        async def stay(self, connection: Connection) -> None:
+        async def stay(self, connection: NatsConnection) -> None:
             nonlocal stays
             stays += 1
             if stays == 2:

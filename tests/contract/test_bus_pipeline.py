@@ -12,7 +12,7 @@ from nats.aio.msg import Msg
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.ports import Message, Stream
 from topoalign.runtime.nats_bus import connect_bus, publication
-from topoalign.runtime.nats_bus.connection import Connection
+from topoalign.runtime.nats_bus.connection import NatsConnection
 from topoalign.runtime.nats_bus.publication import Acknowledgements
 
 pytestmark = pytest.mark.anyio
@@ -79,7 +79,7 @@ async def test_nothing_is_compared_behind_the_first_that_cannot_be(
     """After lost acknowledgements hundreds of messages are repetitions, and each look may take seconds."""
     looks: list[int] = []
 
-    async def compare(connection: Connection, stream: Stream, position: int, message: Message) -> None:
+    async def compare(connection: NatsConnection, stream: Stream, position: int, message: Message) -> None:
         looks.append(position)
         if position == 2:
             raise BusUnavailable("no answer")

@@ -30,7 +30,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
 from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.transport import Server
+from topoalign.kubelet.grpc.transport import GrpcServer
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.testing.fake_kubelet.plugins import GRACE_SECONDS, Endpoint, Plugins
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
@@ -154,11 +154,11 @@ async def test_no_call_of_a_former_kubelet_goes_on_when_the_next_one_registers(m
     assert {} == it.allocator.state.allocations
 
 
-async def made_anew(directory: Path, kubelet: FakeKubelet) -> Server:
+async def made_anew(directory: Path, kubelet: FakeKubelet) -> GrpcServer:
     """The kubelet's socket, by the same kubelet."""
     path = directory / "device-plugins" / "kubelet.sock"
     path.unlink()
-    fresh = Server(kubelet.plugins, path, "directory")
+    fresh = GrpcServer(kubelet.plugins, path, "directory")
     await fresh.listen()
     return fresh
 
@@ -230,7 +230,7 @@ def test_a_socket_made_anew_is_another_even_where_the_inode_is_used_again() -> N
         path = directory / "one.sock"
         found = []
         for seconds in (1, 2):
-            with closing(sockets.listen(path, "directory")):
+            with closing(sockets.listen_on_path(path, "directory")):
                 os.utime(path, (seconds, seconds))  # as two moments at which it was made
                 found.append(sockets.identity(path))
             path.unlink()

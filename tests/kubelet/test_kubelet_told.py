@@ -9,7 +9,7 @@ from kubelet_support import Node, node, offers, two_nodes
 from topoalign.allocator.device_plugin.plugin import Plugin
 from topoalign.allocator.device_plugin.registration_states import POLL_SECONDS, QUIET_SECONDS, SETTLE_SECONDS, State
 from topoalign.core.model.ids import GPU, NIC
-from topoalign.kubelet.grpc.transport import Server
+from topoalign.kubelet.grpc.transport import GrpcServer
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
@@ -88,7 +88,7 @@ async def test_a_stream_cut_off_ends_at_the_kubelet_before_a_registration(monkey
         monkeypatch.setattr(it.front.plugins[GPU].service.watches, "end", stuck)
         path = it.directory / "device-plugins" / "kubelet.sock"
         path.unlink()
-        fresh = Server(it.kubelet.plugins, path, "directory")
+        fresh = GrpcServer(it.kubelet.plugins, path, "directory")
         await fresh.listen()
         cut = clock.monotonic()
         while it.kubelet.allocatable(GPU):

@@ -11,7 +11,7 @@ from faults_support import THOROUGH, sample
 
 from topoalign.core.model.errors import InvalidMachine
 from topoalign.core.model.topology.validate import validate
-from topoalign.machines.nvidia_smi import print_matrix, read
+from topoalign.machines.nvidia_smi import print_matrix, read_pasted_matrix
 from topoalign.tools.bench.parse import KINDS
 
 DAMAGES: dict[str, Callable[[str, int], str]] = {
@@ -52,14 +52,14 @@ def test_a_damaged_paste_is_a_machine_or_refused_with_its_line(vectors: Path, da
         places = sample(range(len(text)), 6)
         for at in places if THOROUGH else [*random.Random(len(text)).sample(range(len(text)), 3), *places]:
             try:
-                machine = read(DAMAGES[damage](text, at))
+                machine = read_pasted_matrix(DAMAGES[damage](text, at))
             except InvalidMachine as error:
                 assert error.line is not None or says_what_is_not_there(error), (error.finding, at)
                 assert str(error).isprintable() and len(str(error)) < 1_000
                 assert error.remedy
             else:
                 validate(machine)
-                assert machine == read(print_matrix(machine))
+                assert machine == read_pasted_matrix(print_matrix(machine))
 
 
 @pytest.mark.timeout(300)

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.mps.daemon import END_SECONDS, HEALTH_SECONDS, START_SECONDS, STEADY_SECONDS
 from topoalign.mps.nvml import CALL_SECONDS
-from topoalign.plugin_config.mps_files import Serves, take_lock
+from topoalign.plugin_config.mps_files import Serves, lock_resource_directory
 from topoalign.plugin_config.watching import POLL_SECONDS
 
 pytestmark = pytest.mark.anyio
@@ -305,7 +305,7 @@ async def test_a_driver_that_hangs_at_an_end_keeps_no_other_daemon(nvml_library:
 
 async def test_one_process_alone_uses_the_directory_of_a_resource(node: MpsNode) -> None:
     node.share(QUARTER)
-    lock = take_lock(node.root / GPU)
+    lock = lock_resource_directory(node.root / GPU)
     assert lock is not None
     async with node.up():
         await node.until(lambda: "another topoalign mps" in node.reason())

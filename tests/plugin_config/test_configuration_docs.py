@@ -10,7 +10,7 @@ from topoalign.cli import root
 from topoalign.kubelet.files import documents
 from topoalign.plugin_config import nvidia
 from topoalign.plugin_config.configuration import Configuration, GpuSlots, SharedResource, Units
-from topoalign.plugin_config.file import leaves, load_plugin_config, loaded
+from topoalign.plugin_config.file import flatten_document, load_plugin_config, loaded
 from topoalign.plugin_config.watching import VARIABLE
 
 REPOSITORY = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ def rows(first: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("text", EXAMPLES)
 def test_every_example_is_a_configuration(text: str) -> None:
-    found = loaded(documents.read(text.encode(), "docs/configuration.md"), {})
+    found = loaded(documents.parse_document(text.encode(), "docs/configuration.md"), {})
 
     assert Configuration() != found.configuration
     assert () == found.findings
@@ -40,7 +40,7 @@ def test_there_are_examples_of_every_section_that_is_a_list() -> None:
 def test_every_field_is_listed_with_its_default() -> None:
     documented = {row[0].strip("`"): row[1].strip("`") for row in rows("field")}
     defaults = msgspec.to_builtins(Configuration())
-    values = {path: at(defaults, path) for path in leaves(defaults)}
+    values = {path: at(defaults, path) for path in flatten_document(defaults)}
 
     assert {path: written(value) for path, value in values.items()} == documented
     shared = {field.encode_name for field in msgspec.structs.fields(SharedResource)}
@@ -86,7 +86,7 @@ def test_the_command_prints_what_the_page_shows(
     monkeypatch.chdir(REPOSITORY)
     example = PAGE.split("```console\n$ topoalign ")[1].split("```")[0]
     command, _, shown = example.partition("\n")
-    root.run(command.split())
+    root.run_command_line(command.split())
 
     assert shown == capsys.readouterr().out
 

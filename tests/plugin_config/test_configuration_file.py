@@ -17,15 +17,15 @@ from topoalign.plugin_config import names, nvidia
 from topoalign.plugin_config.configuration import (
     Configuration,
     Flags,
-    GpuChoice,
+    GpuEntry,
     Health,
     Imex,
-    MigChoice,
-    NicChoice,
+    MigEntry,
+    NicEntry,
     PluginFlags,
-    Resources,
+    ResourcesSection,
     SharedResource,
-    Sharing,
+    SharingSection,
     TimeSlicing,
 )
 from topoalign.plugin_config.file import load_plugin_config, loaded
@@ -91,11 +91,11 @@ def test_every_field_of_nvidias_file_is_read() -> None:
                 shared_devices_allocation_policy="packed",
             ),
         ),
-        resources=Resources(
-            gpus=(GpuChoice(pattern="*A100*", name="nvidia.com/a100"),),
-            mig=(MigChoice(pattern="1g.10gb", name="nvidia.com/small"),),
+        resources=ResourcesSection(
+            gpus=(GpuEntry(pattern="*A100*", name="nvidia.com/a100"),),
+            mig=(MigEntry(pattern="1g.10gb", name="nvidia.com/small"),),
         ),
-        sharing=Sharing(
+        sharing=SharingSection(
             time_slicing=TimeSlicing(
                 rename_by_default=True,
                 fail_requests_greater_than_one=True,
@@ -109,7 +109,7 @@ def test_every_field_of_nvidias_file_is_read() -> None:
         ),
         imex=Imex(channel_ids=(0,), required=True),
     )
-    found = loaded(documents.read(NVIDIA_FILE.encode(), "config.yaml"), {})
+    found = loaded(documents.parse_document(NVIDIA_FILE.encode(), "config.yaml"), {})
 
     assert expected == found.configuration
     assert ["flags.failOnInitError", "flags.useNodeFeatureAPI", "flags.gfd"] == [
@@ -125,12 +125,12 @@ nics: [{names: ["mlx5_*"], name: fast, virtualFunctions: true}, {pci: ["0000:0c:
 health: {ignoredXIDs: [13, 94], quietSeconds: 60, holdDownSeconds: 0.5}
 """
     expected = Configuration(
-        resources=Resources(
-            gpus=(GpuChoice(uuids=("GPU-1",), exclude=True), GpuChoice(indexes=(0,), name="example.com/zero"))
+        resources=ResourcesSection(
+            gpus=(GpuEntry(uuids=("GPU-1",), exclude=True), GpuEntry(indexes=(0,), name="example.com/zero"))
         ),
         nics=(
-            NicChoice(names=("mlx5_*",), name="topoalign.io/fast", virtual_functions=True),
-            NicChoice(pci=("0000:0c:*",), exclude=True),
+            NicEntry(names=("mlx5_*",), name="topoalign.io/fast", virtual_functions=True),
+            NicEntry(pci=("0000:0c:*",), exclude=True),
         ),
         health=Health(ignored_xids=(13, 94), quiet_seconds=60, hold_down_seconds=0.5),
     )
@@ -367,7 +367,7 @@ def test_variables_of_nvidias_plugin_go_before_its_file() -> None:
         "NVIDIA_CDI_HOOK_PATH": "/new",
         "FAIL_ON_INIT_ERROR": "false",
     }
-    found = loaded(documents.read(text.encode(), "config.yaml"), environment)
+    found = loaded(documents.parse_document(text.encode(), "config.yaml"), environment)
 
     assert (
         Configuration(
@@ -410,10 +410,10 @@ def test_a_variable_that_is_wrong_is_named(variable: str, value: str) -> None:
 
 def test_every_variable_stands_for_a_field_that_is_known() -> None:
     values: dict[object, str] = {
-        nvidia.boolean: "true",
+        nvidia.parse_boolean: "true",
         nvidia.numbers: "1",
-        nvidia.words: "envvar",
-        nvidia.text: "/run/nvidia/",
+        nvidia.split_values: "envvar",
+        nvidia.keep_text: "/run/nvidia/",
     }
     special = {
         "SHARED_DEVICES_ALLOCATION_POLICY": "packed",
@@ -466,7 +466,7 @@ def test_any_document_is_understood_or_refused_with_a_path(document: dict[str, A
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode), st.text(max_size=20))
 def test_any_file_and_any_variable_is_understood_or_refused(content: bytes, value: str) -> None:
     try:
-        loaded(documents.read(content, "file"), {"MIG_STRATEGY": value, "IMEX_CHANNEL_IDS": value})
+        loaded(documents.parse_document(content, "file"), {"MIG_STRATEGY": value, "IMEX_CHANNEL_IDS": value})
     except BadRequest as error:
         assert error.finding and error.remedy
 
@@ -483,5 +483,5 @@ def test_a_damaged_file_is_understood_or_refused(at: int, length: int, put: str)
 @given(st.text(alphabet="ab*", max_size=6), st.text(alphabet="ab", max_size=6))
 @example("a*a", "a")
 def test_patterns_are_those_of_a_shell(pattern: str, name: str) -> None:
-    assert fnmatchcase(name, pattern) == names.fits(pattern, name)
+    assert fnmatchcase(name, pattern) == names.matches_pattern(pattern, name)
     assert fnmatchcase(name, f"*{pattern}*") == names.found_in(pattern, name)

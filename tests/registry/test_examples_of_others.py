@@ -390,7 +390,7 @@ def test_what_if_answers_as_the_row_says(
     Path("pod.json").write_text(json.dumps(manifest_of(example)))
     files = ["--machine", "machine.json", "--config", "topoalign.json", "--pod-file", "pod.json"]
 
-    status = root.run(["what-if", *files, "--mode", example.mode, "--policy", "none", "--json"])
+    status = root.run_command_line(["what-if", *files, "--mode", example.mode, "--policy", "none", "--json"])
 
     answer = json.loads(capsys.readouterr().out)
     if isinstance(example.gets, str):

@@ -80,7 +80,7 @@ def world(bus: NatsAway) -> World:
 @asynccontextmanager
 async def pages(world: World) -> AsyncIterator[httpx.AsyncClient]:
     """The HTTP pages of the registry's process."""
-    transport = httpx.ASGITransport(health.application(world.context))
+    transport = httpx.ASGITransport(health.build_application(world.context))
     async with httpx.AsyncClient(transport=transport, base_url="http://registry") as client:
         yield client
 

@@ -23,7 +23,7 @@ from topoalign.core.model.errors import BusRefused, InvalidField, NotFound, Stat
 from topoalign.runtime import installed, runner
 from topoalign.runtime.context import Context, Serve
 from topoalign.runtime.http_server import AddressInUse
-from topoalign.runtime.installed import ENTRY_POINTS, ServiceFailed, find, unread
+from topoalign.runtime.installed import ENTRY_POINTS, ServiceFailed, load_services, unread
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.runner import run_services, serve_all
 from topoalign.testing.manual_clock import all_tasks_blocked
@@ -119,9 +119,9 @@ def test_the_own_services_are_found_without_reading_what_others_install(monkeypa
 
     monkeypatch.setattr(metadata, "entry_points", entry_points)
 
-    assert ["allocator", "hinting"] == list(find(["allocator", "hinting"]))
+    assert ["allocator", "hinting"] == list(load_services(["allocator", "hinting"]))
     assert [] == read
-    assert ["another", "hinting"] == list(find(["another", "hinting"]))
+    assert ["another", "hinting"] == list(load_services(["another", "hinting"]))
     assert [ENTRY_POINTS] == read
 
 

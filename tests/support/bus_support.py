@@ -86,7 +86,7 @@ class KillableServer:
 
     async def start(self) -> str:
         settings = self.whole or nats_server.configuration(self.store, self.port) + self.more
-        self.process = nats_server.start(self.store, settings)
+        self.process = nats_server.start_server(self.store, settings)
         self.url = await nats_server.url_of(self.process, self.store)
         self.port = urlsplit(self.url).port
         return self.url

@@ -23,6 +23,6 @@ def main() -> None:
     from topoalign.runtime.collector import importing  # here, so that importing the package costs nothing
 
     with importing():
-        from topoalign.cli.root import run
+        from topoalign.cli.root import run_command_line
 
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run_command_line(sys.argv[1:]))

@@ -10,7 +10,7 @@ from topoalign.cli import formatting, options, output
 from topoalign.cli.effects import Effect, printing
 from topoalign.cli.errors import REFUSED
 from topoalign.cli.formatting import Count, Size
-from topoalign.cli.link import Link, on_node
+from topoalign.cli.link import NodeLink, on_node
 from topoalign.core.demand.unserved import UnservedResource, served_by
 from topoalign.core.model.decisions import Decision, Refusal, noted
 from topoalign.core.model.errors import clean
@@ -73,10 +73,10 @@ def request_options(command: Command) -> Command:
     return command
 
 
-@click.command()
+@click.command("allocate")
 @request_options
 @on_node
-def allocate(link: Link, **asked: Any) -> int | None:
+def allocate_for_container(link: NodeLink, **asked: Any) -> int | None:
     """
     Request GPUs, CPUs, memory and NICs of a node for one container.
 
@@ -87,10 +87,10 @@ def allocate(link: Link, **asked: Any) -> int | None:
       topoalign allocate --gpus 2
       topoalign allocate --gpus 4 --cpus 32 --memory 64Gi --nics 4 --pod ml/train --policy restricted
     """
-    return decide(link, "allocate", *pod_request(**asked))
+    return request_decision(link, "allocate", *pod_request(**asked))
 
 
-def decide(link: Link, verb: str, pod: PodRequest, rules: Changes) -> int | None:
+def request_decision(link: NodeLink, verb: str, pod: PodRequest, rules: Changes) -> int | None:
     """Asks the node's allocator for a decision and prints it. Returns the exit code of a refusal."""
     name = clean(f"{pod.namespace}/{pod.name}", 520)
     request = AllocateRequest(node=link.node, pod=pod, rules=rules)
@@ -103,16 +103,16 @@ def decide(link: Link, verb: str, pod: PodRequest, rules: Changes) -> int | None
     )
     decision, topology = link.ask(verb, request, Decision, effect)
     with printing(effect):
-        status = show(link.node, decision, topology, link.as_json)
+        status = print_decision(link.node, decision, topology, link.as_json)
     if status is None and not link.as_json:
         output.note(f"to release it: topoalign release {name}")
     return status
 
 
-def show(node: NodeName, decision: Decision, topology: Topology, as_json: bool) -> int | None:
+def print_decision(node: NodeName, decision: Decision, topology: Topology, as_json: bool) -> int | None:
     """Print a decision and its notes. Returns the exit code of a refusal, None for an admission."""
     if as_json:
-        output.document({"node": node, "decision": decision})
+        output.print_json({"node": node, "decision": decision})
     else:
         formatting.show_decision(decision, topology)
         for note in decision.explanation.notes:
@@ -124,14 +124,14 @@ def show_prediction(
     node: NodeName, pod: PodRequest, decision: Decision, topology: Topology, as_json: bool
 ) -> int | None:
     """
-    Print what a node would decide about a pod. Returns as `show`. Raises UnservedResource for devices that nobody serves
-    there: what else the pod would get is no answer then.
+    Print what a node would decide about a pod. Returns as `print_decision`. Raises UnservedResource for devices that
+    nobody serves there: what else the pod would get is no answer then.
     """
     served = served_by((topology,))
     if names := decision.explanation.unserved:
         raise UnservedResource(pod, names, served)
     warnings = warnings_of(pod.annotations, paths_of_limits(pod), served)
-    return show(node, noted(decision, warnings), topology, as_json)
+    return print_decision(node, noted(decision, warnings), topology, as_json)
 
 
 def pod_request(
@@ -145,12 +145,12 @@ def pod_request(
     namespace, name = pod_name(f"cli-{secrets.token_hex(3)}" if pod is None else pod)
     container = ContainerRequest(name=ContainerName("main"), requests=amounts, limits=amounts)
     request = PodRequest(
-        namespace=namespace, name=name, annotations=dict(map(annotation, annotations)), containers=(container,)
+        namespace=namespace, name=name, annotations=dict(map(parse_annotation, annotations)), containers=(container,)
     )
     return request, changes(rules)
 
 
-def annotation(text: str) -> tuple[str, str]:
+def parse_annotation(text: str) -> tuple[str, str]:
     """`KEY=VALUE`. Raises BadParameter."""
     key, equals, value = text.partition("=")
     if not key or not equals or any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes that are no UTF-8
@@ -171,10 +171,10 @@ def pod_name(text: str) -> tuple[Namespace, PodName]:
     return Namespace(namespace or "default"), PodName(name)
 
 
-@click.command()
+@click.command("release")
 @click.argument("target", metavar="ID|NS/POD")
 @on_node
-def release(link: Link, target: str) -> None:
+def release_allocations(link: NodeLink, target: str) -> None:
     """
     Release one allocation by its id, or all allocations of a pod.
 
@@ -191,15 +191,15 @@ def release(link: Link, target: str) -> None:
     released, _ = link.ask("release", request, tuple[AllocationID, ...], effect)
     with printing(effect):
         if link.as_json:
-            output.document({"node": link.node, "released": released})
+            output.print_json({"node": link.node, "released": released})
             return
         for allocation in released:
-            output.say(f"released {clean(allocation, 120)}")
+            output.print_line(f"released {clean(allocation, 120)}")
 
 
 @click.command()
 @on_node
-def trust(link: Link) -> None:
+def trust(link: NodeLink) -> None:
     """
     Confirm a node's record of allocations after its journal was damaged.
 
@@ -216,8 +216,8 @@ def trust(link: Link) -> None:
     doubt, _ = link.ask("trust", TrustRequest(node=link.node), str | None, effect)
     with printing(effect):
         if link.as_json:
-            output.document({"node": link.node, "doubt": doubt})
+            output.print_json({"node": link.node, "doubt": doubt})
         elif doubt is None:
-            output.say("the record was confirmed already")
+            output.print_line("the record was confirmed already")
         else:
-            output.say(f"the record is confirmed; it was unconfirmed: {clean(doubt, 300)}")
+            output.print_line(f"the record is confirmed; it was unconfirmed: {clean(doubt, 300)}")

@@ -94,7 +94,7 @@ def of_cluster(command: Callable[..., Any]) -> Callable[..., Any]:
     return asking
 
 
-def ask(
+def ask_cluster(
     nats: str | None,
     whole: ClusterOptions,
     pod: PodRequest,
@@ -108,7 +108,7 @@ def ask(
 
     Raises InvalidField and InvalidShare for a pod or rules that cannot be meant, and what reading the facts raises.
     """
-    record = facts(nats, whole.from_file)
+    record = read_cluster_record(nats, whole.from_file)
     why_not_applied = "the options describe no pod of Kubernetes"
     if constraints is not None:
         record, why_not_applied = with_node_objects(record, whole.from_file)
@@ -123,7 +123,7 @@ def ask(
     if whole.snapshot is not None:
         with whole.snapshot.open("wb") as file:
             file.writelines(encode_lines(record))
-        output.note(f"{clean(str(whole.snapshot), 200)}: what is known of {counted(len(record.nodes), 'node')}")
+        output.note(f"{clean(str(whole.snapshot), 200)}: what is known of {format_count(len(record.nodes), 'node')}")
     return record, answer
 
 
@@ -144,7 +144,7 @@ def with_node_objects(record: ClusterRecord, file: Path | None) -> tuple[Cluster
     if file is not None:
         return record, "" if record.has_traits else "the file does not have them"
     try:
-        traits = read_nodes()
+        traits = read_node_traits()
     except KubectlFailed as error:
         return record, error.finding
     nodes = tuple(msgspec.structs.replace(each, traits=traits.get(each.node)) for each in record.nodes)
@@ -184,7 +184,7 @@ def served_in_cluster(record: ClusterRecord) -> set[ResourceName] | None:
     return others | served_by(each.topology.topology for each in record.nodes if each.topology is not None)
 
 
-def facts(nats: str | None, file: Path | None) -> ClusterRecord:
+def read_cluster_record(nats: str | None, file: Path | None) -> ClusterRecord:
     """
     The records of the nodes, from a file or from a running cluster. Raises NotFound where there is no node, and what reading
     the streams or the file raises.
@@ -207,7 +207,7 @@ def from_streams(nats: str | None) -> ClusterRecord:
 
     async def read() -> ClusterRecord:
         """What the streams keep, with who answers."""
-        async with link.connected(url, log_level="critical") as bus:
+        async with link.connect_to_bus(url, log_level="critical") as bus:
             return await read_cluster(bus, SystemClock())
 
     return anyio.run(read)
@@ -216,20 +216,20 @@ def from_streams(nats: str | None) -> ClusterRecord:
 def show_why(record: ClusterRecord, answer: Answer, as_json: bool) -> int | None:
     """Prints why the pod fits or not, the main reason first. Returns the exit code of a refusal."""
     if as_json:
-        return document(record, answer)
+        return print_answer_json(record, answer)
     formatting.show_not_covered(answer.not_covered)
-    output.say(output.heading(headline(answer)))
+    output.print_line(output.heading(headline(answer)))
     if answer.reason is not None:
-        output.say(f"finding  {clean(answer.reason.finding, 1000)} ({clean(answer.reason.examples[0])})")
-        output.say(f"remedy   {clean(answer.reason.remedy, 1000)}")
+        output.print_line(f"finding  {clean(answer.reason.finding, 1000)} ({clean(answer.reason.examples[0])})")
+        output.print_line(f"remedy   {clean(answer.reason.remedy, 1000)}")
     if answer.changes:
-        output.say()
+        output.print_line()
         output.columns(
             ("WHAT WOULD MAKE IT FIT", "COST", "NODES", "FOR EXAMPLE"),
             [(each.text, f"{each.cost:.0%}", each.nodes, each.example) for each in answer.changes],
         )
     if answer.reasons:
-        output.say()
+        output.print_line()
         output.columns(
             ("REASON", "STATE", "NODES", "FOR EXAMPLE"),
             [
@@ -248,17 +248,17 @@ def describe_reason(reason: Reason) -> str:
 def show_where(record: ClusterRecord, answer: Answer, as_json: bool) -> int | None:
     """Prints the nodes that would admit the pod, the best first. Returns the exit code of a refusal."""
     if as_json:
-        return document(record, answer)
+        return print_answer_json(record, answer)
     formatting.show_not_covered(answer.not_covered)
-    output.say(output.heading(headline(answer)))
+    output.print_line(output.heading(headline(answer)))
     if answer.admitting:
-        output.columns(*table(answer))
+        output.columns(*best_nodes_table(answer))
         if len(answer.admitting) > MOST_ROWS:
-            output.say(f"and {len(answer.admitting) - MOST_ROWS} more (--json lists all)")
+            output.print_line(f"and {len(answer.admitting) - MOST_ROWS} more (--json lists all)")
     return status(answer)
 
 
-def table(answer: Answer) -> tuple[list[str], list[list[object]]]:
+def best_nodes_table(answer: Answer) -> tuple[list[str], list[list[object]]]:
     """
     Titles and rows of the best nodes. PODS, which each node takes, where several are asked for; SEAM where a container
     would get several GPUs.
@@ -276,24 +276,26 @@ def headline(answer: Answer) -> str:
     """The answer in one line."""
     nodes = answer.nodes
     reason = answer.reason
-    why = "" if reason is None else f": {clean(reason.code)} on {counted(reason.nodes, 'node')}"
+    why = "" if reason is None else f": {clean(reason.code)} on {format_count(reason.nodes, 'node')}"
     if answer.pods > 1:
-        taking = counted(len(answer.placed), "node")
+        taking = format_count(len(answer.placed), "node")
         return f"{answer.fit} of {answer.pods} pods fit, on {taking} of {nodes}{why}"
     if reason is not None:
         return f"no node of {nodes} admits the pod{why}"
     best = answer.admitting[0]
-    return f"{len(answer.admitting)} of {counted(nodes, 'node')} would admit the pod; the best is {clean(best.node)}"
+    return (
+        f"{len(answer.admitting)} of {format_count(nodes, 'node')} would admit the pod; the best is {clean(best.node)}"
+    )
 
 
-def counted(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """`1 node`, `2 nodes`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def document(record: ClusterRecord, answer: Answer) -> int | None:
+def print_answer_json(record: ClusterRecord, answer: Answer) -> int | None:
     """Prints the answer as JSON, with the time of the facts. Returns the exit code of a refusal."""
-    output.document({"time": record.time, **msgspec.to_builtins(answer)})
+    output.print_json({"time": record.time, **msgspec.to_builtins(answer)})
     return status(answer)
 
 
@@ -323,31 +325,31 @@ class KubectlFailed(Unavailable):
         )
 
 
-class Metadata(msgspec.Struct, frozen=True):
+class KubectlMetadata(msgspec.Struct, frozen=True):
     """The fields of a node's `metadata` that the filters look at."""
 
     name: NodeName
     labels: dict[str, str] | None = None
 
 
-class Spec(msgspec.Struct, frozen=True):
+class KubectlNodeSpec(msgspec.Struct, frozen=True):
     """The fields of a node's `spec` that the filters look at."""
 
     taints: tuple[Taint, ...] | None = None
     unschedulable: bool | None = None
 
 
-class Node(msgspec.Struct, frozen=True):
+class KubectlNode(msgspec.Struct, frozen=True):
     """A v1 Node."""
 
-    metadata: Metadata
-    spec: Spec | None = None
+    metadata: KubectlMetadata
+    spec: KubectlNodeSpec | None = None
 
 
-class NodeList(msgspec.Struct, frozen=True):
+class KubectlNodeList(msgspec.Struct, frozen=True):
     """The nodes of a cluster, as `kubectl get nodes --output=json` prints them."""
 
-    items: list[Node]
+    items: list[KubectlNode]
 
 
 def get(*arguments: str) -> bytes:
@@ -366,22 +368,22 @@ def get(*arguments: str) -> bytes:
     return done.stdout
 
 
-def read_nodes() -> dict[NodeName, NodeTraits]:
+def read_node_traits() -> dict[NodeName, NodeTraits]:
     """Name -> labels, taints and cordon of each node of the cluster. Raises KubectlFailed."""
     answer = get("nodes", "--output=json")
     if len(answer) > LARGEST_NODES:
         raise KubectlFailed(f"kubectl printed more than {LARGEST_NODES >> 20} MiB about the nodes")
     try:
-        nodes = msgspec.json.decode(answer, type=NodeList).items
+        nodes = msgspec.json.decode(answer, type=KubectlNodeList).items
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise KubectlFailed(f"kubectl printed no list of nodes: {error}") from error
     return {node.metadata.name: traits_of(node) for node in nodes}
 
 
-def traits_of(node: Node) -> NodeTraits:
+def traits_of(node: KubectlNode) -> NodeTraits:
     """What the filters look at of a node."""
     metadata = node.metadata
-    spec = node.spec or Spec()
+    spec = node.spec or KubectlNodeSpec()
     return NodeTraits(
         name=metadata.name,
         labels=metadata.labels or {},

@@ -19,7 +19,7 @@ import msgspec
 from topoalign.cli import link, output
 from topoalign.cli.errors import FINDINGS, exit_code
 from topoalign.cli.options import NATS, NODE
-from topoalign.cli.serve import ALLOCATING, on_a_node, options, variables
+from topoalign.cli.serve import ALLOCATING, add_service_options, flag_variables, on_a_node
 from topoalign.core.model.errors import BadRequest, NotFound, Unavailable, clean
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Offer
@@ -29,11 +29,11 @@ from topoalign.plugin_config.file import (
     Loaded,
     Wrapped,
     configurations,
-    content,
-    leaves,
+    flatten_document,
     loaded_from,
+    read_configuration_file,
 )
-from topoalign.plugin_config.findings import Finding
+from topoalign.plugin_config.findings import ConfigurationFinding
 from topoalign.plugin_config.offers import list_findings, offers
 from topoalign.plugin_config.watching import first_read
 from topoalign.runtime.installed import kinds, unread
@@ -52,11 +52,11 @@ def config() -> None:
     """
 
 
-@config.command()
+@config.command("show")
 @click.option("--origin", is_flag=True, help="Show the origin of each value.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, always with origins.")
-@options("machine", *ALLOCATING)
-def show(origin: bool, as_json: bool, **flags: Any) -> None:
+@add_service_options("machine", *ALLOCATING)
+def show_settings(origin: bool, as_json: bool, **flags: Any) -> None:
     """
     Show every setting of all services and the whole configuration, with the values of `topoalign node` with these flags.
 
@@ -67,7 +67,7 @@ def show(origin: bool, as_json: bool, **flags: Any) -> None:
       topoalign config show --origin
       topoalign config show --config topoalign.yaml --json | jq .configuration
     """
-    given = variables(**flags)
+    given = flag_variables(**flags)
     said = {**os.environ, **given}
     usual = {f"{PREFIX}NODE": socket.gethostname().lower(), **on_a_node(said)}
     found = tuple(all_settings(usual, said, given))
@@ -76,28 +76,28 @@ def show(origin: bool, as_json: bool, **flags: Any) -> None:
     notes = [*map(str, read.findings), *unread(said)]
     if as_json:
         file = None if path is None else str(path)
-        output.document({"settings": found, "configuration": {"file": file, "fields": fields}, "notes": notes})
+        output.print_json({"settings": found, "configuration": {"file": file, "fields": fields}, "notes": notes})
         return
     for service in dict.fromkeys(setting.service for setting in found):
-        output.say(output.heading(service))
+        output.print_line(output.heading(service))
         rows = [(each.name, each.value, each.origin) for each in found if each.service == service]
-        output.columns(*table(("SETTING", "VALUE", "ORIGIN"), rows, 3 if origin else 2))
-        output.say()
-    output.say(output.heading("configuration") + (f" ({clean(str(path), 200)})" if path is not None else ""))
+        output.columns(*limit_columns(("SETTING", "VALUE", "ORIGIN"), rows, 3 if origin else 2))
+        output.print_line()
+    output.print_line(output.heading("configuration") + (f" ({clean(str(path), 200)})" if path is not None else ""))
     rows = [(each.field, each.value, each.origin) for each in fields]
-    output.columns(*table(("FIELD", "VALUE", "ORIGIN"), rows, 3 if origin else 2))
+    output.columns(*limit_columns(("FIELD", "VALUE", "ORIGIN"), rows, 3 if origin else 2))
     for note in notes:
         output.note(f"note: {clean(note, 300)}")
 
 
-def table(
+def limit_columns(
     titles: Sequence[str], rows: Sequence[Sequence[str]], columns: int
 ) -> tuple[Sequence[str], list[Sequence[str]]]:
     """The first of these columns."""
     return titles[:columns], [row[:columns] for row in rows]
 
 
-class Field(msgspec.Struct, frozen=True, kw_only=True):
+class ConfigurationField(msgspec.Struct, frozen=True, kw_only=True):
     """One field of the configuration."""
 
     field: str
@@ -106,18 +106,18 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     """`default`, `file`, or `environment` with the variable."""
 
 
-def configured_fields(read: Loaded) -> Iterator[Field]:
+def configured_fields(read: Loaded) -> Iterator[ConfigurationField]:
     """Each field of a configuration with its value as JSON and its origin, in the order of the schema."""
-    for path, value in leaves(msgspec.to_builtins(read.configuration)).items():
+    for path, value in flatten_document(msgspec.to_builtins(read.configuration)).items():
         origin = read.origins.get(path, DEFAULT)
-        yield Field(
+        yield ConfigurationField(
             field=path,
-            value=shown(path, msgspec.json.encode(value).decode()),
+            value=hide_secrets(path, msgspec.json.encode(value).decode()),
             origin=origin if origin in (DEFAULT, FROM_FILE) else f"environment {origin}",
         )
 
 
-@config.command()
+@config.command("check")
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @click.option("--machine", metavar="NAME|FILE", help="Show the offers of this machine.  [default: of the running node]")
 @NODE
@@ -126,7 +126,7 @@ def configured_fields(read: Loaded) -> Iterator[Field]:
     "--fail-on-findings", is_flag=True, help="End with exit code 6 if the machine lacks something that the file names."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def check(
+def check_configuration_file(
     file: Path, machine: str | None, node: str | None, nats: str | None, fail_on_findings: bool, as_json: bool
 ) -> int | None:
     """
@@ -140,17 +140,17 @@ def check(
       topoalign config check topoalign.yaml --machine dgx-a100
       topoalign config check topoalign.yaml --fail-on-findings
     """
-    found = configurations(content(file), file)
+    found = configurations(read_configuration_file(file), file)
     topology, why = hardware(machine, node, nats)
     checked = [check_configuration(each, topology) for each in found]
     if len(found) == 1 and checked[0].error is not None:
         raise checked[0].error
     if as_json:
-        output.document(checked_document(file, checked, several=len(found) > 1))
+        output.print_json(checked_document(file, checked, several=len(found) > 1))
     else:
         for place, each in enumerate(checked):
             if place:
-                output.say()
+                output.print_line()
             show_checked(file, each)
         if why is not None:
             output.note(f"note: no offers are shown: {clean(why, 300)}")
@@ -170,7 +170,7 @@ class Checked:
     error: BadRequest | None
     offers: tuple[Offer, ...] | None
     """What the machine would offer; None without a machine."""
-    findings: tuple[Finding, ...]
+    findings: tuple[ConfigurationFinding, ...]
 
     @property
     def ok(self) -> bool:
@@ -213,13 +213,13 @@ def show_checked(file: Path, checked: Checked) -> None:
     """Prints what was found in one configuration."""
     name = clean(str(file), 200) + (f", {checked.field}," if checked.field else "")
     if checked.error is None:
-        output.say(f"{name} is a valid configuration")
+        output.print_line(f"{name} is a valid configuration")
     else:
-        output.say(f"{name} is no valid configuration")
+        output.print_line(f"{name} is no valid configuration")
         output.note(f"error: {clean(checked.error.finding, 1000)}")
         output.note(f"  do: {clean(checked.error.remedy, 1000)}")
     if checked.offers is not None:
-        output.say()
+        output.print_line()
         output.columns(("RESOURCE", "DEVICES", "SHARES", "MOST", "OFFERED"), map(offered, checked.offers))
     for finding in checked.findings:
         output.note(f"{'error' if finding.severe else 'note'}: {clean(str(finding), 300)}")
@@ -292,7 +292,7 @@ def all_settings(environment: Mapping[str, str], said: Collection[str], flags: C
                 continue  # handed on by the process
             value = getattr(found, field.name)
             origin = "flag" if variable in flags else "environment" if variable in said else "default"
-            yield Setting(service=service, name=variable, value=shown(variable, as_text(value)), origin=origin)
+            yield Setting(service=service, name=variable, value=hide_secrets(variable, as_text(value)), origin=origin)
 
 
 def as_text(value: object) -> str:
@@ -302,7 +302,7 @@ def as_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def shown(name: str, text: str) -> str:
+def hide_secrets(name: str, text: str) -> str:
     """The value of a setting without what is secret in it."""
     if _SECRET_NAME.search(name) and text:
         return HIDDEN

@@ -49,7 +49,7 @@ def holder_text(held: UsedParts) -> str:
     return f"{clean(name, OWNER_CHARACTERS)}: {parts_text(held.parts)}{lost}{alone}"
 
 
-def document(division: Division) -> dict[str, object]:
+def partitioning_document(division: Division) -> dict[str, object]:
     """The same for programs, without what there is none of; memory in bytes."""
     return {
         "ways": division.ways,
@@ -90,7 +90,7 @@ def parts_document(parts: Parts) -> dict[str, object]:
     return {name: amount for name, amount in parts._asdict().items() if amount}
 
 
-def rows(topology: Topology, cards: Iterable[tuple[DeviceID, Division]]) -> list[Sequence[str]]:
+def list_partitioning_rows(topology: Topology, cards: Iterable[tuple[DeviceID, Division]]) -> list[Sequence[str]]:
     """Rows of a table: GPU, how it is divided, who holds what of it, one holder a row, and what is left."""
     found: list[Sequence[str]] = []
     for gpu, division in cards:

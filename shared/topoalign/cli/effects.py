@@ -35,7 +35,7 @@ class Effect(NamedTuple):
     """The commands that show whether it was done, and undo or complete it."""
 
 
-class Question(NamedTuple):
+class AllocatorRequest(NamedTuple):
     """What is asked, and of whom."""
 
     subject: str
@@ -73,7 +73,9 @@ class Interrupted(OutcomeUnknown):
     code = "Interrupted"
 
 
-async def put(bus: Bus, node: NodeName, question: Question, kind: Any, effect: Effect | None, within: float) -> Any:
+async def put(
+    bus: Bus, node: NodeName, question: AllocatorRequest, kind: Any, effect: Effect | None, within: float
+) -> Any:
     """
     The answer to a question, of type `kind`. An allocator does not carry it out later than `within` seconds from now.
 

@@ -73,15 +73,17 @@ def report(error: BaseException, as_json: bool) -> int:
                 raise error
             return report(told, as_json)
         case TopoalignError():
-            return show(code_of(error), error.finding, error.remedy, exit_code(error), as_json)
+            return print_error(code_of(error), error.finding, error.remedy, exit_code(error), as_json)
         case click.exceptions.NoArgsIsHelpError():
             click.echo(error.format_message(), err=True)
             return USAGE
         case click.UsageError():
             command = error.ctx.command_path if error.ctx is not None else "topoalign"
-            return show("Usage", " ".join(error.format_message().split()), f"see `{command} --help`", USAGE, as_json)
+            return print_error(
+                "Usage", " ".join(error.format_message().split()), f"see `{command} --help`", USAGE, as_json
+            )
         case click.ClickException():
-            return show("Failure", error.format_message(), "", error.exit_code, as_json)
+            return print_error("Failure", error.format_message(), "", error.exit_code, as_json)
         case click.Abort() | KeyboardInterrupt():
             return INTERRUPTED
         case BrokenPipeError():  # whoever read our output has seen enough
@@ -90,7 +92,7 @@ def report(error: BaseException, as_json: bool) -> int:
         case OSError(strerror=str() as why):
             name = f"{clean(str(error.filename), 200)}: " if error.filename is not None else ""
             status = NOT_FOUND if isinstance(error, FileNotFoundError) else FAILURE
-            status = show("Failure", name + why, REMEDIES.get(error.errno or 0, ""), status, as_json)
+            status = print_error("Failure", name + why, REMEDIES.get(error.errno or 0, ""), status, as_json)
             drop_unprinted()
             return status
         case _:
@@ -105,11 +107,11 @@ def drop_unprinted() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def show(code: str, finding: str, remedy: str, status: int, as_json: bool) -> int:
+def print_error(code: str, finding: str, remedy: str, status: int, as_json: bool) -> int:
     """Prints an error for people and, if asked, for programs."""
     if as_json:
         with suppress(OSError):  # stdout itself may be what failed: people are told all the same
-            output.line({"error": {"code": code, "finding": finding, "remedy": remedy, "exit": status}})
+            output.print_json_line({"error": {"code": code, "finding": finding, "remedy": remedy, "exit": status}})
     lines = [click.style("error:", fg="red", bold=True) + " " + clean(finding, 2000)]
     if remedy:
         lines.append(click.style("  do:", bold=True) + " " + clean(remedy, 2000))
@@ -119,7 +121,9 @@ def show(code: str, finding: str, remedy: str, status: int, as_json: bool) -> in
     return status
 
 
-def unknown(kind: str, name: str, known: Iterable[str], ctx: click.Context | None = None) -> click.UsageError:
+def unknown_name_error(
+    kind: str, name: str, known: Iterable[str], ctx: click.Context | None = None
+) -> click.UsageError:
     """An error for a name that is not in a list, with those it may have been meant for."""
     from difflib import get_close_matches
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from topoalign.cli import options, output
-from topoalign.cli.divisions import document, parts_text, rows
+from topoalign.cli.divisions import list_partitioning_rows, partitioning_document, parts_text
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.topology.model import Topology
@@ -24,11 +24,11 @@ IN_ALL: tuple[Way, ...] = ("units", "slots", "time slices", "MPS")
 """Ways of which the parts of several GPUs can be added up: MIG instances are each of their own size."""
 
 
-@click.command()
+@click.command("fragmentation")
 @options.NODE
 @options.NATS
 @click.option("--json", "as_json", is_flag=True, help="Print one object.")
-def fragmentation(node: str | None, nats: str | None, as_json: bool) -> None:
+def compare_free_sets(node: str | None, nats: str | None, as_json: bool) -> None:
     """
     Compare the best free sets of GPUs with the best sets of the machine.
 
@@ -60,14 +60,14 @@ def fragmentation(node: str | None, nats: str | None, as_json: bool) -> None:
             for each in found.sets
         ]
         lost = round(found.overall, 4)
-        parts = {gpu: document(each) for gpu, each in divided.items()}
-        output.document(
+        parts = {gpu: partitioning_document(each) for gpu, each in divided.items()}
+        output.print_json(
             {"node": status.node, "free": free, "sets": sets, "lost": lost, "exact": found.exact, "divided": parts}
         )
         return
     shorts = " ".join(named(status.topology, GPU, gpu).short for gpu in free)
     gpus = len(status.topology.gpus)
-    output.say(f"{clean(status.node)}: {len(free)} of {gpus} GPUs free{': ' if shorts else ''}{shorts}")
+    output.print_line(f"{clean(status.node)}: {len(free)} of {gpus} GPUs free{': ' if shorts else ''}{shorts}")
     show_sets(found)
     show_divided(status.topology, divided)
 
@@ -75,14 +75,14 @@ def fragmentation(node: str | None, nats: str | None, as_json: bool) -> None:
 def show_sets(found: Fragmentation) -> None:
     """The sets of whole GPUs that are free, against those that could be."""
     if not found.sets:
-        output.say("too few for a set of two")
+        output.print_line("too few for a set of two")
         return
     sets = [
         (each.size, each.best.text(each.model), each.possible.text(each.model), f"{each.lost:.0%}")
         for each in found.sets
     ]
     output.columns(("GPUS", "BEST FREE", "BEST POSSIBLE", "LOST"), sets)
-    output.say(
+    output.print_line(
         f"lost on average: {found.overall:.0%}{'' if found.exact else ' (of good sets: too many GPUs to be sure)'}"
     )
 
@@ -91,13 +91,13 @@ def show_divided(topology: Topology, divided: Mapping[DeviceID, Division]) -> No
     """The GPUs that are divided, and of each way what is left of its GPUs; nothing where none is divided."""
     if not divided:
         return
-    output.say()
-    output.columns(("GPU", "DIVIDED", "HELD BY", "LEFT"), rows(topology, divided.items()))
+    output.print_line()
+    output.columns(("GPU", "DIVIDED", "HELD BY", "LEFT"), list_partitioning_rows(topology, divided.items()))
     for way in IN_ALL:
         left = {gpu: each.left for gpu, each in divided.items() if each.ways == (way,)}
         if left:
             gpus = f"{len(left)} GPU{'s' * (len(left) > 1)} {'by' if way == 'MPS' else 'in'} {way}"
-            output.say(f"left of {gpus}: {left_in_all(topology, left)}")
+            output.print_line(f"left of {gpus}: {left_in_all(topology, left)}")
 
 
 def left_in_all(topology: Topology, left: Mapping[DeviceID, Parts]) -> str:
@@ -117,7 +117,7 @@ def left_in_all(topology: Topology, left: Mapping[DeviceID, Parts]) -> str:
     return f"{in_all}; most of one: {parts_text(most)} ({named(topology, GPU, gpu).short})"
 
 
-def free_gpus(status: "link.NodeStatus") -> tuple[DeviceID, ...]:
+def free_gpus(status: "link.AnnouncedNode") -> tuple[DeviceID, ...]:
     """Those that may be handed out and that nobody holds."""
     held = status.holders
     return tuple(gpu.id for gpu in status.topology.gpus if gpu.id not in held and status.health_of(gpu.id).usable)

@@ -39,17 +39,17 @@ def health(url: str | None, live: bool, as_json: bool) -> None:
       topoalign health http://127.0.0.1:8222/healthz
     """
     path = LIVE if live else READY
-    page = page_at(url, path) if url is not None else page_of(os.environ, path)
+    page = page_at(url, path) if url is not None else find_configured_page(os.environ, path)
     if page is None and url is not None:
         raise InvalidField("URL", "it is not http://HOST:PORT/PATH", "give host and port; the path is optional")
     if page is None:
         raise InvalidField(
             "TOPOALIGN_HTTP_PORT", "it is not a port", "set it to the port of the service, or give http://HOST:PORT"
         )
-    ready, lines = check(page)
+    ready, lines = check_page(page)
     if not ready:
         raise NotReady(lines)
-    output.document({"ready": True, "lines": lines}) if as_json else output.say("\n".join(lines))
+    output.print_json({"ready": True, "lines": lines}) if as_json else output.print_line("\n".join(lines))
 
 
 # `topoalign health` as health checks call it: `health`, `health --live`, `health URL`.
@@ -75,21 +75,21 @@ def quick(arguments: list[str]) -> int | None:
     """The exit code of a health check; None for any other command line, nothing has been printed then."""
     match arguments:
         case ["health"]:
-            page = page_of(os.environ, READY)
+            page = find_configured_page(os.environ, READY)
         case ["health", "--live"]:
-            page = page_of(os.environ, LIVE)
+            page = find_configured_page(os.environ, LIVE)
         case ["health", url]:
             page = page_at(url, READY)
         case _:
             return None
     if page is None:
         return None
-    ready, lines = check(page)
+    ready, lines = check_page(page)
     print(*lines, sep="\n", file=sys.stdout if ready else sys.stderr, flush=True)
     return 0 if ready else UNAVAILABLE
 
 
-def page_of(environment: Mapping[str, str], path: str) -> Page | None:
+def find_configured_page(environment: Mapping[str, str], path: str) -> Page | None:
     """The page of the service that these settings configure; None where they name no port."""
     port = port_of(environment.get("TOPOALIGN_HTTP_PORT", ""))
     return None if port is None else (environment.get("TOPOALIGN_HTTP_HOST") or "127.0.0.1", port, path)
@@ -110,11 +110,11 @@ def port_of(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) < 65_536 else None
 
 
-def check(page: Page) -> tuple[bool, list[str]]:
+def check_page(page: Page) -> tuple[bool, list[str]]:
     """Whether the page says ready, and what it says in lines that are safe to print."""
     host, port, path = page
     try:
-        ready, text = ask(host, port, path, SECONDS)
+        ready, text = request_page(host, port, path, SECONDS)
     except (OSError, ValueError) as error:
         ready = False
         text = str(error)
@@ -138,7 +138,7 @@ ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # asked, not listened
 """Addresses that stand for all of the machine's own, and the one to ask instead."""
 
 
-def ask(host: str, port: int, path: str, seconds: float) -> tuple[bool, str]:
+def request_page(host: str, port: int, path: str, seconds: float) -> tuple[bool, str]:
     """
     Whether `path`, for example `/readyz`, answers with status 200; and the body, which is foreign text.
 

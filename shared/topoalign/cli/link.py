@@ -20,7 +20,7 @@ import click
 import msgspec
 
 from topoalign.cli import options, output, running, this_machine
-from topoalign.cli.effects import Effect, Question, put, undone_unless
+from topoalign.cli.effects import AllocatorRequest, Effect, put, undone_unless
 from topoalign.client import Client
 from topoalign.client.records import newest_reservations
 from topoalign.core import wire
@@ -69,7 +69,7 @@ class NothingRuns(Unavailable):
 
 
 @dataclass(frozen=True)
-class Link:
+class NodeLink:
     """Where a command asks, and how it answers. Looked up when it is needed: a wrong option is told first."""
 
     nats_option: str | None
@@ -99,7 +99,7 @@ class Link:
         or can be had now, and with --json, which does not need it. Raises what the allocator failed with, NodeSilent if it
         does not answer, and OutcomeUnknown if it does not and may have done it.
         """
-        question = Question(wire.admission_subject(self.node, verb), request, "allocator")
+        question = AllocatorRequest(wire.admission_subject(self.node, verb), request, "allocator")
         return self._put(question, kind, effect, worded=not self.as_json)
 
     def tell(self, word: Override, devices: Sequence[str], reason: str) -> dict[DeviceID, DeviceHealth]:
@@ -110,25 +110,27 @@ class Link:
         the request.
         """
         request = DevicesRequest(node=self.node, devices=tuple(devices), reason=reason)
-        effect = spoken(word, devices)
-        question = Question(wire.devices_subject(self.node, word), request, "discovery")
+        effect = override_effect(word, devices)
+        question = AllocatorRequest(wire.devices_subject(self.node, word), request, "discovery")
         health: dict[DeviceID, DeviceHealth]
         health, _ = self._put(question, dict[DeviceID, DeviceHealth], effect, worded=False)
         return health
 
     def measure(self) -> Measurement:
         """What the GPUs of the node are used for now, from its discovery. Raises what discovery failed with, NodeSilent."""
-        question = Question(wire.use_subject(self.node), UseRequest(node=self.node), "discovery")
+        question = AllocatorRequest(wire.use_subject(self.node), UseRequest(node=self.node), "discovery")
         measured: Measurement
         measured, _ = self._put(question, Measurement, None, worded=False)
         return measured
 
-    def _put(self, question: Question, kind: Any, effect: Effect | None, *, worded: bool) -> tuple[Any, Topology]:
+    def _put(
+        self, question: AllocatorRequest, kind: Any, effect: Effect | None, *, worded: bool
+    ) -> tuple[Any, Topology]:
         """The answer; with `worded` also the topology, where it can be had. An answer stands, whatever comes after it."""
         found: list[tuple[Any, Topology]] = []
 
         async def ask() -> None:
-            async with connected(self.nats) as bus:
+            async with connect_to_bus(self.nats) as bus:
                 answer = await put(bus, self.node, question, kind, effect, ANSWER_SECONDS)
                 found.append((answer, Topology()))
                 if worded:
@@ -140,14 +142,14 @@ class Link:
         return found[-1]
 
 
-def spoken(word: Override, devices: Sequence[str]) -> Effect:
+def override_effect(word: Override, devices: Sequence[str]) -> Effect:
     """What an operator's override of devices does, for errors after it was sent."""
     return Effect(f"the {word} of {quoted(devices)}", "`topoalign gpu list` shows it; repeating it is safe")
 
 
 def located(nats: str | None, node: str | None, environment: Mapping[str, str]) -> tuple[str, NodeName]:
     """The NATS to use and the node that is meant. Raises NothingRuns."""
-    up = running.find(environment) if nats is None else None
+    up = running.find_running(environment) if nats is None else None
     url = nats or (up.nats if up is not None else None)
     if url is None:
         raise NothingRuns
@@ -155,20 +157,20 @@ def located(nats: str | None, node: str | None, environment: Mapping[str, str]) 
 
 
 def on_node(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --node, --nats and --json, and hands them to the command as a `Link`."""
+    """Adds --node, --nats and --json, and hands them to the command as a `NodeLink`."""
 
     @options.NODE
     @options.NATS
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @wraps(command)
     def linked(node: str | None, nats: str | None, as_json: bool, **rest: Any) -> Any:
-        return command(Link(nats, node, as_json), **rest)
+        return command(NodeLink(nats, node, as_json), **rest)
 
     return linked
 
 
 @asynccontextmanager
-async def connected(url: str, log_level: str = "error") -> AsyncIterator[Bus]:
+async def connect_to_bus(url: str, log_level: str = "error") -> AsyncIterator[Bus]:
     """The bus at this address; who we are to it comes from the environment. Raises BusUnavailable, BusRefused."""
     configure_logging(level=log_level)
     settings = from_environment(RuntimeSettings, os.environ)
@@ -227,7 +229,7 @@ async def named_allocations(bus: Bus, node: NodeName) -> tuple[Allocation, ...]:
 
 
 @dataclass(frozen=True)
-class NodeStatus:
+class AnnouncedNode:
     """A running node as its services have announced it."""
 
     node: NodeName
@@ -261,23 +263,23 @@ class NodeStatus:
         return {device: tuple(pods) for device, pods in held.items()}
 
 
-def discovered(node: str | None, nats: str | None, environment: Mapping[str, str]) -> NodeStatus:
+def discovered(node: str | None, nats: str | None, environment: Mapping[str, str]) -> AnnouncedNode:
     """What a running node has announced. Raises NotFound, NothingRuns, BusUnavailable."""
     url, meant = located(nats, node, environment)
 
-    async def ask() -> NodeStatus:
-        async with connected(url) as bus:
+    async def ask() -> AnnouncedNode:
+        async with connect_to_bus(url) as bus:
             topology = await newest_topology(bus, meant)
             if topology is None:
                 raise NotFound("node", meant, "give its name with --node, and check that `topoalign node` runs there")
             health = await newest_reading(bus, meant, DeviceHealthChanged)
             allocations = await named_allocations(bus, meant)
-            return NodeStatus(meant, topology, allocations, health.devices if health is not None else {})
+            return AnnouncedNode(meant, topology, allocations, health.devices if health is not None else {})
 
     return anyio.run(ask)
 
 
-def discovered_or_read(node: str | None, nats: str | None, environment: Mapping[str, str]) -> NodeStatus:
+def discovered_or_read(node: str | None, nats: str | None, environment: Mapping[str, str]) -> AnnouncedNode:
     """
     What a running node has announced; where nothing says which node, what this machine has.
 
@@ -288,7 +290,7 @@ def discovered_or_read(node: str | None, nats: str | None, environment: Mapping[
     except NothingRuns:
         if node is not None:
             raise NothingRuns(this_machine.PLAY) from None
-    inventory = this_machine.read()
+    inventory = this_machine.read_inventory()
     machine = this_machine.played()
     if machine:
         shown = f"{clean(machine, 200)}, the machine that TOPOALIGN_MACHINE describes, not this machine's hardware"
@@ -296,7 +298,7 @@ def discovered_or_read(node: str | None, nats: str | None, environment: Mapping[
         shown = "the hardware of this machine; which pods hold it is not known"
     output.note(f"no node runs here: this is {shown}")
     here = NodeName(socket.gethostname().lower())
-    return NodeStatus(here, inventory.topology, (), inventory.health, announced=False)
+    return AnnouncedNode(here, inventory.topology, (), inventory.health, announced=False)
 
 
 def self_test(url: str) -> str:
@@ -307,7 +309,7 @@ def self_test(url: str) -> str:
     """
 
     async def test() -> str:
-        async with connected(url) as bus:
+        async with connect_to_bus(url) as bus:
             began = time.perf_counter()
             positions = [await bus.last_position(stream) for stream in Stream]
             milliseconds = (time.perf_counter() - began) * 1000 / len(positions)

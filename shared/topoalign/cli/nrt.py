@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from topoalign.cli import options, output
-from topoalign.cli.cluster import FILE, facts
+from topoalign.cli.cluster import FILE, read_cluster_record
 from topoalign.core.diagnosis.nodes import Nodes
 from topoalign.core.model.errors import NoFit, NotFound, clean
 from topoalign.core.model.ids import NodeName
@@ -49,16 +49,16 @@ def export(node: str | None, nats: str | None, from_file: Path | None, as_json: 
       topoalign nrt export gpu-7
       topoalign nrt export --json | kubectl apply -f -
     """
-    known = Nodes(facts(nats, from_file))
+    known = Nodes(read_cluster_record(nats, from_file))
     objects = list(of_all(known)) if node is None else [of_one(known, NodeName(node))]
     if as_json:
         listed = {"apiVersion": "v1", "kind": "List", "items": objects}
-        output.document(objects[0] if node is not None else listed)
+        output.print_json(objects[0] if node is not None else listed)
         return
     from topoalign.kubelet.files.yaml_text import write_yaml  # brings in YAML
 
     if objects:
-        output.say("---\n".join(write_yaml(msgspec.to_builtins(each)) for each in objects).removesuffix("\n"))
+        output.print_line("---\n".join(write_yaml(msgspec.to_builtins(each)) for each in objects).removesuffix("\n"))
 
 
 def of_one(known: Nodes, name: NodeName) -> NodeResourceTopology:

@@ -27,18 +27,18 @@ _UNUSUAL = re.compile("[^\n -~]")
 """Everything but ASCII that can be seen: among it what msgspec leaves as JSON allows, but a terminal obeys."""
 
 
-def document(data: object) -> None:
+def print_json(data: object) -> None:
     """Prints one JSON document."""
-    click.echo(escaped(msgspec.json.format(msgspec.json.encode(data), indent=2)))
+    click.echo(escape_json(msgspec.json.format(msgspec.json.encode(data), indent=2)))
 
 
-def line(data: object) -> None:
+def print_json_line(data: object) -> None:
     """Prints one JSON object on a line of its own (NDJSON), at once."""
-    click.echo(escaped(msgspec.json.encode(data)))
+    click.echo(escape_json(msgspec.json.encode(data)))
     sys.stdout.flush()
 
 
-def escaped(body: bytes) -> str:
+def escape_json(body: bytes) -> str:
     """The same JSON, with what cannot be seen, and what a terminal would obey, written as \\u escapes."""
     return _UNUSUAL.sub(lambda match: match[0] if match[0].isprintable() else json_escape(match[0]), body.decode())
 
@@ -49,7 +49,7 @@ def json_escape(character: str) -> str:
     return "".join(f"\\u{halves[at : at + 2].hex()}" for at in range(0, len(halves), 2))
 
 
-def say(text: str = "") -> None:
+def print_line(text: str = "") -> None:
     """Prints a line of the answer for people; what is foreign in it has been cleaned."""
     click.echo(text, color=None if colours(sys.stdout) else False)
 
@@ -69,7 +69,7 @@ def pipe() -> int | None:
 
 
 def heading(text: str) -> str:
-    """The text in bold; `say` removes the style if stdout is no terminal."""
+    """The text in bold; `print_line` removes the style if stdout is no terminal."""
     return click.style(text, bold=True)
 
 
@@ -81,7 +81,7 @@ def columns(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         return
     widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
     for row in (titles, *cells):
-        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def rich_columns(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
@@ -117,10 +117,10 @@ def blocks(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     width = max(map(len, titles))
     for number, row in enumerate(cells):
         if number:
-            say()
+            print_line()
         for title, cell in zip(titles, row, strict=True):
             if cell not in ("", "-"):
-                say(f"{heading(title.ljust(width))}  {cell}".rstrip())
+                print_line(f"{heading(title.ljust(width))}  {cell}".rstrip())
 
 
 def progress(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:

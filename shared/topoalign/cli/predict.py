@@ -32,7 +32,7 @@ from topoalign.core.state.fold import NodeState, announced
 from topoalign.core.state.share_amounts import held_by_slot
 from topoalign.kubelet.files import configuration
 from topoalign.kubelet.files.node_state import KubeletNode, node_state
-from topoalign.kubelet.files.settling import settling
+from topoalign.kubelet.files.settling import unsettled_reason
 from topoalign.machines import Machine, load_machine
 from topoalign.plugin_config.configuration import PluginFlags
 from topoalign.plugin_config.file import load_plugin_config
@@ -93,7 +93,7 @@ class Described:
         demand = pod_demand(pod, rules)
         passed_over = check_resources(demand, machine.topology, node.registered)
         decision = with_unserved(explained(node.state, demand), unserved_names(demand, machine.topology))
-        starting = settling(self.kubelet_root, time.time()) if self.kubelet_root is not None else None
+        starting = unsettled_reason(self.kubelet_root, time.time()) if self.kubelet_root is not None else None
         lists = list_notes(machine.topology, pod) if plugin.by_variable_alone else ()
         notes = [taken, *found, *node.findings, amounts_note(node.state), starting, *passed_over, *lists]
         return node.state.node, noted(decision, tuple(filter(None, notes))), machine.topology

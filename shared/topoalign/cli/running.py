@@ -16,7 +16,7 @@ from topoalign.cli import output
 from topoalign.core.model.ids import NodeName
 
 
-class Running(msgspec.Struct, frozen=True, kw_only=True):
+class RunningUp(msgspec.Struct, frozen=True, kw_only=True):
     """What another terminal needs to know."""
 
     pid: int
@@ -34,7 +34,7 @@ def folder(environment: Mapping[str, str]) -> Path:
 
 
 @contextmanager
-def announced(running: Running, environment: Mapping[str, str]) -> Iterator[None]:
+def announce_running(running: RunningUp, environment: Mapping[str, str]) -> Iterator[None]:
     """Keeps a file while the context is open. Does without where none can be written: then others must say --nats."""
     file = folder(environment) / f"up-{running.pid}.json"
     try:
@@ -52,20 +52,20 @@ def announced(running: Running, environment: Mapping[str, str]) -> Iterator[None
             file.unlink(missing_ok=True)
 
 
-def find(environment: Mapping[str, str]) -> Running | None:
+def find_running(environment: Mapping[str, str]) -> RunningUp | None:
     """The `up` that runs for this user now, if any; of several the one that started last."""
     files: list[Path] = []
     with suppress(OSError):  # the folder is another user's, or one that ends at this moment takes its file along
         files = [*folder(environment).glob("up-*.json")]
         files.sort(key=lambda file: file.stat().st_mtime_ns, reverse=True)
-    found = (read(file) for file in files)
+    found = (read_running_file(file) for file in files)
     return next((running for running in found if running is not None and alive(running.pid)), None)
 
 
-def read(file: Path) -> Running | None:
+def read_running_file(file: Path) -> RunningUp | None:
     """The content of such a file; None if it is missing or damaged."""
     with suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode(file.read_bytes(), type=Running)
+        return msgspec.json.decode(file.read_bytes(), type=RunningUp)
     return None
 
 

@@ -32,12 +32,15 @@ class NothingHere(TopoalignError):
 
 
 def played() -> str:
-    """The described machine that `read` reads in place of the hardware, as TOPOALIGN_MACHINE says; empty: the hardware."""
+    """
+    The described machine that `read_inventory` reads in place of the hardware, as TOPOALIGN_MACHINE says; empty: the
+    hardware.
+    """
     real = os.environ.get(PREFIX + "DRIVER") in ("nvml", "sysfs")
     return "" if real else os.environ.get(PREFIX + "MACHINE", "")
 
 
-def read() -> Inventory:
+def read_inventory() -> Inventory:
     """
     The GPUs and NICs of this machine, as discovery would read them with this environment.
 

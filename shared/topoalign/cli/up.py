@@ -27,7 +27,7 @@ from topoalign.runtime.ending import run_until_signal
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_bus import Access, apply_stores
 from topoalign.runtime.nats_server import NatsServerFailed, local_nats
-from topoalign.runtime.runner import Running, run_services
+from topoalign.runtime.runner import RunningServices, run_services
 from topoalign.runtime.settings import PREFIX, RuntimeSettings, from_environment
 from topoalign.runtime.tasks import background
 
@@ -66,10 +66,10 @@ def up(environment: dict[str, str]) -> None:
     runtime = from_environment(RuntimeSettings, environment)
     configure_logging(runtime.log_format, runtime.log_level)
     with tempfile.TemporaryDirectory(prefix="topoalign-") as scratch:
-        run_until_signal(partial(serve_all, environment, Path(scratch)))
+        run_until_signal(partial(serve_with_nats, environment, Path(scratch)))
 
 
-async def serve_all(environment: dict[str, str], scratch: Path) -> None:
+async def serve_with_nats(environment: dict[str, str], scratch: Path) -> None:
     """Runs everything with what is missing in `environment` put below `scratch`."""
     environment = {PREFIX + "STATE_DIR": str(scratch / "state"), **environment}
     async with AsyncExitStack() as servers:
@@ -81,7 +81,7 @@ async def serve_all(environment: dict[str, str], scratch: Path) -> None:
         with ExitStack() as while_running:
             async with background() as tasks:
 
-                def ready(running: Running) -> None:
+                def ready(running: RunningServices) -> None:
                     tasks.start_soon(welcome_once_ready, running, environment, while_running)
 
                 await run_services(ALL, environment, ready=ready, signals=False)
@@ -97,7 +97,9 @@ async def start_nats(servers: AsyncExitStack, scratch: Path, port: int) -> str:
     return await servers.enter_async_context(local_nats(scratch / "nats-elsewhere"))
 
 
-async def welcome_once_ready(running: Running, environment: Mapping[str, str], while_running: ExitStack) -> None:
+async def welcome_once_ready(
+    running: RunningServices, environment: Mapping[str, str], while_running: ExitStack
+) -> None:
     """Waits until the first fact has gone all the way: whoever reads the welcome may rely on what it says."""
     for _ in range(READY_TRIES):
         if await anyio.to_thread.run_sync(is_ready, running, abandon_on_cancel=True):
@@ -108,7 +110,7 @@ async def welcome_once_ready(running: Running, environment: Mapping[str, str], w
     welcome(running, environment, while_running)
 
 
-def is_ready(ready: Running) -> bool:
+def is_ready(ready: RunningServices) -> bool:
     """Whether every check is content, and the registry has the node with its hardware and its allocator."""
     try:
         with urlopen(f"{ready.http}/readyz", timeout=1):  # noqa: S310  # our own address
@@ -120,11 +122,11 @@ def is_ready(ready: Running) -> bool:
     return any(node["name"] == ready.node and node["source"] and not node["stale"] for node in listed)
 
 
-def welcome(ready: Running, environment: Mapping[str, str], while_running: ExitStack) -> None:
+def welcome(ready: RunningServices, environment: Mapping[str, str], while_running: ExitStack) -> None:
     """Says where everything is and what to try, and lets other terminals find it."""
     assert ready.nats is not None and ready.http is not None, "`up` has both"
-    found = running.Running(pid=os.getpid(), nats=environment[PREFIX + "NATS_URL"], http=ready.http, node=ready.node)
-    while_running.enter_context(running.announced(found, environment))
+    found = running.RunningUp(pid=os.getpid(), nats=environment[PREFIX + "NATS_URL"], http=ready.http, node=ready.node)
+    while_running.enter_context(running.announce_running(found, environment))
     machine = environment.get(PREFIX + "MACHINE")
     output.note(
         f"node    {clean(ready.node)}" + (f", with the described machine {clean(machine, 200)}" if machine else "")

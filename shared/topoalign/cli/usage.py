@@ -8,7 +8,7 @@ import msgspec
 from topoalign.cli import formatting, output
 from topoalign.cli import link as links
 from topoalign.cli.formatting import binary
-from topoalign.cli.link import Link
+from topoalign.cli.link import NodeLink
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.processes import GpuProcess, LibraryReading
 from topoalign.core.model.requests import UseRequest
@@ -27,7 +27,7 @@ MOST_PIDS = 4
 Row = tuple[str, str, str, str, str, str, str]
 
 
-def show(link: Link) -> None:
+def print_usage(link: NodeLink) -> None:
     """Print the use of a node's GPUs, as a table or as JSON. Raises what `Link.measure` and `links.discovered` raise."""
     measured = link.measure()
     status = links.discovered(link.node_option, link.nats_option, os.environ)
@@ -35,9 +35,9 @@ def show(link: Link) -> None:
     if has_library(status.state):
         shares = with_library(shares, library_use(link))
     if link.as_json:
-        output.document(document(shares, status.topology))
+        output.print_json(shares_document(shares, status.topology))
         return
-    table: list[tuple[str, ...]] = [row for device in shares.devices for row in rows(device, status.topology)]
+    table: list[tuple[str, ...]] = [row for device in shares.devices for row in list_use_rows(device, status.topology)]
     titles: tuple[str, ...] = TITLES
     if any(holder.library is not None for device in shares.devices for holder in device.holders):
         counts = [cell for device in shares.devices for cell in library_cells(device)]
@@ -52,7 +52,7 @@ def show(link: Link) -> None:
         output.note(f"it is not known what the libraries in containers count: {shares.library_finding}")
 
 
-def library_use(link: Link) -> LibraryReading:
+def library_use(link: NodeLink) -> LibraryReading:
     """What the libraries that limit containers count; where that cannot be told, nothing and the reason."""
     try:
         reading: LibraryReading
@@ -62,7 +62,7 @@ def library_use(link: Link) -> LibraryReading:
         return LibraryReading(node=link.node, finding=error.finding)
 
 
-def document(shares: NodeShares, topology: Topology) -> dict[str, object]:
+def shares_document(shares: NodeShares, topology: Topology) -> dict[str, object]:
     """The JSON output: the shares, with index, name and PCI address of each card."""
     devices = []
     for row in shares.devices:
@@ -79,20 +79,20 @@ def document(shares: NodeShares, topology: Topology) -> dict[str, object]:
     }
 
 
-def rows(device: DeviceShares, topology: Topology) -> Iterator[Row]:
+def list_use_rows(device: DeviceShares, topology: Topology) -> Iterator[Row]:
     """The rows of one GPU or instance: in all, its holders, all others. A GPU in MIG mode has a row in all alone."""
     at = (f"GPU{topology.gpu_by_id[device.card].index}", device.device)
     if device.failure:
         yield (*at, f"not measured: {device.failure}", "", "?", "?", "")
     else:
-        yield (*at, IN_ALL, "", memory(device.memory_used, device.memory), percent(device.utilization), "")
+        yield (*at, IN_ALL, "", format_memory_use(device.memory_used, device.memory), percent(device.utilization), "")
     is_mps = any(offer.sharing == "mps" for offer in topology.offers_by_base.get(device.device, ()))
     for holder in device.holders:
-        what = held(holder, device.memory, "MPS share" if is_mps else "time slice")
+        what = describe_use(holder, device.memory, "MPS share" if is_mps else "time slice")
         yield (*at, formatting.owner(holder.owner), what, *cells(holder.use, holder.memory))
     for other in device.others:
         what = "?" if other.where == "unknown" else "nothing"  # it may be of a holder
-        yield (*at, named(other), what, *cells(other.use, None))
+        yield (*at, name_other_use(other), what, *cells(other.use, None))
 
 
 def library_cells(device: DeviceShares) -> list[str]:
@@ -102,7 +102,7 @@ def library_cells(device: DeviceShares) -> list[str]:
     return ["", *cells, *("" for _ in device.others)]
 
 
-def held(holder: HolderUse, memory: int | None, share: str = "time slice") -> str:
+def describe_use(holder: HolderUse, memory: int | None, share: str = "time slice") -> str:
     """
     What a container holds of a device with this much memory: `all of it`, `2 time slices`, `20 % and 4 GiB`. `share`: what
     is no amount.
@@ -115,7 +115,7 @@ def held(holder: HolderUse, memory: int | None, share: str = "time slice") -> st
     return f"{holder.cores} % and {binary(holder.memory)}" if holder.cores else binary(holder.memory)
 
 
-def named(other: OtherUse) -> str:
+def name_other_use(other: OtherUse) -> str:
     """Who processes are that hold nothing: `ml/train/main`, `pod <uid>`, `host: /user.slice`."""
     if other.owner is not None:
         name = f"{other.owner.namespace}/{other.owner.pod}"
@@ -128,10 +128,10 @@ def named(other: OtherUse) -> str:
 
 def cells(use: Use, given: int | None) -> tuple[str, str, str]:
     """Memory, time and processes of a row."""
-    return memory(use.memory, given), percent(use.utilization), pids(use.processes)
+    return format_memory_use(use.memory, given), percent(use.utilization), pids(use.processes)
 
 
-def memory(used: int | None, total: int | None) -> str:
+def format_memory_use(used: int | None, total: int | None) -> str:
     """`12 GiB of 80 GiB`, without a total `12 GiB`; `?` for what is not known."""
     text = "?" if used is None else binary(used)
     return text if total is None else f"{text} of {binary(total)}"

@@ -9,7 +9,7 @@ import msgspec
 
 from topoalign.cli import formatting, output
 from topoalign.cli.formatting import Count
-from topoalign.cli.link import Link, connected, newest_topology, on_node
+from topoalign.cli.link import NodeLink, connect_to_bus, newest_topology, on_node
 from topoalign.client import Client, Delivery
 from topoalign.core.model.errors import clean
 from topoalign.core.model.events import (
@@ -36,7 +36,7 @@ from topoalign.core.ports import Bus, Stream
     "--count", type=Count(least=1, most=LARGEST_QUANTITY), metavar="N", help="End after N events.  [default: Ctrl-C]"
 )
 @on_node
-def watch(link: Link, since: int | None, count: int | None) -> None:
+def watch(link: NodeLink, since: int | None, count: int | None) -> None:
     """
     Print allocation events as they occur, of all nodes, or with --node of one. Live allocations come first.
 
@@ -50,11 +50,11 @@ def watch(link: Link, since: int | None, count: int | None) -> None:
     anyio.run(until_nobody_reads, link, since, count)
 
 
-async def until_nobody_reads(link: Link, since: int | None, count: int | None) -> None:
+async def until_nobody_reads(link: NodeLink, since: int | None, count: int | None) -> None:
     """Follows, and ends when whoever reads our output is gone: with `| head -1` no further event would tell us."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(end_with_reader, tasks.cancel_scope)
-        await follow(link, since, count)
+        await print_events(link, since, count)
         tasks.cancel_scope.cancel()
 
 
@@ -66,12 +66,12 @@ async def end_with_reader(scope: anyio.CancelScope) -> None:
         scope.cancel()
 
 
-async def follow(link: Link, since: int | None, count: int | None) -> None:
+async def print_events(link: NodeLink, since: int | None, count: int | None) -> None:
     """
     Print events of all nodes or of one, until `count` of them are printed or for ever.
     Raises BusUnavailable, BusRefused and what the client raises.
     """
-    async with connected(link.nats, log_level="warning") as bus:
+    async with connect_to_bus(link.nats, log_level="warning") as bus:
         node = NodeName(link.node_option) if link.node_option is not None else None
         printer = EventPrinter(bus)
         told = 0
@@ -79,7 +79,7 @@ async def follow(link: Link, since: int | None, count: int | None) -> None:
         async with aclosing(Client(bus, name="cli").allocations(since, node)) as events:
             async for delivery in events:
                 if link.as_json:
-                    output.line(as_said(delivery))
+                    output.print_json_line(as_said(delivery))
                 else:
                     await printer.tell(delivery)
                 told += 1
@@ -107,7 +107,7 @@ class EventPrinter:
         topology = await self.topology(event)
         time = datetime.fromtimestamp(delivery.time).strftime("%H:%M:%S") if delivery.time is not None else "--:--:--"
         for line in self.lines(event, topology):
-            output.say(f"{delivery.position:>6} {time} {clean(event.node)} {line}")
+            output.print_line(f"{delivery.position:>6} {time} {clean(event.node)} {line}")
 
     async def topology(self, event: Event) -> Topology:
         """The node's topology, asked anew when a device is not in it."""

@@ -7,8 +7,8 @@ import click
 
 from topoalign.cli import cluster, options
 from topoalign.cli.allocate import pod_name, pod_request, request_options
-from topoalign.cli.cluster import FILE, ClusterOptions, ask, of_cluster, show_why
-from topoalign.cli.explain import AskedPod, checked, pod_in, rules_alone
+from topoalign.cli.cluster import FILE, ClusterOptions, ask_cluster, of_cluster, show_why
+from topoalign.cli.explain import AskedPod, check_pod_manifest, pod_in, rules_alone
 from topoalign.core.model.errors import Unavailable, clean
 
 
@@ -59,7 +59,7 @@ def why(
         pod = pod_of_kubernetes(name, pod_file, asked)
     else:
         pod = AskedPod(*pod_request(**asked)) if pod_file is None else pod_in(pod_file, **asked)
-    return show_why(*ask(nats, whole, *pod, as_json=as_json), as_json)
+    return show_why(*ask_cluster(nats, whole, *pod, as_json=as_json), as_json)
 
 
 def pod_of_kubernetes(name: str, pod_file: Path | None, asked: dict[str, Any]) -> AskedPod:
@@ -79,4 +79,4 @@ def pod_of_kubernetes(name: str, pod_file: Path | None, asked: dict[str, Any]) -
         shown = cluster.get("pod", f"--namespace={namespace}", "--output=json", "--", pod)
     except cluster.KubectlFailed as error:
         raise PodUnknown(name, error.finding) from error
-    return checked(manifest.read_manifest(documents.read(shown, "the answer of kubectl")), rules)
+    return check_pod_manifest(manifest.read_manifest(documents.parse_document(shown, "the answer of kubectl")), rules)

@@ -2,7 +2,7 @@
 The public subscriber: who holds which GPUs, now and from now on.
 
     async with connect("nats://127.0.0.1:4222") as client:
-        async for received in client.allocations():
+        async for delivery in client.allocations():
             print(delivery.event)
 
 It yields a snapshot of every node first and then every event, each once and without gaps, whatever happens to the network

@@ -70,7 +70,7 @@ async def read_cluster(bus: Bus, clock: Clock, node: NodeName | None = None, wit
     if limit.cancelled_caught:
         raise BusUnavailable(f"the streams of the cluster were not read within {within:g} s")
     silent = await silent_nodes(bus, clock, states)
-    foreign = await foreign_nodes(bus, node)
+    foreign = await read_foreign_nodes(bus, node)
     found = [NodeRecord(node=name, foreign=foreign[name]) for name in foreign if name not in states]
     for name, state in states.items():
         record = record_of(state, await newest_reservations(bus, name), silent=name in silent)
@@ -78,7 +78,7 @@ async def read_cluster(bus: Bus, clock: Clock, node: NodeName | None = None, wit
     return ClusterRecord(time=clock.wall(), nodes=tuple(sorted(found, key=lambda record: record.node)))
 
 
-async def foreign_nodes(bus: Bus, node: NodeName | None = None) -> dict[NodeName, str]:
+async def read_foreign_nodes(bus: Bus, node: NodeName | None = None) -> dict[NodeName, str]:
     """
     Node -> code of the reason, of all nodes that HAMi runs or of one. None of them where no registry tells: without
     Kubernetes there are none that are known.
@@ -135,7 +135,7 @@ async def newest_reservations(bus: Bus, node: NodeName) -> ReservationsChanged |
 # Deletes the facts of a node that is gone for good, and detects that they were deleted.
 
 
-def subjects_of(node: NodeName) -> list[tuple[Stream, str]]:
+def node_subjects(node: NodeName) -> list[tuple[Stream, str]]:
     """Stream and subject of everything that the services of a node can have said."""
     return [
         (wire.STORED[event], f"{wire.PREFIX}.{pattern.format(node=wire.token(node))}")
@@ -146,7 +146,7 @@ def subjects_of(node: NodeName) -> list[tuple[Stream, str]]:
 
 async def has_published(bus: Bus, node: NodeName) -> bool:
     """Whether the streams keep anything that this node said. Raises BusUnavailable, BusRefused."""
-    return any([await bus.last_position(stream, subject) for stream, subject in subjects_of(node)])
+    return any([await bus.last_position(stream, subject) for stream, subject in node_subjects(node)])
 
 
 async def forget_node(bus: Bus, node: NodeName) -> None:
@@ -154,5 +154,5 @@ async def forget_node(bus: Bus, node: NodeName) -> None:
     Deletes everything that the node said, and what was reserved on it. Raises BusUnavailable, and BusRefused where it may
     not be done.
     """
-    for stream, subject in [*subjects_of(node), (Stream.RESERVATIONS, wire.reservation_subject(node))]:
+    for stream, subject in [*node_subjects(node), (Stream.RESERVATIONS, wire.reservation_subject(node))]:
         await bus.forget(stream, subject)

@@ -25,7 +25,7 @@ import structlog
 from topoalign.client.fold import Counts, Delivery, Fold, abridged, made_up, time_of
 from topoalign.client.healing import ASK_AGAIN_SECONDS, SNAPSHOT_SECONDS, Healer
 from topoalign.client.superseded import KeptNodes, Superseded, newest_snapshots
-from topoalign.client.verifying import Unsettled, Verifier, kind_of
+from topoalign.client.verifying import Unsettled, Verifier, reading_kind
 from topoalign.core import wire
 from topoalign.core.model.errors import (
     BusRefused,
@@ -42,7 +42,7 @@ from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.ports import Bus, Clock, Message, Received, Stream
 from topoalign.core.state.fold import newer
 from topoalign.runtime.clock import SystemClock
-from topoalign.runtime.request_turns import Turns
+from topoalign.runtime.request_turns import TaskTurns
 
 # How far behind its streams a subscriber is, and a log line when it begins and ends to be slow.
 
@@ -160,7 +160,7 @@ class Client:
         self._bodies = bodies
         self._usage = usage
         self._pace = Pace()
-        self._turns = Turns(self._clock)
+        self._turns = TaskTurns(self._clock)
         self._shapes = Shapes()
         self._letters = DeadLetters(bus, self._clock, name, self.counts)
         self._healer = Healer(bus, self._clock)
@@ -263,7 +263,7 @@ class Client:
                     delivery = await self._decode(Stream.NODES, received)
                     if delivery is None or not isinstance(delivery.event, Reading):
                         continue
-                    key = (delivery.event.node, kind_of(delivery.event))
+                    key = (delivery.event.node, reading_kind(delivery.event))
                     had = known.get(key)
                     if (
                         had is not None

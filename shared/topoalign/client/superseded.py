@@ -25,7 +25,7 @@ from topoalign.core.model.errors import Undecodable
 from topoalign.core.model.events import LARGEST_NUMBER, AllocationsSnapshot, LedgerFact
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Message, Received
-from topoalign.runtime.request_turns import Turns
+from topoalign.runtime.request_turns import TaskTurns
 
 Place = tuple[int, int]
 """Epoch and seq."""
@@ -47,7 +47,7 @@ class Superseded:
         token = received.message.subject.split(".", 4)[3]  # of allocation_subjects
         if received.position >= self._newest.get(token, 0):
             return False
-        place = place_of(received.message)
+        place = message_position(received.message)
         if place > self._highest.get(token, (-1, -1)):
             self._highest[token] = place
         return True
@@ -75,7 +75,7 @@ class Superseded:
         self._newest.clear()
 
 
-def place_of(message: Message) -> Place:
+def message_position(message: Message) -> Place:
     """Epoch and seq of a fact by its id, without decoding it; the highest possible where the id does not tell them."""
     try:
         parts = message.headers["Nats-Msg-Id"].split(".", 4)
@@ -85,7 +85,7 @@ def place_of(message: Message) -> Place:
 
 
 async def newest_snapshots(
-    messages: AsyncIterator[Received], end: int, patience: float, turns: Turns
+    messages: AsyncIterator[Received], end: int, patience: float, turns: TaskTurns
 ) -> dict[NodeName, int]:
     """
     Node -> the position of its newest snapshot, of those up to the position `end`. Empty if the stream went back, or if a

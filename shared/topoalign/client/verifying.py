@@ -65,7 +65,7 @@ class Unsettled(NamedTuple):
     """Two allocators speak for it, or did a moment ago."""
 
 
-def kind_of(reading: Reading) -> str:
+def reading_kind(reading: Reading) -> str:
     """By the name that `WriterPosition.readings` has for it."""
     return wire.SUBJECTS[type(reading)][0].split(".")[0]
 
@@ -96,11 +96,11 @@ class Verifier:
 
     def of_fold(self, fold: Fold) -> AbstractAsyncContextManager[None]:
         """The fold is compared while the context is open."""
-        return among(self._folds, fold)
+        return listed_while_open(self._folds, fold)
 
     def of_readings(self, known: Known) -> AbstractAsyncContextManager[None]:
         """These readings are compared while the context is open."""
-        return among(self._known, known)
+        return listed_while_open(self._known, known)
 
     def look_twice(self, had: Delivery, got: Delivery) -> None:
         """Notes that two readings of a node have the same number and are not the same."""
@@ -110,7 +110,7 @@ class Verifier:
             return
         place = one.epoch, one.revision
         if place == (other.epoch, other.revision) and (one, had.left_out) != (other, got.left_out):
-            self._conflicts[one.node, kind_of(one)] = place
+            self._conflicts[one.node, reading_kind(one)] = place
 
     def forget(self, node: NodeName) -> None:
         """Keeps nothing of this node, and lets nothing be kept that is compared."""
@@ -123,7 +123,7 @@ class Verifier:
     async def verify(self, node: NodeName, within: float) -> None:
         """Raises Unavailable if the node's allocator does not answer."""
         views = [(fold, fold.view(node)) for fold in self._folds]
-        readings = [places_of(known, node) for known in self._known]
+        readings = [believed_positions(known, node) for known in self._known]
         position = await writer_position_of(self._bus, self._clock, node, within)
         if position.epoch:
             for fold, view in views:
@@ -252,14 +252,14 @@ async def writer_position_of(bus: Bus, clock: Clock, node: NodeName, within: flo
     return WriterPosition()
 
 
-def places_of(known: Known, node: NodeName) -> dict[str, Place]:
+def believed_positions(known: Known, node: NodeName) -> dict[str, Place]:
     """The readings of a node that are believed, by kind."""
     events = {kind: known[node, kind].event for kind in wire.READINGS if (node, kind) in known}
     return {kind: (event.epoch, event.revision) for kind, event in events.items() if isinstance(event, Reading)}
 
 
 @asynccontextmanager
-async def among(believed: list[T], one: T) -> AsyncIterator[None]:
+async def listed_while_open(believed: list[T], one: T) -> AsyncIterator[None]:
     """One more is in the list while the context is open."""
     believed.append(one)
     try:

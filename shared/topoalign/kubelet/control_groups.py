@@ -58,8 +58,8 @@ def processes_in(directory: Path) -> tuple[int, ...]:
     """
     found: set[int] = set()
     left = LONGEST_LISTS
-    for each in islice(tree(directory), MOST_BELOW):
-        text = listed(each, left)
+    for each in islice(walk_directories(directory), MOST_BELOW):
+        text = read_process_list(each, left)
         left -= len(text)
         found.update(pid for word in text.split() if word.isdigit() and (pid := int(word)))
     return tuple(sorted(found))
@@ -77,14 +77,14 @@ def directory_of(root: Path, group: PurePosixPath) -> Path | None:
         base = root / hierarchy
         if not os.path.isfile(base / PROCESSES):  # Path.is_file raises where it may not look
             continue
-        above = [base] if own == parts else list(tree(base, DEPTH))
+        above = [base] if own == parts else list(walk_directories(base, DEPTH))
         for each in above:
             if os.path.isdir(found := each.joinpath(*own)):
                 return found
     return None
 
 
-def tree(directory: Path, depth: int | None = None) -> Iterator[Path]:
+def walk_directories(directory: Path, depth: int | None = None) -> Iterator[Path]:
     """This directory and those below it, so deep (None: all), the nearest first; `MOST_GROUPS` at most, and no links."""
     level = [directory]
     count = 0
@@ -102,7 +102,7 @@ def tree(directory: Path, depth: int | None = None) -> Iterator[Path]:
         depth = None if depth is None else depth - 1
 
 
-def listed(directory: Path, most: int) -> bytes:
+def read_process_list(directory: Path, most: int) -> bytes:
     """
     The list of the processes in one group, so many bytes of it at most and whole lines; empty of a group that goes while it
     is read, or has threads only.
@@ -146,9 +146,9 @@ def identity_of(proc: Path, pid: int) -> ProcessIdentity | None:
     Where a process runs; None where it has ended. What may not be read is empty. `proc`: where /proc is mounted.
     """
     try:
-        placement = placement_of(text_of(proc / str(pid) / "cgroup"))
-        command = text_of(proc / str(pid) / "comm")
-        mounts = text_of(proc / str(pid) / "mountinfo") if placement.pod_uid else ""
+        placement = placement_of(read_proc_text(proc / str(pid) / "cgroup"))
+        command = read_proc_text(proc / str(pid) / "comm")
+        mounts = read_proc_text(proc / str(pid) / "mountinfo") if placement.pod_uid else ""
     except (FileNotFoundError, ProcessLookupError):
         return None
     return ProcessIdentity(
@@ -160,7 +160,7 @@ def identity_of(proc: Path, pid: int) -> ProcessIdentity | None:
     )
 
 
-def text_of(file: Path) -> str:
+def read_proc_text(file: Path) -> str:
     """
     The beginning of a file in /proc; empty where it may not be read. Raises FileNotFoundError and ProcessLookupError where
     the process has ended.

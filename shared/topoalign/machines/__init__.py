@@ -83,10 +83,10 @@ def read(raw: bytes, name: str, source: str = "") -> Machine:
     if start.startswith(b"{"):
         from topoalign.machines import document
 
-        return document.decode(raw.removeprefix(b"\xef\xbb\xbf"), name)
+        return document.decode_machine(raw.removeprefix(b"\xef\xbb\xbf"), name)
     from topoalign.machines import nvidia_smi
 
-    return Machine(name=name, topology=nvidia_smi.read(_decoded(raw)), source=source)
+    return Machine(name=name, topology=nvidia_smi.read_pasted_matrix(_decoded(raw)), source=source)
 
 
 def _decoded(raw: bytes) -> str:
@@ -103,7 +103,7 @@ def _folder(path: Path) -> Topology:
     """The tree whose root is this folder or one inside it."""
     from topoalign.machines.sysfs import read_sysfs
     from topoalign.machines.sysfs_cpus import CPUS
-    from topoalign.machines.sysfs_files import missing
+    from topoalign.machines.sysfs_files import describe_missing_tree
 
     places = [path]
     files = set[str]()
@@ -114,7 +114,7 @@ def _folder(path: Path) -> Topology:
         found = [inner for place in places for inner in place.iterdir() if not inner.is_symlink()]
         files |= {inner.name for inner in found}
         places = [inner for inner in found if inner.is_dir()]
-    raise InvalidMachine(missing(f"no folder in {quoted([str(path)])} holds {CPUS}", files), _SUPPORTED)
+    raise InvalidMachine(describe_missing_tree(f"no folder in {quoted([str(path)])} holds {CPUS}", files), _SUPPORTED)
 
 
 def _did_you_mean(source: str, names: tuple[str, ...]) -> str:

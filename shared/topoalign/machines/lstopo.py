@@ -24,10 +24,10 @@ from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NicPort, NumaNode
 from topoalign.core.model.topology.validate import MOST_CPUS, MOST_GPUS, MOST_NICS, MOST_NODES
 from topoalign.machines import pcie
 from topoalign.machines.lstopo_xml import EXPORT_AGAIN, Element, read_elements
-from topoalign.machines.pages import fitting
-from topoalign.machines.possible import possible
-from topoalign.machines.sockets import numbered
-from topoalign.machines.sysfs_files import number
+from topoalign.machines.pages import hugepage_totals
+from topoalign.machines.possible import check_possible
+from topoalign.machines.sockets import number_sockets
+from topoalign.machines.sysfs_files import parse_number
 from topoalign.machines.sysfs_nics import natural
 
 # Reads CPUs, NUMA nodes and distances from the objects of an lstopo export.
@@ -63,13 +63,13 @@ class Cores:
         All CPUs, by ascending id. Cores, caches and sockets without an id of their own are numbered by their lowest
         CPU.
         """
-        cores = self._lowest(_core)
+        cores = self._lowest(_core_element)
         caches = self._lowest(_cache)
-        cache_ids = {cpu: number(cache.get("os_index")) for cpu in caches if (cache := _cache(self._units[cpu]))}
+        cache_ids = {cpu: parse_number(cache.get("os_index")) for cpu in caches if (cache := _cache(self._units[cpu]))}
         uncores = {cpu: cache_id for cpu, cache_id in cache_ids.items() if cache_id is not None}
         if len(uncores) < len(caches):
             uncores = caches
-        sockets = numbered({cpu: _package(unit) for cpu, unit in self._units.items()})
+        sockets = number_sockets({cpu: _package(unit) for cpu, unit in self._units.items()})
         return tuple(
             Cpu(
                 id=cpu,
@@ -88,9 +88,9 @@ class Cores:
         hwloc writes no `local_memory` for a node that has none, so where other nodes have some, this one has 0.
         """
         if not self.nodes:
-            return (_node(0, self._machine, None),)
+            return (_parse_node(0, self._machine, None),)
         unsaid = 0 if any(element.get("local_memory") for element in self.nodes.values()) else None
-        return tuple(_node(node, element, unsaid) for node, element in sorted(self.nodes.items()))
+        return tuple(_parse_node(node, element, unsaid) for node, element in sorted(self.nodes.items()))
 
     def inside(self, place: Element) -> tuple[int, ...]:
         """The CPUs inside an object, ascending."""
@@ -127,7 +127,7 @@ class Cores:
 
 def os_index(element: Element) -> int:
     """Raises InvalidMachine if it has none: then it cannot be told which CPU or node it is."""
-    index = number(element.get("os_index"))
+    index = parse_number(element.get("os_index"))
     if index is None:
         raise InvalidMachine(f"an object {clean(element.type)} has no os_index", EXPORT_AGAIN)
     return index
@@ -150,7 +150,7 @@ def read_distances(root: Element, nodes: Sequence[NumaNode]) -> Distances | None
     for element in root.all():
         values = None
         if element.tag == "distances2" and _tells_latency(element):
-            values = _distances(element)
+            values = _parse_distances(element)
         elif element.tag == "distances":
             values = _old_distances(element, numa_nodes)
         if values is not None and all((a, b) in values for a in ids for b in ids):
@@ -159,14 +159,14 @@ def read_distances(root: Element, nodes: Sequence[NumaNode]) -> Distances | None
 
 
 def _tells_latency(element: Element) -> bool:
-    return element.get("type") == "NUMANode" and bool((number(element.get("kind")) or 0) & _MEANS_LATENCY)
+    return element.get("type") == "NUMANode" and bool((parse_number(element.get("kind")) or 0) & _MEANS_LATENCY)
 
 
-def _distances(element: Element) -> dict[tuple[int, int], int] | None:
+def _parse_distances(element: Element) -> dict[tuple[int, int], int] | None:
     """hwloc 2: ids and values as text, perhaps in several pieces."""
     texts = {tag: [e.text for e in element.children if e.tag == tag] for tag in ("indexes", "u64values")}
-    ids = [number(word) for word in " ".join(texts["indexes"]).split()]
-    return _pairs(ids, [number(word) for word in " ".join(texts["u64values"]).split()])
+    ids = [parse_number(word) for word in " ".join(texts["indexes"]).split()]
+    return _pairs(ids, [parse_number(word) for word in " ".join(texts["u64values"]).split()])
 
 
 def _old_distances(element: Element, nodes: Sequence[Element]) -> dict[tuple[int, int], int] | None:
@@ -188,18 +188,20 @@ def _pairs(ids: Sequence[int | None], values: Sequence[int | None]) -> dict[tupl
     }
 
 
-def _node(node: int, element: Element, unsaid: int | None) -> NumaNode:
+def _parse_node(node: int, element: Element, unsaid: int | None) -> NumaNode:
     """`unsaid`: its memory where the document does not tell it."""
-    memory = number(element.get("local_memory")) if element.get("local_memory") else unsaid
+    memory = parse_number(element.get("local_memory")) if element.get("local_memory") else unsaid
     sizes = {
-        number(page.get("size")) or 0: number(page.get("count")) for page in element.children if page.tag == "page_type"
+        parse_number(page.get("size")) or 0: parse_number(page.get("count"))
+        for page in element.children
+        if page.tag == "page_type"
     }
     base = min(sizes, default=0)
     pages = {size: count for size, count in sizes.items() if size > base and count is not None}
-    return NumaNode(id=node, memory=memory, hugepages=fitting(pages, memory))
+    return NumaNode(id=node, memory=memory, hugepages=hugepage_totals(pages, memory))
 
 
-def _core(unit: Element) -> Element | None:
+def _core_element(unit: Element) -> Element | None:
     return next((place for place in unit.above() if place.type == "Core"), None)
 
 
@@ -210,13 +212,13 @@ def _cache(unit: Element) -> Element | None:
 
 
 def _is_old_shared_cache(place: Element) -> bool:
-    return place.type == "Cache" and (number(place.get("depth")) or 0) >= 3
+    return place.type == "Cache" and (parse_number(place.get("depth")) or 0) >= 3
 
 
 def _package(unit: Element) -> tuple[int | None, int]:
     """hwloc's id of the package around the CPU, and what tells it from others; CPUs outside of all packages share one."""
     package = next((place for place in unit.above() if place.type in PACKAGES), None)
-    return (None, 0) if package is None else (number(package.get("os_index")), id(package))
+    return (None, 0) if package is None else (parse_number(package.get("os_index")), id(package))
 
 
 _NVIDIA = re.compile(r"03(?:00|02) \[10de:")
@@ -234,26 +236,26 @@ def read_lstopo(source: IO[bytes]) -> Topology:
     root = read_elements(source)
     cores = Cores(root)
     near = Nearness(cores)
-    devices = [element for element in root.all() if element.type == "PCIDev" and _address(element)]
-    gpus = _gpus([element for element in devices if _NVIDIA.match(element.get("pci_type"))], near)
-    nics = _nics(devices, near, major_version(root))
+    devices = [element for element in root.all() if element.type == "PCIDev" and _pci_address(element)]
+    gpus = _parse_gpus([element for element in devices if _NVIDIA.match(element.get("pci_type"))], near)
+    nics = _parse_nics(devices, near, major_version(root))
     nodes = cores.numa_nodes()
     if len(gpus) > MOST_GPUS or len(nics) > MOST_NICS:
         finding = f"{len(gpus)} GPUs and {len(nics)} NICs: a machine has at most {MOST_GPUS} and {MOST_NICS}"
         raise InvalidMachine(finding, EXPORT_AGAIN)
-    chains = {_address(element): _chain(element) for element in devices}
+    chains = {_pci_address(element): _bridges_above(element) for element in devices}
     attached = [pcie.Attached(gpu.id, chains[gpu.pci or ""], gpu.numa_affinity) for gpu in gpus]
     attached += [pcie.Attached(nic.id, chains[nic.pci or ""], nic.numa_affinity) for nic in nics]
     topology = Topology(
         cpus=cores.cpus(),
         nodes=nodes,
         distances=read_distances(root, nodes),
-        bridges=pcie.bridges(place.chain for place in attached),
+        bridges=pcie.collect_bridges(place.chain for place in attached),
         gpus=gpus,
         nics=nics,
-        links=pcie.links(attached, one_node=len(nodes) == 1),
+        links=pcie.link_devices(attached, one_node=len(nodes) == 1),
     )
-    return possible(topology, "the topology", EXPORT_AGAIN)
+    return check_possible(topology, "the topology", EXPORT_AGAIN)
 
 
 class Nearness:
@@ -282,9 +284,9 @@ class Nearness:
         return None
 
 
-def _gpus(elements: Sequence[Element], near: Nearness) -> tuple[Gpu, ...]:
-    elements = sorted(elements, key=_address)[: MOST_GPUS + 1]  # one too many is refused all the same
-    gpus = [_gpu(element, index, near) for element, index in zip(elements, _indices(elements), strict=True)]
+def _parse_gpus(elements: Sequence[Element], near: Nearness) -> tuple[Gpu, ...]:
+    elements = sorted(elements, key=_pci_address)[: MOST_GPUS + 1]  # one too many is refused all the same
+    gpus = [_parse_gpu(element, index, near) for element, index in zip(elements, _indices(elements), strict=True)]
     return tuple(sorted(gpus, key=lambda gpu: gpu.index))
 
 
@@ -292,17 +294,17 @@ def _indices(elements: Sequence[Element]) -> list[int]:
     """NVML's, else CUDA's, else positions: whichever numbers all of them."""
     for prefix in ("nvml", "cuda"):
         names = [[device.get("name") for device in os_devices(element)] for element in elements]
-        found = [[number(name[4:]) for name in each if name.startswith(prefix)] for each in names]
+        found = [[parse_number(name[4:]) for name in each if name.startswith(prefix)] for each in names]
         indices = [each[0] for each in found if each and each[0] is not None]
         if len(set(indices)) == len(elements):
             return indices
     return list(range(len(elements)))
 
 
-def _gpu(element: Element, index: int, near: Nearness) -> Gpu:
+def _parse_gpu(element: Element, index: int, near: Nearness) -> Gpu:
     facts = {info.get("name"): info.get("value") for info in element.all() if info.tag == "info"}
-    address = _address(element)
-    chain = _chain(element)
+    address = _pci_address(element)
+    chain = _bridges_above(element)
     cpus, nodes = near.of(element)
     uuid = facts.get("NVIDIAUUID", "")
     kibibytes = _KIBIBYTES.fullmatch(facts.get("CUDAGlobalMemorySize", ""))
@@ -319,39 +321,43 @@ def _gpu(element: Element, index: int, near: Nearness) -> Gpu:
     )
 
 
-def _nics(elements: Sequence[Element], near: Nearness, version: int) -> tuple[Nic, ...]:
+def _parse_nics(elements: Sequence[Element], near: Nearness, version: int) -> tuple[Nic, ...]:
     """A NIC for each OpenFabrics device, in the natural order of their names."""
-    kinds = [(device, kinds_of(device, version), element) for element in elements for device in os_devices(element)]
+    kinds = [
+        (device, os_device_kinds(device, version), element) for element in elements for device in os_devices(element)
+    ]
     netdevs: dict[str, set[str]] = {}
     for device, kind, element in kinds:
-        if Kind.NETWORK in kind and Kind.OPENFABRICS not in kind:
-            netdevs.setdefault(_address(element), set()).add(clean(device.get("name")))
-    named = [(device, element) for device, kind, element in kinds if Kind.OPENFABRICS in kind]
+        if OsDeviceKind.NETWORK in kind and OsDeviceKind.OPENFABRICS not in kind:
+            netdevs.setdefault(_pci_address(element), set()).add(clean(device.get("name")))
+    named = [(device, element) for device, kind, element in kinds if OsDeviceKind.OPENFABRICS in kind]
     named.sort(key=lambda pair: natural(pair[0].get("name")))
-    return tuple(_nic(device, element, index, near, netdevs) for index, (device, element) in enumerate(named))
+    return tuple(_parse_nic(device, element, index, near, netdevs) for index, (device, element) in enumerate(named))
 
 
-def _nic(device: Element, element: Element, index: int, near: Nearness, netdevs: Mapping[str, Collection[str]]) -> Nic:
-    chain = _chain(element)
+def _parse_nic(
+    device: Element, element: Element, index: int, near: Nearness, netdevs: Mapping[str, Collection[str]]
+) -> Nic:
+    chain = _bridges_above(element)
     states = [(_PORT_STATE.fullmatch(info.get("name")), info.get("value")) for info in device.children]
     return Nic(
         id=DeviceID(device.get("name")),
         index=index,
-        pci=_address(element),
+        pci=_pci_address(element),
         bridge=chain[-1] if chain else None,
         numa_affinity=near.of(element)[1],
-        netdevs=tuple(sorted(netdevs.get(_address(element), ()))),
+        netdevs=tuple(sorted(netdevs.get(_pci_address(element), ()))),
         ports=tuple(NicPort(number=int(port[1]), state=_STATES.get(state, "")) for port, state in states if port),
     )
 
 
-def _address(element: Element) -> str:
+def _pci_address(element: Element) -> str:
     """The PCI address; "" if it has none."""
     address = element.get("pci_busid").lower()
     return address if pcie.is_address(address) else ""
 
 
-def _chain(element: Element) -> pcie.Chain:
+def _bridges_above(element: Element) -> pcie.Chain:
     """The bridges around a PCI device; empty if the file left some out."""
     bridges = [place for place in element.above() if place.type == "Bridge"]
     chain = tuple(_bridge(place) for place in reversed(bridges))
@@ -360,8 +366,8 @@ def _chain(element: Element) -> pcie.Chain:
 
 def _bridge(place: Element) -> str:
     """Address of a bridge; a host bridge is named by the domain and the first of its buses."""
-    if _address(place):
-        return _address(place)
+    if _pci_address(place):
+        return _pci_address(place)
     buses = _HOST_BRIDGE.fullmatch(place.get("bridge_pci").lower())
     return f"pci{buses[1]}:{buses[2]}" if buses else ""
 
@@ -380,14 +386,14 @@ def _bridge(place: Element) -> str:
 _MAJOR = re.compile(r"([0-9]{1,4})(?:\.|$)")
 
 
-class Kind(IntFlag):
+class OsDeviceKind(IntFlag):
     """Those of hwloc's bits since version 3 that tell a network interface and an RDMA device (HWLOC_OBJ_OSDEV_*)."""
 
     NETWORK = 16
     OPENFABRICS = 32
 
 
-_OLD_KINDS = {"2": Kind.NETWORK, "3": Kind.NETWORK | Kind.OPENFABRICS}
+_OLD_KINDS = {"2": OsDeviceKind.NETWORK, "3": OsDeviceKind.NETWORK | OsDeviceKind.OPENFABRICS}
 
 
 def major_version(root: Element) -> int:
@@ -401,11 +407,11 @@ def os_devices(element: Element) -> list[Element]:
     return [child for child in element.children if child.type == "OSDev"]
 
 
-def kinds_of(device: Element, version: int) -> Kind:
+def os_device_kinds(device: Element, version: int) -> OsDeviceKind:
     """What an OS device is, by the major version of its document; nothing for a type that is unknown or no number."""
     kind = device.get("osdev_type")
     if version >= 3:
-        return Kind(number(kind) or 0)
+        return OsDeviceKind(parse_number(kind) or 0)
     if device.get("subtype") == "BXI":
-        return Kind.NETWORK
-    return _OLD_KINDS.get(kind, Kind(0))
+        return OsDeviceKind.NETWORK
+    return _OLD_KINDS.get(kind, OsDeviceKind(0))

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from topoalign.core.model.errors import InvalidMachine
-from topoalign.machines.nvidia_smi_lines import COPY_AGAIN, place
+from topoalign.machines.nvidia_smi_lines import COPY_AGAIN, locate_line
 
 MOST_CHARACTERS = 100_000
 """From the start of the text: so many are searched for what it is instead of a matrix."""
@@ -126,6 +126,6 @@ def _recognised(text: str, patterns: Sequence[tuple[re.Pattern[str], str, str]])
     for pattern, finding, remedy in patterns:
         match = pattern.search(text, 0, MOST_CHARACTERS)
         if match is not None:
-            number, _ = place(text, match.start())
+            number, _ = locate_line(text, match.start())
             return InvalidMachine(f"it holds no matrix: {finding}", remedy, number)
     return None

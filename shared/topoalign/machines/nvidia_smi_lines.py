@@ -40,7 +40,7 @@ class Word(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
+class PastedLine:
     """One line of a paste, cleaned; `number` counts from 1."""
 
     number: int
@@ -66,18 +66,18 @@ def prepared(text: str) -> str:
         text = text.replace("\r\n", "\n")
     bad = _CONTROL.search(text)
     if bad is not None:
-        number, start = place(text, bad.start())
+        number, start = locate_line(text, bad.start())
         raise InvalidMachine(f"control character U+{ord(bad[0]):04X}", COPY_AGAIN, number, bad.start() - start + 1)
     return text
 
 
-def place(text: str, at: int) -> tuple[int, int]:
+def locate_line(text: str, at: int) -> tuple[int, int]:
     """The number of the line that this position is in, and where that line starts."""
     start = text.rfind("\n", 0, at) + 1
     return text.count("\n", 0, start) + 1, start
 
 
-def lines_from(text: str, start: int, number: int) -> Iterator[Line]:
+def lines_from(text: str, start: int, number: int) -> Iterator[PastedLine]:
     """The lines from a line's start on, one at a time. Raises InvalidMachine for a line that no matrix can have."""
     while start < len(text):
         end = text.find("\n", start)
@@ -85,7 +85,7 @@ def lines_from(text: str, start: int, number: int) -> Iterator[Line]:
         if end - start > LONGEST_LINE:
             finding = f"the line is longer than {LONGEST_LINE} characters"
             raise InvalidMachine(finding, COPY_AGAIN, number, LONGEST_LINE + 1)
-        yield Line(number, _cleaned(text[start:end], number), end + 1)
+        yield PastedLine(number, _cleaned(text[start:end], number), end + 1)
         start = end + 1
         number = number + 1
 
@@ -101,7 +101,7 @@ def _cleaned(line: str, number: int) -> str:
     return line.translate(_MARKDOWN) if _TABLE_ROW.match(line) else line
 
 
-def wrong(word: Word, finding: str, remedy: str = COPY_AGAIN) -> InvalidMachine:
+def word_error(word: Word, finding: str, remedy: str = COPY_AGAIN) -> InvalidMachine:
     """That something is wrong with this word, or begins there."""
     return InvalidMachine(finding, remedy, word.line, word.column)
 
@@ -143,7 +143,7 @@ def is_nvlink(cell: str) -> bool:
     return cell.startswith("NV")
 
 
-def link(a: DeviceID, b: DeviceID, cell: str) -> Link | None:
+def parse_link(a: DeviceID, b: DeviceID, cell: str) -> Link | None:
     """What the cell says of two devices; None if it says nothing."""
     if cell in ("", UNKNOWN):
         return None
@@ -152,7 +152,7 @@ def link(a: DeviceID, b: DeviceID, cell: str) -> Link | None:
     return Link(a=a, b=b, pcie=PcieClass.SYS if cell == "SOC" else PcieClass(cell))
 
 
-def ids_of(affinity: str) -> frozenset[int]:
+def parse_affinity(affinity: str) -> frozenset[int]:
     """The ids in an affinity cell; none if it is blank or `N/A`. Raises ValueError."""
     return frozenset() if affinity == UNKNOWN else parse_cpuset(affinity)
 
@@ -170,7 +170,7 @@ def affinity_fault(title: str, word: str) -> str:
     """Why this cannot stand below the title; "" if it can."""
     most = MOST_CPUS if title == CPU_AFFINITY else MOST_NODES
     try:
-        ids = ids_of(word)
+        ids = parse_affinity(word)
     except ValueError as error:
         return f"{title} {clean(word)!r} is no list of ids, or a list that was cut: {error}"
     if ids and max(ids) >= most:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import combinations, islice
 
 from topoalign.core.model.errors import InvalidMachine, quoted
-from topoalign.machines.nvidia_smi_header import Header, find_header, is_gpu, is_header_text
+from topoalign.machines.nvidia_smi_header import MatrixHeader, find_header, is_gpu, is_header_text
 from topoalign.machines.nvidia_smi_instead import other_matrix
 from topoalign.machines.nvidia_smi_lines import (
     CELL,
@@ -36,11 +36,11 @@ from topoalign.machines.nvidia_smi_lines import (
     Word,
     is_nvlink,
     lines_from,
-    place,
+    locate_line,
     prepared,
-    wrong,
+    word_error,
 )
-from topoalign.machines.nvidia_smi_rows import LEGEND, Row, read_rows
+from topoalign.machines.nvidia_smi_rows import LEGEND, MatrixRow, read_rows
 
 _NIC_LEGEND = re.compile(r"^[ \t\xa0#>|]{0,256}NIC Legend:", re.MULTILINE)
 _NIC_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
@@ -64,13 +64,13 @@ class Matrix:
     @property
     def gpus(self) -> tuple[str, ...]:
         """By index, which need not be the order of the columns."""
-        return tuple(sorted((label for label in self.labels if is_gpu(label)), key=_number))
+        return tuple(sorted((label for label in self.labels if is_gpu(label)), key=_label_number))
 
     @property
     def nics(self) -> tuple[str, ...]:
         """By index where they have one (`NIC0`), else in column order."""
         nics = [label for label in self.labels if not is_gpu(label)]
-        return tuple(sorted(nics, key=_number) if self.nics_are_numbered else nics)
+        return tuple(sorted(nics, key=_label_number) if self.nics_are_numbered else nics)
 
     @property
     def nics_are_numbered(self) -> bool:
@@ -89,7 +89,7 @@ class Matrix:
             yield a, b, cell or (self.cells[b][column[a]] if b in self.cells else "")
 
 
-def _number(label: str) -> int:
+def _label_number(label: str) -> int:
     return int(label[3:])
 
 
@@ -101,7 +101,7 @@ def read_matrix(text: str) -> Matrix:
         raise other_matrix(text) or error from error
 
 
-def _with_header(text: str) -> tuple[str, Header]:
+def _with_header(text: str) -> tuple[str, MatrixHeader]:
     """The text, without what surrounds the matrix where that hides the header, and the header."""
     try:
         return text, find_header(text)
@@ -112,7 +112,7 @@ def _with_header(text: str) -> tuple[str, Header]:
         raise
 
 
-def _checked_matrix(text: str, header: Header) -> Matrix:
+def _checked_matrix(text: str, header: MatrixHeader) -> Matrix:
     _check_alone(text, header)
     rows, end = read_rows(text, header)
     _check_complete(header.labels, rows, cut=LEGEND.search(text, end) is None)
@@ -131,7 +131,7 @@ def _checked_matrix(text: str, header: Header) -> Matrix:
     )
 
 
-def _check_complete(labels: tuple[str, ...], rows: Mapping[str, Row], cut: bool) -> None:
+def _check_complete(labels: tuple[str, ...], rows: Mapping[str, MatrixRow], cut: bool) -> None:
     """`cut`: no legend below shows that the last row was copied to its end."""
     missing = [label for label in labels if label not in rows]
     nics = {label for label in labels if not is_gpu(label)}
@@ -141,46 +141,46 @@ def _check_complete(labels: tuple[str, ...], rows: Mapping[str, Row], cut: bool)
         raise InvalidMachine(f"{after}the rows {', '.join(missing)} are missing", COPY_AGAIN, line)
     last = max(rows.values(), key=lambda row: row.label.line)
     if cut and len(last.cells) < len(labels):
-        raise wrong(last.cells[-1], f"row {last.label.text} ends after {len(last.cells)} of {len(labels)} cells")
+        raise word_error(last.cells[-1], f"row {last.label.text} ends after {len(last.cells)} of {len(labels)} cells")
     others = [row.affinities for row in rows.values() if is_gpu(row.label.text) and row is not last]
     behind = max((i for i, text in enumerate(last.affinities.values(), 1) if text), default=0)
     for title in list(last.affinities)[behind:]:
         if cut and is_gpu(last.label.text) and others and all(other[title] for other in others):
-            raise wrong(last.cells[-1], f"row {last.label.text} ends before its {title}, which the others have")
+            raise word_error(last.cells[-1], f"row {last.label.text} ends before its {title}, which the others have")
 
 
-def _check_symmetric(labels: tuple[str, ...], rows: Mapping[str, Row]) -> None:
+def _check_symmetric(labels: tuple[str, ...], rows: Mapping[str, MatrixRow]) -> None:
     for i, a in enumerate(labels):
         for j, cell in enumerate(rows[a].cells if a in rows else ()):
             b = labels[j]
             if (cell.text == SELF) != (a == b):
-                raise wrong(
+                raise word_error(
                     cell, f"row {a}, column {b} is {cell.text}: X stands where row and column are the same device"
                 )
             if is_nvlink(cell.text) and not (is_gpu(a) and is_gpu(b)):
-                raise wrong(cell, f"row {a}, column {b} is {cell.text}, but only GPUs have NVLinks")
-            mirrored = _cell(rows, b, i)
+                raise word_error(cell, f"row {a}, column {b} is {cell.text}, but only GPUs have NVLinks")
+            mirrored = _cell_word(rows, b, i)
             if mirrored is not None and cell.text != mirrored.text:
                 finding = f"row {a}, column {b} is {cell.text}, but row {b}, column {a} is {mirrored.text}"
-                raise wrong(cell, f"the matrix is not symmetric: {finding} (line {mirrored.line})")
+                raise word_error(cell, f"the matrix is not symmetric: {finding} (line {mirrored.line})")
 
 
-def _cell(rows: Mapping[str, Row], label: str, column: int) -> Word | None:
+def _cell_word(rows: Mapping[str, MatrixRow], label: str, column: int) -> Word | None:
     row = rows.get(label)
     return row.cells[column] if row is not None and column < len(row.cells) else None
 
 
-def _completed(labels: tuple[str, ...], rows: Mapping[str, Row]) -> dict[str, tuple[str, ...]]:
+def _completed(labels: tuple[str, ...], rows: Mapping[str, MatrixRow]) -> dict[str, tuple[str, ...]]:
     """The cells of each printed row, short ones filled up from the rows that mirror them."""
     cells = {}
     for i, label in enumerate(labels):
         if label in rows:
-            both = [_cell(rows, label, j) or _cell(rows, other, i) for j, other in enumerate(labels)]
+            both = [_cell_word(rows, label, j) or _cell_word(rows, other, i) for j, other in enumerate(labels)]
             cells[label] = tuple(word.text if word is not None else "" for word in both)
     return cells
 
 
-def _check_alone(text: str, header: Header) -> None:
+def _check_alone(text: str, header: MatrixHeader) -> None:
     """Before the rows are read: of two outputs in one text, neither may be whole."""
     try:
         other = find_header(text, header.after)
@@ -196,7 +196,7 @@ def _nic_names(text: str, labels: tuple[str, ...]) -> dict[str, str]:
     names: dict[str, str] = {}
     if legend is None:
         return names
-    number, start = place(text, legend.start())
+    number, start = locate_line(text, legend.start())
     entries = lines_from(text, start, number)
     next(entries)
     for line in entries:
@@ -207,11 +207,11 @@ def _nic_names(text: str, labels: tuple[str, ...]) -> dict[str, str]:
         if not colon or not label.startswith("NIC"):
             break
         if label not in labels:
-            raise wrong(line.words[0], f"the NIC legend names {quoted([label])}, which has no column")
+            raise word_error(line.words[0], f"the NIC legend names {quoted([label])}, which has no column")
         if name and not _NIC_NAME.fullmatch(name):
-            raise wrong(line.words[-1], f"{quoted([name])} is no name of a NIC")
+            raise word_error(line.words[-1], f"{quoted([name])} is no name of a NIC")
         if label in names or name in names.values():
-            raise wrong(line.words[0], f"the NIC legend names {quoted([name or label])} twice")
+            raise word_error(line.words[0], f"the NIC legend names {quoted([name or label])} twice")
         if name:
             names[label] = name
     if len({names.get(label, label) for label in labels}) < len(labels):

@@ -8,7 +8,7 @@ from topoalign.core.model.topology.validate import LARGEST_MEMORY
 _UNITS = ((1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki"))
 
 
-def hugepages(size: int) -> ResourceName:
+def hugepages_resource(size: int) -> ResourceName:
     """The resource of pages of so many bytes: `hugepages-2Mi`."""
     for unit, name in _UNITS:
         if size % unit == 0:
@@ -16,7 +16,7 @@ def hugepages(size: int) -> ResourceName:
     return ResourceName(f"hugepages-{size}")
 
 
-def fitting(pages: Mapping[int, int], memory: int | None) -> dict[ResourceName, int]:
+def hugepage_totals(pages: Mapping[int, int], memory: int | None) -> dict[ResourceName, int]:
     """
     Bytes in all by resource, of counts by size in bytes: {2 << 20: 3} is {"hugepages-2Mi": 6291456}.
 
@@ -26,6 +26,6 @@ def fitting(pages: Mapping[int, int], memory: int | None) -> dict[ResourceName, 
     left = LARGEST_MEMORY if memory is None else memory
     for size, count in sorted(pages.items()):
         if size * count <= left:
-            found[hugepages(size)] = size * count
+            found[hugepages_resource(size)] = size * count
             left -= size * count
     return found

@@ -52,7 +52,7 @@ def between(a: Chain, b: Chain, *, same_node: bool) -> PcieClass:
     return PcieClass.PIX if max(len(a), len(b)) - shared <= 1 else PcieClass.PXB
 
 
-def links(devices: Sequence[Attached], *, one_node: bool) -> tuple[Link, ...]:
+def link_devices(devices: Sequence[Attached], *, one_node: bool) -> tuple[Link, ...]:
     """
     A link for each pair of devices whose chains are known; the other pairs have none.
 
@@ -66,7 +66,7 @@ def links(devices: Sequence[Attached], *, one_node: bool) -> tuple[Link, ...]:
     return tuple(found)
 
 
-def bridges(chains: Iterable[Chain]) -> tuple[PciBridge, ...]:
+def collect_bridges(chains: Iterable[Chain]) -> tuple[PciBridge, ...]:
     """Every bridge of these chains once, parents before children."""
     parents: dict[str, str | None] = {}
     for chain in chains:

@@ -5,7 +5,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.validate import validate
 
 
-def possible(topology: Topology, what: str, remedy: str = "") -> Topology:
+def check_possible(topology: Topology, what: str, remedy: str = "") -> Topology:
     """Returns the machine that was read. Raises InvalidMachine if there can be none such; `remedy` replaces the field's."""
     try:
         validate(topology)

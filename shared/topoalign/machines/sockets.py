@@ -5,7 +5,7 @@ from collections.abc import Hashable, Mapping
 from topoalign.core.model.topology.cpuset import LARGEST_ID
 
 
-def numbered(packages: Mapping[int, tuple[int | None, Hashable]]) -> dict[int, int]:
+def number_sockets(packages: Mapping[int, tuple[int | None, Hashable]]) -> dict[int, int]:
     """
     CPU -> id of its socket. `packages`: CPU -> the kernel's id of its package, and what tells that package from others.
 

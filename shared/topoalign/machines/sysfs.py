@@ -16,17 +16,17 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
 from topoalign.core.model.topology.validate import LARGEST_MEMORY, MOST_GPUS
 from topoalign.machines import pcie, sysfs_nics
-from topoalign.machines.possible import possible
-from topoalign.machines.sysfs_cpus import cpus_of_nodes, online_cpus, read_cpus, read_nodes
-from topoalign.machines.sysfs_files import Tree, number, opened
+from topoalign.machines.possible import check_possible
+from topoalign.machines.sysfs_cpus import cpus_of_nodes, online_cpus, read_cpus, read_numa_nodes
+from topoalign.machines.sysfs_files import Tree, open_tree, parse_number
 from topoalign.machines.sysfs_pci import (
     DEVICES,
     DISPLAY_CLASSES,
     NVIDIA,
-    addresses,
+    device_path,
+    list_addresses,
     local_cpus,
-    numa_nodes,
-    path_of,
+    nearest_numa_nodes,
 )
 
 __all__ = [
@@ -35,7 +35,7 @@ __all__ = [
     "read_cpus",
     "read_gpus",
     "read_nics",
-    "read_nodes",
+    "read_numa_nodes",
     "read_sysfs",
     "topology_with",
 ]
@@ -52,39 +52,39 @@ def read_sysfs(root: Path | Tree) -> Topology:
 
 def topology_with(root: Path | Tree, gpus: tuple[Gpu, ...]) -> Topology:
     """The machine, with these GPUs: a driver that sees more of them than files tell gives its own."""
-    tree = opened(root)
-    nodes, distances = read_nodes(tree)
+    tree = open_tree(root)
+    nodes, distances = read_numa_nodes(tree)
     nics = read_nics(tree)
     devices: list[Gpu | Nic] = [*gpus, *nics]
-    attached = [pcie.Attached(device.id, _chain(tree, device.pci), device.numa_affinity) for device in devices]
+    attached = [pcie.Attached(device.id, _read_chain(tree, device.pci), device.numa_affinity) for device in devices]
     topology = Topology(
         cpus=read_cpus(tree),
         nodes=nodes,
         distances=distances,
-        bridges=pcie.bridges(place.chain for place in attached),
+        bridges=pcie.collect_bridges(place.chain for place in attached),
         gpus=gpus,
         nics=nics,
-        links=pcie.links(attached, one_node=len(nodes) == 1),
+        links=pcie.link_devices(attached, one_node=len(nodes) == 1),
     )
-    return possible(topology, "the tree")
+    return check_possible(topology, "the tree")
 
 
 def read_gpus(root: Path | Tree) -> tuple[Gpu, ...]:
     """The NVIDIA GPUs, by PCI address."""
-    tree = opened(root)
+    tree = open_tree(root)
     nodes = cpus_of_nodes(tree, online_cpus(tree))
-    there = [address for address in addresses(tree) if _is_gpu(tree, address)][:MOST_GPUS]
-    return tuple(_gpu(tree, index, address, nodes) for index, address in enumerate(there))
+    there = [address for address in list_addresses(tree) if _is_gpu(tree, address)][:MOST_GPUS]
+    return tuple(_read_gpu(tree, index, address, nodes) for index, address in enumerate(there))
 
 
 def read_nics(root: Path | Tree) -> tuple[Nic, ...]:
     """The RDMA-capable NICs, by name."""
-    tree = opened(root)
+    tree = open_tree(root)
     return sysfs_nics.nics(tree, cpus_of_nodes(tree, online_cpus(tree)))
 
 
-def _chain(tree: Tree, address: str | None) -> pcie.Chain:
-    return () if address is None else pcie.chain_of(path_of(tree, address))
+def _read_chain(tree: Tree, address: str | None) -> pcie.Chain:
+    return () if address is None else pcie.chain_of(device_path(tree, address))
 
 
 def _is_gpu(tree: Tree, address: str) -> bool:
@@ -95,21 +95,21 @@ def _is_gpu(tree: Tree, address: str) -> bool:
     return vendor == NVIDIA if vendor is not None else address in tree.names(DRIVER)
 
 
-def _gpu(tree: Tree, index: int, address: str, nodes: Mapping[int, frozenset[int]]) -> Gpu:
+def _read_gpu(tree: Tree, index: int, address: str, nodes: Mapping[int, frozenset[int]]) -> Gpu:
     facts = _facts(tree, f"{DRIVER}/{address}/information")
     memory = _facts(tree, f"{DRIVER}/{address}/numa_status")
-    near = numa_nodes(tree, address, nodes)
-    chain = _chain(tree, address)
+    near = nearest_numa_nodes(tree, address, nodes)
+    chain = _read_chain(tree, address)
     online = frozenset[int]().union(*nodes.values())
     cpus = local_cpus(tree, address) & online or frozenset[int]().union(*(nodes[node] for node in near))
-    memory_node = number(memory.get("Node", ""))
-    size = number(memory.get("Size", ""), 16)
+    memory_node = parse_number(memory.get("Node", ""))
+    size = parse_number(memory.get("Size", ""), 16)
     uuid = facts.get("GPU UUID", "")
     return Gpu(
         id=DeviceID(uuid if _UUID.fullmatch(uuid) else f"GPU-{address}"),
         index=index,
         name=clean(facts.get("Model", ""), 128),
-        minor=number(facts.get("Device Minor", "")),
+        minor=parse_number(facts.get("Device Minor", "")),
         pci=address,
         bridge=chain[-1] if chain else None,
         memory=size if size is not None and size <= LARGEST_MEMORY else None,

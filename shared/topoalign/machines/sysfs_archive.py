@@ -19,7 +19,7 @@ from topoalign.core.model.errors import InvalidMachine, clean
 from topoalign.core.model.topology.model import Topology
 from topoalign.machines.sysfs import read_sysfs
 from topoalign.machines.sysfs_cpus import CPUS
-from topoalign.machines.sysfs_files import LONGEST_FILE, Tree, missing
+from topoalign.machines.sysfs_files import LONGEST_FILE, Tree, describe_missing_tree
 
 MOST_BYTES = 128 << 20
 """In all, unpacked. A machine with 512 CPUs has about half of it, most of it the blocks of tar."""
@@ -49,7 +49,7 @@ class Archive(Tree):
         members = dict(_members(source))
         top = next((name.partition(CPUS)[0] for name in members if f"/{CPUS}/" in f"/{name}"), None)
         if top is None:
-            raise InvalidMachine(missing(f"no folder in it holds {CPUS}", members), _PACK_AGAIN)
+            raise InvalidMachine(describe_missing_tree(f"no folder in it holds {CPUS}", members), _PACK_AGAIN)
         for name, content in members.items():
             if name.startswith(top):
                 self._add(name.removeprefix(top), content)

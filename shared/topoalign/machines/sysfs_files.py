@@ -52,7 +52,7 @@ class Tree(ABC):
     def number(self, path: str, base: int = 10) -> int | None:
         """A number that is not negative. The kernel writes -1 for what it does not know."""
         text = self.text(path)
-        return number(text, base) if text is not None else None
+        return parse_number(text, base) if text is not None else None
 
     def ids(self, path: str) -> frozenset[int] | None:
         """A list such as `0-3,8`."""
@@ -106,19 +106,19 @@ class Folder(Tree):
             return None
 
 
-def missing(finding: str, names: Iterable[str]) -> str:
+def describe_missing_tree(finding: str, names: Iterable[str]) -> str:
     """`finding`, that there is no tree, and what the files of these names are where that can be told."""
     if any(name.rpartition("/")[2] == CPUID for name in names):
         return f"{finding}; it is a dump of CPUID registers (hwloc-gather-cpuid), without NUMA nodes and PCI devices"
     return finding
 
 
-def opened(root: Path | Tree) -> Tree:
+def open_tree(root: Path | Tree) -> Tree:
     """A folder as a tree; a tree stays as it is."""
     return root if isinstance(root, Tree) else Folder(root)
 
 
-def number(text: str, base: int = 10) -> int | None:
+def parse_number(text: str, base: int = 10) -> int | None:
     """Reads a number of at most 18 digits that is not negative."""
     digits = text.strip().lower().removeprefix("0x") if base == 16 else text.strip()
     allowed = "0123456789abcdef"[:base]

@@ -15,14 +15,14 @@ from topoalign.plugin_config import names
 from topoalign.plugin_config.configuration import (
     Configuration,
     Flags,
-    GpuChoice,
+    GpuEntry,
     GpuSlots,
-    MigChoice,
+    MigEntry,
     Mps,
-    NicChoice,
-    Resources,
+    NicEntry,
+    ResourcesSection,
     SharedResource,
-    Sharing,
+    SharingSection,
     TimeSlicing,
     Units,
 )
@@ -41,18 +41,22 @@ _REFERENCE = re.compile(r"[0-9]{1,5}(?::[0-9]{1,5})?", re.ASCII)
 
 def validate_configuration(configuration: Configuration) -> Configuration:
     """The same with all names qualified by their domain. Raises InvalidField with the path of what is wrong."""
-    told(configuration.flags)
+    check_flags(configuration.flags)
     if not configuration.flags.plugin.device_list_strategy:
         raise InvalidField(
             "flags.plugin.deviceListStrategy", "is empty", "use envvar, volume-mounts, cdi-annotations or cdi-cri"
         )
-    resources = Resources(
-        gpus=tuple(gpu_choice(f"resources.gpus[{i}]", each) for i, each in enumerate(configuration.resources.gpus)),
-        mig=tuple(mig_choice(f"resources.mig[{i}]", each) for i, each in enumerate(configuration.resources.mig)),
+    resources = ResourcesSection(
+        gpus=tuple(
+            qualify_gpu_choice(f"resources.gpus[{i}]", each) for i, each in enumerate(configuration.resources.gpus)
+        ),
+        mig=tuple(
+            qualify_mig_choice(f"resources.mig[{i}]", each) for i, each in enumerate(configuration.resources.mig)
+        ),
     )
-    once("imex.channelIDs", configuration.imex.channel_ids)
-    nics = tuple(nic_choice(f"nics[{i}]", each) for i, each in enumerate(configuration.nics))
-    sharing = Sharing(
+    check_no_duplicates("imex.channelIDs", configuration.imex.channel_ids)
+    nics = tuple(qualify_nic_choice(f"nics[{i}]", each) for i, each in enumerate(configuration.nics))
+    sharing = SharingSection(
         time_slicing=replicated("sharing.timeSlicing", configuration.sharing.time_slicing),
         mps=replicated("sharing.mps", configuration.sharing.mps),
         units=None if configuration.sharing.units is None else units("sharing.units", configuration.sharing),
@@ -68,7 +72,7 @@ def validate_configuration(configuration: Configuration) -> Configuration:
     return found
 
 
-def told(flags: Flags) -> None:
+def check_flags(flags: Flags) -> None:
     """
     Raises InvalidField for paths and keys that would lead a container nowhere: a runtime passes over an annotation that it
     does not know, and `/a/../b` is another directory than `/b` where `/a` is a link.
@@ -100,19 +104,19 @@ def told(flags: Flags) -> None:
         )
 
 
-def gpu_choice(path: str, choice: GpuChoice) -> GpuChoice:
+def qualify_gpu_choice(path: str, choice: GpuEntry) -> GpuEntry:
     """The entry with its complete resource name. Raises InvalidField with its path."""
     one_way(path, {"pattern": choice.pattern, "uuids": choice.uuids, "indexes": choice.indexes})
     return replace(choice, name=outcome(path, choice.name, exclude=choice.exclude))
 
 
-def mig_choice(path: str, choice: MigChoice) -> MigChoice:
+def qualify_mig_choice(path: str, choice: MigEntry) -> MigEntry:
     """The entry with its complete resource name. Raises InvalidField with its path."""
     one_way(path, {"pattern": choice.pattern, "uuids": choice.uuids})
     return replace(choice, name=outcome(path, choice.name, exclude=choice.exclude))
 
 
-def nic_choice(path: str, choice: NicChoice) -> NicChoice:
+def qualify_nic_choice(path: str, choice: NicEntry) -> NicEntry:
     """The entry with its complete resource name. Raises InvalidField with its path."""
     one_way(path, {"names": choice.names, "pci": choice.pci})
     if choice.virtual_functions and choice.exclude:
@@ -185,7 +189,7 @@ def check_limiter(found: Configuration) -> None:
         raise InvalidField("flags.vcudaRoot", "is missing, and the limiter vcuda needs it", remedy)
 
 
-def units(path: str, sharing: Sharing) -> Units:
+def units(path: str, sharing: SharingSection) -> Units:
     """The section with complete resource names. Raises InvalidField for names that are taken."""
     found = sharing.units
     assert found is not None
@@ -198,7 +202,7 @@ def units(path: str, sharing: Sharing) -> Units:
         memory=names.resource(f"{path}.memory", found.memory),
     )
     for way, others in (("timeSlicing", sharing.time_slicing), ("mps", sharing.mps)):
-        if named.name in {names.qualified(each.name, names.GPU_DOMAIN) for each in others.resources}:
+        if named.name in {names.qualify_name(each.name, names.GPU_DOMAIN) for each in others.resources}:
             finding = f"{quoted([named.name])} is shared by sharing.{way}"
             remedy = "share it in one way; resources.gpus can give some GPUs another name"
             raise InvalidField(f"{path}.name", finding, remedy)
@@ -220,10 +224,10 @@ def references(path: str, devices: Sequence[str | int]) -> None:
                 f"{quoted([device])} names no device",
                 "use an index, 0:1 for a MIG instance, or a uuid",
             )
-    once(path, devices)
+    check_no_duplicates(path, devices)
 
 
-def once(path: str, values: Sequence[str | int]) -> None:
+def check_no_duplicates(path: str, values: Sequence[str | int]) -> None:
     """Raises InvalidField at the first value of a list that stands there again."""
     seen: set[str] = set()
     for place, value in enumerate(map(str, values)):
@@ -232,7 +236,7 @@ def once(path: str, values: Sequence[str | int]) -> None:
         seen.add(value)
 
 
-def gpu_names(resources: Resources) -> dict[str, str]:
+def gpu_names(resources: ResourcesSection) -> dict[str, str]:
     """Path of an entry -> the name it gives."""
     gpus = {f"resources.gpus[{i}]": each.name for i, each in enumerate(resources.gpus) if each.name}
     return gpus | {f"resources.mig[{i}]": each.name for i, each in enumerate(resources.mig) if each.name}
@@ -386,7 +390,7 @@ def check_dynamic(found: Configuration) -> None:
             )
 
 
-def slots(sharing: Sharing) -> GpuSlots | None:
+def slots(sharing: SharingSection) -> GpuSlots | None:
     """The section with complete resource names. Raises InvalidField for names that are taken within `sharing`."""
     found = sharing.slots
     if found is None:
@@ -400,9 +404,9 @@ def slots(sharing: Sharing) -> GpuSlots | None:
         remedy = "add sharing.limiter: hami-core, or leave it out"
         raise InvalidField(f"{PATH}.priorities", "has an effect with the limiter hami-core alone", remedy)
     shared = {"timeSlicing": sharing.time_slicing.resources, "mps": sharing.mps.resources}
-    ways = {way: {names.qualified(each.name, names.GPU_DOMAIN) for each in some} for way, some in shared.items()}
+    ways = {way: {names.qualify_name(each.name, names.GPU_DOMAIN) for each in some} for way, some in shared.items()}
     if sharing.units is not None:
-        ways["units"] = {names.qualified(sharing.units.name, names.GPU_DOMAIN)}
+        ways["units"] = {names.qualify_name(sharing.units.name, names.GPU_DOMAIN)}
     for way, taken in ways.items():
         if named.name in taken:
             raise InvalidField(
@@ -431,7 +435,7 @@ def check_slot_limiter(found: Configuration, mig_prefix: str) -> None:
         raise InvalidField("flags.hamiRoot", "is missing, and the limiter hami-core needs it", remedy)
 
 
-def check_slot_resources(sharing: Sharing, others: Collection[str], mig_prefix: str) -> None:
+def check_slot_resources(sharing: SharingSection, others: Collection[str], mig_prefix: str) -> None:
     """
     Raises InvalidField for a resource of amounts that is another one as well. `others`: all that GPUs and NICs may be
     offered as; those of MIG instances begin with `mig_prefix`.

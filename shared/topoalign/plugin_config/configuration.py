@@ -26,11 +26,11 @@ Wait = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 """Seconds; the upper bound also refuses `nan` and `inf`."""
 
 
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+class ConfigurationSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """A mapping of the file. A key that it does not know is refused."""
 
 
-class PluginFlags(Section, frozen=True, kw_only=True):
+class PluginFlags(ConfigurationSection, frozen=True, kw_only=True):
     """What a container is told of its devices."""
 
     pass_device_specs: bool = False
@@ -53,7 +53,7 @@ class PluginFlags(Section, frozen=True, kw_only=True):
         return {*self.device_list_strategy} == {"envvar"}
 
 
-class Flags(Section, frozen=True, kw_only=True):
+class Flags(ConfigurationSection, frozen=True, kw_only=True):
     """The section `flags`."""
 
     mig_strategy: MigStrategy = "none"
@@ -79,7 +79,7 @@ class Flags(Section, frozen=True, kw_only=True):
     plugin: PluginFlags = PluginFlags()
 
 
-class GpuChoice(Section, frozen=True, kw_only=True):
+class GpuEntry(ConfigurationSection, frozen=True, kw_only=True):
     """GPUs, chosen in one of three ways, and what becomes of them: a resource of this name, or nothing at all."""
 
     pattern: str = ""
@@ -93,7 +93,7 @@ class GpuChoice(Section, frozen=True, kw_only=True):
     """Not offered at all, nor its MIG instances."""
 
 
-class MigChoice(Section, frozen=True, kw_only=True):
+class MigEntry(ConfigurationSection, frozen=True, kw_only=True):
     """MIG instances, chosen in one of two ways, and what becomes of them."""
 
     pattern: str = ""
@@ -104,15 +104,15 @@ class MigChoice(Section, frozen=True, kw_only=True):
     exclude: bool = False
 
 
-class Resources(Section, frozen=True, kw_only=True):
+class ResourcesSection(ConfigurationSection, frozen=True, kw_only=True):
     """Which devices make up which resource: the first entry that fits a device decides; without any it has its usual one."""
 
-    gpus: tuple[GpuChoice, ...] = ()
-    mig: tuple[MigChoice, ...] = ()
+    gpus: tuple[GpuEntry, ...] = ()
+    mig: tuple[MigEntry, ...] = ()
     """Looked at under the strategies `single` and `mixed`."""
 
 
-class NicChoice(Section, frozen=True, kw_only=True):
+class NicEntry(ConfigurationSection, frozen=True, kw_only=True):
     """NICs, chosen in one of two ways, and what becomes of them."""
 
     names: tuple[str, ...] = ()
@@ -130,7 +130,7 @@ Chosen = Literal["all"] | Annotated[int, msgspec.Meta(ge=1, le=65_535)] | tuple[
 """Which devices of a resource: all, so many of the first, or these: an index, `<GPU>:<MIG instance>`, a uuid."""
 
 
-class SharedResource(Section, frozen=True, kw_only=True):
+class SharedResource(ConfigurationSection, frozen=True, kw_only=True):
     """A resource whose devices are shared, in the way of the section that it is in."""
 
     name: str
@@ -143,7 +143,7 @@ class SharedResource(Section, frozen=True, kw_only=True):
     """Shares that each device is offered as. 1: it stays whole, under the name that they would have."""
 
 
-class TimeSlicing(Section, frozen=True, kw_only=True):
+class TimeSlicing(ConfigurationSection, frozen=True, kw_only=True):
     """The section `sharing.timeSlicing`."""
 
     rename_by_default: bool = False
@@ -153,7 +153,7 @@ class TimeSlicing(Section, frozen=True, kw_only=True):
     resources: tuple[SharedResource, ...] = ()
 
 
-class Mps(Section, frozen=True, kw_only=True):
+class Mps(ConfigurationSection, frozen=True, kw_only=True):
     """The section `sharing.mps`: GPUs that are shared by MPS, each user limited to an equal part of memory and threads."""
 
     rename_by_default: bool = False
@@ -164,7 +164,7 @@ class Mps(Section, frozen=True, kw_only=True):
     """2 to 48 replicas each: an MPS server has no more clients."""
 
 
-class Units(Section, frozen=True, kw_only=True):
+class Units(ConfigurationSection, frozen=True, kw_only=True):
     """
     GPUs of which a container asks for an amount: hundredths of the computing time, and blocks of 256 MiB of the memory. Each
     GPU is two resources then.
@@ -180,7 +180,7 @@ class Units(Section, frozen=True, kw_only=True):
     """What blocks of memory are called, as many as a GPU has whole ones."""
 
 
-class GpuSlots(Section, frozen=True, kw_only=True):
+class GpuSlots(ConfigurationSection, frozen=True, kw_only=True):
     """
     GPUs that are offered in slots. A container asks the kubelet for slots of so many GPUs, and beside that, in resources
     that no kubelet sees, for an amount of each.
@@ -208,7 +208,7 @@ class GpuSlots(Section, frozen=True, kw_only=True):
     """Containers of low priority wait while one of high priority computes on their GPU. Needs the limiter `hami-core`."""
 
 
-class Sharing(Section, frozen=True, kw_only=True):
+class SharingSection(ConfigurationSection, frozen=True, kw_only=True):
     """The section `sharing`. A resource is shared in one way only."""
 
     time_slicing: TimeSlicing = TimeSlicing()
@@ -221,7 +221,7 @@ class Sharing(Section, frozen=True, kw_only=True):
     """None: no GPU is offered in slots."""
 
 
-class Imex(Section, frozen=True, kw_only=True):
+class Imex(ConfigurationSection, frozen=True, kw_only=True):
     """Channels over which processes of several nodes share GPU memory."""
 
     channel_ids: tuple[Annotated[int, msgspec.Meta(ge=0, le=2047)], ...] = msgspec.field(default=(), name="channelIDs")
@@ -229,7 +229,7 @@ class Imex(Section, frozen=True, kw_only=True):
     """Whether a channel that is not there is an error, and not left out."""
 
 
-class Health(Section, frozen=True, kw_only=True):
+class Health(ConfigurationSection, frozen=True, kw_only=True):
     """When a device that was ill is offered again, and what makes it ill."""
 
     ignored_xids: tuple[Xid, ...] | None = msgspec.field(default=None, name="ignoredXIDs")
@@ -240,13 +240,13 @@ class Health(Section, frozen=True, kw_only=True):
     """How long what was announced stands at least: what happens meanwhile is announced at once at its end."""
 
 
-class Configuration(Section, frozen=True, kw_only=True):
+class Configuration(ConfigurationSection, frozen=True, kw_only=True):
     """The whole file."""
 
     version: Literal["v1"] = "v1"
     flags: Flags = Flags()
-    resources: Resources = Resources()
-    sharing: Sharing = Sharing()
+    resources: ResourcesSection = ResourcesSection()
+    sharing: SharingSection = SharingSection()
     imex: Imex = Imex()
-    nics: tuple[NicChoice, ...] = ()
+    nics: tuple[NicEntry, ...] = ()
     health: Health = Health()

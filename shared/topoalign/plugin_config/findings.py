@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ConfigurationFinding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One thing that a configuration says and this node, or this program, does not do."""
 
     field: str

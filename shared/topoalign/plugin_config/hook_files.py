@@ -85,7 +85,7 @@ def check_library(content: bytes, machine: str) -> None:
         raise NoLibrary("it is a program")
 
 
-def install(library: bytes, to: Path) -> tuple[Put, ...]:
+def install_library(library: bytes, to: Path) -> tuple[Put, ...]:
     """
     Has the library and the list in this directory, which is made for this user alone. Each file is replaced as a whole and
     is on the disk then: whoever is killed in between leaves the former one or the new one. Containers that run keep what
@@ -120,7 +120,7 @@ def install(library: bytes, to: Path) -> tuple[Put, ...]:
 
 def replace_file(directory: int, name: str, content: bytes, mode: int) -> bool:
     """Has the file with this content and these rights; returns whether it was another one. Raises OSError, and leaves it."""
-    if is_there(directory, name, content, mode):
+    if has_file(directory, name, content, mode):
         return False
     draft = f".{name}.new"
     with suppress(FileNotFoundError):  # whatever it is: a pipe would be waited for
@@ -143,7 +143,7 @@ def replace_file(directory: int, name: str, content: bytes, mode: int) -> bool:
     return True
 
 
-def is_there(directory: int, name: str, content: bytes, mode: int) -> bool:
+def has_file(directory: int, name: str, content: bytes, mode: int) -> bool:
     """Whether this is a regular file with this content and these rights."""
     try:
         file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
@@ -155,7 +155,7 @@ def is_there(directory: int, name: str, content: bytes, mode: int) -> bool:
         return right and opened.read() == content
 
 
-def missing(root: Path) -> str | None:
+def find_missing_file(root: Path) -> str | None:
     """
     What containers could not be given of a root: `libvgpu.so`, or `ld.so.preload`, also where it cannot be looked at; None:
     nothing is missing.

@@ -66,7 +66,7 @@ def serving(root: Path, resource: ResourceName) -> Serves | None:
     return None
 
 
-def take_lock(directory: Path) -> int | None:
+def lock_resource_directory(directory: Path) -> int | None:
     """
     The open lock file of a resource's directory, which no other `topoalign mps` has then, until it is closed; None: another
     one has it. Makes the directory. Raises OSError.

@@ -22,14 +22,14 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?", re.ASCII)
 
 
-def qualified(text: str, domain: str) -> ResourceName:
+def qualify_name(text: str, domain: str) -> ResourceName:
     """The name with its domain; with this one if it has none."""
     return ResourceName(text if "/" in text else f"{domain}/{text}")
 
 
 def resource(path: str, text: str, domain: str = GPU_DOMAIN) -> ResourceName:
     """The qualified name. Raises InvalidField at this path for one that Kubernetes would not take."""
-    name = qualified(text, domain)
+    name = qualify_name(text, domain)
     of, _, local = name.partition("/")
     why = None
     if len(local) > LONGEST_NAME:
@@ -61,7 +61,7 @@ def found_in(pattern: str, name: str) -> bool:
     return True
 
 
-def fits(pattern: str, name: str) -> bool:
+def matches_pattern(pattern: str, name: str) -> bool:
     """Whether the whole name fits the pattern, in which `*` stands for anything."""
     first, *others = pattern.split("*")
     if not others:

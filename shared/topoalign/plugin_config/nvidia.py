@@ -20,57 +20,57 @@ FILE = "CONFIG_FILE"
 """Names the file for that plugin."""
 
 
-def text(value: str) -> object:
+def keep_text(value: str) -> object:
     """The value of a variable, unchanged."""
     return value
 
 
-def boolean(value: str) -> object:
+def parse_boolean(value: str) -> object:
     """As Go's strconv.ParseBool; what is no boolean stays text, and is refused as such."""
     return True if value in TRUE else False if value in FALSE else value
 
 
-def words(value: str) -> list[str]:
+def split_values(value: str) -> list[str]:
     """The values of a comma-separated variable, without spaces and empty ones."""
     return [word.strip() for word in value.split(",") if word.strip()]
 
 
 def numbers(value: str) -> object:
     """The numbers of a comma-separated variable. Other words stay as text, which the field's type refuses."""
-    return [int(word) if word.isascii() and word.isdigit() and len(word) < 10 else word for word in words(value)]
+    return [int(word) if word.isascii() and word.isdigit() and len(word) < 10 else word for word in split_values(value)]
 
 
-class Variable(NamedTuple):
+class NvidiaVariable(NamedTuple):
     """A variable of NVIDIA's plugin: the field it stands for, and how its text becomes a value of it."""
 
     field: str
-    read: Callable[[str], Any] = text
+    read: Callable[[str], Any] = keep_text
 
 
-VARIABLES: Mapping[str, Variable] = {
-    "MIG_STRATEGY": Variable("flags.migStrategy"),
-    "FAIL_ON_INIT_ERROR": Variable("flags.failOnInitError", boolean),
-    "MPS_ROOT": Variable("flags.mpsRoot"),
-    "NVIDIA_DRIVER_ROOT": Variable("flags.nvidiaDriverRoot"),
-    "NVIDIA_DEV_ROOT": Variable("flags.nvidiaDevRoot"),
-    "GDRCOPY_ENABLED": Variable("flags.gdrcopyEnabled", boolean),
-    "GDS_ENABLED": Variable("flags.gdsEnabled", boolean),
-    "MOFED_ENABLED": Variable("flags.mofedEnabled", boolean),
-    "DEVICE_DISCOVERY_STRATEGY": Variable("flags.deviceDiscoveryStrategy"),
-    "PASS_DEVICE_SPECS": Variable("flags.plugin.passDeviceSpecs", boolean),
-    "DEVICE_LIST_STRATEGY": Variable("flags.plugin.deviceListStrategy", words),
-    "DEVICE_ID_STRATEGY": Variable("flags.plugin.deviceIDStrategy"),
-    "CDI_ANNOTATION_PREFIX": Variable("flags.plugin.cdiAnnotationPrefix"),
-    "NVIDIA_CTK_PATH": Variable("flags.plugin.nvidiaCDIHookPath"),
-    "NVIDIA_CDI_HOOK_PATH": Variable("flags.plugin.nvidiaCDIHookPath"),
-    "CONTAINER_DRIVER_ROOT": Variable("flags.plugin.containerDriverRoot"),
-    "DRIVER_ROOT_CTR_PATH": Variable("flags.plugin.containerDriverRoot"),
-    "KUBELET_SOCKET": Variable("flags.plugin.kubeletSocket"),
-    "CDI_FEATURE_FLAGS": Variable("flags.plugin.cdiFeatureFlags"),
-    "CDI_DISABLE_HOOKS": Variable("flags.plugin.cdiDisableHooks"),
-    "SHARED_DEVICES_ALLOCATION_POLICY": Variable("flags.plugin.sharedDevicesAllocationPolicy"),
-    "IMEX_CHANNEL_IDS": Variable("imex.channelIDs", numbers),
-    "IMEX_REQUIRED": Variable("imex.required", boolean),
+VARIABLES: Mapping[str, NvidiaVariable] = {
+    "MIG_STRATEGY": NvidiaVariable("flags.migStrategy"),
+    "FAIL_ON_INIT_ERROR": NvidiaVariable("flags.failOnInitError", parse_boolean),
+    "MPS_ROOT": NvidiaVariable("flags.mpsRoot"),
+    "NVIDIA_DRIVER_ROOT": NvidiaVariable("flags.nvidiaDriverRoot"),
+    "NVIDIA_DEV_ROOT": NvidiaVariable("flags.nvidiaDevRoot"),
+    "GDRCOPY_ENABLED": NvidiaVariable("flags.gdrcopyEnabled", parse_boolean),
+    "GDS_ENABLED": NvidiaVariable("flags.gdsEnabled", parse_boolean),
+    "MOFED_ENABLED": NvidiaVariable("flags.mofedEnabled", parse_boolean),
+    "DEVICE_DISCOVERY_STRATEGY": NvidiaVariable("flags.deviceDiscoveryStrategy"),
+    "PASS_DEVICE_SPECS": NvidiaVariable("flags.plugin.passDeviceSpecs", parse_boolean),
+    "DEVICE_LIST_STRATEGY": NvidiaVariable("flags.plugin.deviceListStrategy", split_values),
+    "DEVICE_ID_STRATEGY": NvidiaVariable("flags.plugin.deviceIDStrategy"),
+    "CDI_ANNOTATION_PREFIX": NvidiaVariable("flags.plugin.cdiAnnotationPrefix"),
+    "NVIDIA_CTK_PATH": NvidiaVariable("flags.plugin.nvidiaCDIHookPath"),
+    "NVIDIA_CDI_HOOK_PATH": NvidiaVariable("flags.plugin.nvidiaCDIHookPath"),
+    "CONTAINER_DRIVER_ROOT": NvidiaVariable("flags.plugin.containerDriverRoot"),
+    "DRIVER_ROOT_CTR_PATH": NvidiaVariable("flags.plugin.containerDriverRoot"),
+    "KUBELET_SOCKET": NvidiaVariable("flags.plugin.kubeletSocket"),
+    "CDI_FEATURE_FLAGS": NvidiaVariable("flags.plugin.cdiFeatureFlags"),
+    "CDI_DISABLE_HOOKS": NvidiaVariable("flags.plugin.cdiDisableHooks"),
+    "SHARED_DEVICES_ALLOCATION_POLICY": NvidiaVariable("flags.plugin.sharedDevicesAllocationPolicy"),
+    "IMEX_CHANNEL_IDS": NvidiaVariable("imex.channelIDs", numbers),
+    "IMEX_REQUIRED": NvidiaVariable("imex.required", parse_boolean),
 }
 """Where two stand for one field the later goes first, as in that plugin. One that is empty is not set."""
 
@@ -88,7 +88,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[type, str]] = {
 """Field -> its type, and why the node does as well without."""
 
 
-class Refusal(NamedTuple):
+class UnsupportedField(NamedTuple):
     """A field of NVIDIA's file that cannot be met here."""
 
     unless: tuple[object, ...]
@@ -97,17 +97,17 @@ class Refusal(NamedTuple):
     remedy: str
 
 
-REFUSED: Mapping[str, Refusal] = {
-    "flags.deviceDiscoveryStrategy": Refusal(
+REFUSED: Mapping[str, UnsupportedField] = {
+    "flags.deviceDiscoveryStrategy": UnsupportedField(
         ("auto", "nvml"), "devices are found through NVML only", "leave it out; leave Tegra to NVIDIA's device plugin"
     ),
-    "flags.plugin.kubeletSocket": Refusal(
+    "flags.plugin.kubeletSocket": UnsupportedField(
         (KUBELET_SOCKET,), "the kubelet's directory is no part of this file", "set TOPOALIGN_KUBELET_DIR to it"
     ),
-    "flags.plugin.cdiFeatureFlags": Refusal(
+    "flags.plugin.cdiFeatureFlags": UnsupportedField(
         ("", []), "they are for NVIDIA's generator of CDI files, which is not used", "leave it out"
     ),
-    "flags.plugin.cdiDisableHooks": Refusal(
+    "flags.plugin.cdiDisableHooks": UnsupportedField(
         ("", []), "without its two hooks a container would not find the driver's libraries", "leave it out"
     ),
 }
@@ -134,18 +134,18 @@ def other_names(document: dict[str, Any]) -> dict[str, str]:
     return {new: old for old, new in OTHER_NAMES.items() if value_at(document, old) is not None}
 
 
-def renamed(document: dict[str, Any]) -> dict[str, Any]:
+def rename_fields(document: dict[str, Any]) -> dict[str, Any]:
     """The document with each field under its newest name. Raises InvalidField if it says two things of one."""
     for old, new in OTHER_NAMES.items():
         value = value_at(document, old)
         if value is not None:
             if value_at(document, new) not in (None, value):
                 raise InvalidField(old, f"another name of {new}, which says something else", "keep one of them")
-            document = with_value(without(document, old), new, value)
+            document = with_value(drop_field(document, old), new, value)
     return document
 
 
-def settled(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def resolve_nvidia_fields(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """
     The document without the fields that are only NVIDIA's, and of those that have no effect why. Raises InvalidField for one
     that cannot be met.
@@ -160,7 +160,7 @@ def settled(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         if value is not None:
             if value not in refusal.unless:
                 raise InvalidField(field, refusal.finding, refusal.remedy)
-            document = without(document, field)
+            document = drop_field(document, field)
     ignored = {}
     for field, (kind, why) in WITHOUT_EFFECT.items():
         value = value_at(document, field)
@@ -168,7 +168,7 @@ def settled(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
             if not isinstance(value, kind):
                 shown = quoted([clean(str(value))])
                 raise InvalidField(field, f"{shown} is of another type than NVIDIA's", f"leave it out: {why}")
-            document = without(document, field)
+            document = drop_field(document, field)
             ignored[field] = why
     return document, ignored
 
@@ -189,9 +189,9 @@ def with_value(document: dict[str, Any], field: str, value: object) -> dict[str,
     return {**document, key: with_value(inner, below, value) if below else value}
 
 
-def without(document: dict[str, Any], field: str) -> dict[str, Any]:
+def drop_field(document: dict[str, Any], field: str) -> dict[str, Any]:
     """The same without this field, which it has."""
     key, _, below = field.partition(".")
     if below:
-        return {**document, key: without(document[key], below)}
+        return {**document, key: drop_field(document[key], below)}
     return {name: value for name, value in document.items() if name != key}

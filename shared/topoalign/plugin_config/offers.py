@@ -28,16 +28,16 @@ from topoalign.plugin_config.configuration import (
     Mps,
     Packing,
     SharedResource,
-    Sharing,
+    SharingSection,
     TimeSlicing,
 )
-from topoalign.plugin_config.findings import Finding
+from topoalign.plugin_config.findings import ConfigurationFinding
 
 Way = Literal["time-slicing", "mps"]
 NUMA_TOPOLOGY = "sharing.slots.numaTopology"
 
 
-class Share(NamedTuple):
+class DeviceSharing(NamedTuple):
     """How a device is shared."""
 
     resource: SharedResource
@@ -46,19 +46,21 @@ class Share(NamedTuple):
     """Shares that a container may ask for; None: any number."""
 
 
-class Offering(msgspec.Struct, frozen=True, kw_only=True):
+class ResourceOffers(msgspec.Struct, frozen=True, kw_only=True):
     """What is offered, and what there is to say about it."""
 
     offers: tuple[Offer, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[ConfigurationFinding, ...]
 
 
-def list_findings(topology: Topology, offering: Offering, configuration: Configuration) -> tuple[Finding, ...]:
+def list_findings(
+    topology: Topology, offering: ResourceOffers, configuration: Configuration
+) -> tuple[ConfigurationFinding, ...]:
     """What `config check` says where containers can ask for GPUs of several resources, and one variable lists them."""
     names = gpu_lists(msgspec.structs.replace(topology, offers=offering.offers))
     if len(names) < 2 or not configuration.flags.plugin.by_variable_alone:
         return ()
-    finding = Finding(
+    finding = ConfigurationFinding(
         field="flags.plugin.deviceListStrategy",
         finding=f"under envvar a container that asks for two of {', '.join(names)} is refused (NotVisible) unless "
         "topoalign's scheduler binds its pod",
@@ -67,7 +69,7 @@ def list_findings(topology: Topology, offering: Offering, configuration: Configu
     return (finding,)
 
 
-class Division(msgspec.Struct, frozen=True, kw_only=True):
+class OfferTerms(msgspec.Struct, frozen=True, kw_only=True):
     """How a device is offered; devices of equal division are one offer."""
 
     resource: ResourceName
@@ -80,13 +82,13 @@ class Division(msgspec.Struct, frozen=True, kw_only=True):
     slots: Slots | None = None
 
 
-def offers(topology: Topology, configuration: Configuration, before: Sequence[Offer] = ()) -> Offering:
+def offers(topology: Topology, configuration: Configuration, before: Sequence[Offer] = ()) -> ResourceOffers:
     """
     The offers of a node in the hardware's order, and findings; `before` is what was offered under the same configuration.
 
     Never raises for a valid topology and a configuration that has been checked.
     """
-    findings: list[Finding] = []
+    findings: list[ConfigurationFinding] = []
     offered = frozenset(device for offer in before for device in offer.devices)
     gpus = gpu_bases(topology, configuration, offered, findings)
     everything = (*gpus, *nic_bases(topology, configuration.nics, findings))
@@ -94,29 +96,29 @@ def offers(topology: Topology, configuration: Configuration, before: Sequence[Of
         **chosen_for_units(topology, gpus, configuration.sharing, findings),
         **chosen_for_slots(topology, gpus, configuration, findings),
     }
-    shared: dict[DeviceID, Share] = {}
+    shared: dict[DeviceID, DeviceSharing] = {}
     unfit: set[DeviceID] = set()
-    for way, name, section in ways(configuration.sharing):
+    for way, name, section in list_strategies(configuration.sharing):
         most = 1 if section.fail_requests_greater_than_one else None
         for place, resource in enumerate(section.resources):
             field = f"sharing.{name}.resources[{place}]"
             mine = [base for base in everything if base.resource == resource.name]
             if not mine:
-                findings.append(Finding(field=field, finding=f"this node has no {resource.name}"))
-            devices = chosen(mine, resource.name, resource.devices, field, findings)
+                findings.append(ConfigurationFinding(field=field, finding=f"this node has no {resource.name}"))
+            devices = choose_shared_devices(mine, resource.name, resource.devices, field, findings)
             if way == "mps":
                 unfit.update(in_mig_mode(topology, devices, field, findings))
-            shared.update(dict.fromkeys(devices, Share(resource, way, most)))
-    divided: dict[Division, list[DeviceID]] = {}
+            shared.update(dict.fromkeys(devices, DeviceSharing(resource, way, most)))
+    divided: dict[OfferTerms, list[DeviceID]] = {}
     for base in everything:
         if base.id in unfit:
             continue
         for one in by_amounts.get(base.id, (division(base, shared.get(base.id), configuration),)):
             divided.setdefault(one, []).append(base.id)
-    return Offering(offers=tuple(within_limits(divided, findings)), findings=tuple(findings))
+    return ResourceOffers(offers=tuple(within_limits(divided, findings)), findings=tuple(findings))
 
 
-def ways(sharing: Sharing) -> tuple[tuple[Way, str, TimeSlicing | Mps], ...]:
+def list_strategies(sharing: SharingSection) -> tuple[tuple[Way, str, TimeSlicing | Mps], ...]:
     """The ways to share devices, with the name and the content of the section of each."""
     return ("time-slicing", "timeSlicing", sharing.time_slicing), ("mps", "mps", sharing.mps)
 
@@ -128,7 +130,7 @@ class Enforcement(NamedTuple):
     limiter: Limiter | None
 
 
-def enforcement(sharing: Sharing, mine: Limiter) -> Enforcement:
+def enforcement(sharing: SharingSection, mine: Limiter) -> Enforcement:
     """
     What limits units, or slots. Of the libraries only `mine` can: the other one is for GPUs that are shared in the other
     way. MPS limits both.
@@ -139,20 +141,20 @@ def enforcement(sharing: Sharing, mine: Limiter) -> Enforcement:
 
 
 def in_mig_mode(
-    topology: Topology, devices: Sequence[DeviceID], field: str, findings: list[Finding]
+    topology: Topology, devices: Sequence[DeviceID], field: str, findings: list[ConfigurationFinding]
 ) -> Sequence[DeviceID]:
     """Those devices that are GPUs in MIG mode or instances of one. MPS shares neither, which a finding says."""
     found = [each for each in devices if topology.gpu_by_id[topology.card_of(each)].mig is not None]
     if found:
         finding = f"MPS shares no GPU in MIG mode and no MIG instance: {len(found)} devices are not offered"
         remedy = "switch MIG mode off, share them by timeSlicing, or leave them out of devices"
-        findings.append(Finding(field=field, finding=finding, remedy=remedy, severe=True))
+        findings.append(ConfigurationFinding(field=field, finding=finding, remedy=remedy, severe=True))
     return found
 
 
 def chosen_for_units(
-    topology: Topology, gpus: Sequence[Base], sharing: Sharing, findings: list[Finding]
-) -> Mapping[DeviceID, tuple[Division, ...]]:
+    topology: Topology, gpus: Sequence[Base], sharing: SharingSection, findings: list[ConfigurationFinding]
+) -> Mapping[DeviceID, tuple[OfferTerms, ...]]:
     """GPU -> how its computing time and its memory are offered, for those that are offered in units."""
     units = sharing.units
     (way, limiter) = enforcement(sharing, "vcuda")
@@ -160,17 +162,19 @@ def chosen_for_units(
         return {}
     mine = [base for base in gpus if base.resource == units.name and not base.part]
     if not mine:
-        findings.append(Finding(field="sharing.units", finding=f"this node has no {units.name}"))
+        findings.append(ConfigurationFinding(field="sharing.units", finding=f"this node has no {units.name}"))
     found = {}
-    for device in chosen(mine, units.name, units.devices, "sharing.units", findings):
+    for device in choose_shared_devices(mine, units.name, units.devices, "sharing.units", findings):
         gpu = topology.gpu_by_id[device]
         if gpu.mig is not None or gpu.memory is None or gpu.memory < MEMORY_BLOCK:
             why = "is in MIG mode" if gpu.mig is not None else "has no memory that is known"
-            findings.append(Finding(field="sharing.units", finding=f"GPU {gpu.index} {why}: offered as a whole"))
+            findings.append(
+                ConfigurationFinding(field="sharing.units", finding=f"GPU {gpu.index} {why}: offered as a whole")
+            )
             continue
         found[device] = (
-            Division(resource=ResourceName(units.cores), replicas=CORES, sharing=way, unit="cores", limiter=limiter),
-            Division(
+            OfferTerms(resource=ResourceName(units.cores), replicas=CORES, sharing=way, unit="cores", limiter=limiter),
+            OfferTerms(
                 resource=ResourceName(units.memory),
                 replicas=gpu.memory // MEMORY_BLOCK,
                 sharing=way,
@@ -182,13 +186,13 @@ def chosen_for_units(
         finding = (
             f"{len(found)} GPUs are in units: their amounts are counted, and nothing enforces them (limiter: none)"
         )
-        findings.append(Finding(field="sharing.units", finding=finding))
+        findings.append(ConfigurationFinding(field="sharing.units", finding=finding))
     return found
 
 
 def chosen_for_slots(
-    topology: Topology, gpus: Sequence[Base], configuration: Configuration, findings: list[Finding]
-) -> Mapping[DeviceID, tuple[Division, ...]]:
+    topology: Topology, gpus: Sequence[Base], configuration: Configuration, findings: list[ConfigurationFinding]
+) -> Mapping[DeviceID, tuple[OfferTerms, ...]]:
     """
     Device of the resource that is in slots -> how it is offered: not at all where it has no slots (`why_no_slots`), for its
     resource has slots alone.
@@ -203,7 +207,7 @@ def chosen_for_slots(
         limiter = None
     mine = [base for base in gpus if base.resource == slots.name]
     if not mine:
-        findings.append(Finding(field="sharing.slots", finding=f"this node has no {slots.name}"))
+        findings.append(ConfigurationFinding(field="sharing.slots", finding=f"this node has no {slots.name}"))
     terms = Slots(
         memory=ResourceName(slots.memory),
         percentage=ResourceName(slots.percentage),
@@ -215,8 +219,8 @@ def chosen_for_slots(
         instances=strategy == "dynamic",
     )
     name = ResourceName(slots.name)
-    one = Division(resource=name, replicas=slots.replicas, sharing=way, limiter=limiter, slots=terms)
-    found: dict[DeviceID, tuple[Division, ...]] = {}
+    one = OfferTerms(resource=name, replicas=slots.replicas, sharing=way, limiter=limiter, slots=terms)
+    found: dict[DeviceID, tuple[OfferTerms, ...]] = {}
     unfit: dict[tuple[str, str], int] = {}
     for base in mine:
         gpu = topology.gpu_by_id[topology.card_of(base.id)]
@@ -226,19 +230,19 @@ def chosen_for_slots(
             unfit[why] = unfit.get(why, 0) + 1
     for (reason, remedy), number in unfit.items():
         finding = f"{number} devices of {slots.name} {reason}: not offered"
-        findings.append(Finding(field="sharing.slots", finding=finding, remedy=remedy, severe=True))
+        findings.append(ConfigurationFinding(field="sharing.slots", finding=finding, remedy=remedy, severe=True))
     in_slots = len(found) - sum(unfit.values())
     if in_slots and limiter == "none":
         finding = (
             f"{in_slots} devices are in slots: their amounts are counted, and nothing enforces them (limiter: none)"
         )
-        findings.append(Finding(field="sharing.slots", finding=finding))
+        findings.append(ConfigurationFinding(field="sharing.slots", finding=finding))
     if slots.numa_topology:
         findings += beyond_a_numa_node(topology, [base for base, divisions in found.items() if divisions])
     return found
 
 
-def beyond_a_numa_node(topology: Topology, in_slots: Sequence[DeviceID]) -> Iterator[Finding]:
+def beyond_a_numa_node(topology: Topology, in_slots: Sequence[DeviceID]) -> Iterator[ConfigurationFinding]:
     """
     What does not fit if slots of these devices are listed with NUMA nodes. A kubelet that aligns counts slots, several of
     each GPU, and so takes fewer NUMA nodes than have as many GPUs. Nothing where one NUMA node has all of them.
@@ -248,7 +252,7 @@ def beyond_a_numa_node(topology: Topology, in_slots: Sequence[DeviceID]) -> Iter
     most = max(on_nodes.values(), default=0)
     if len(on_nodes) < 2:
         return
-    yield Finding(
+    yield ConfigurationFinding(
         field=NUMA_TOPOLOGY,
         finding=(
             f"a NUMA node has {most} of {len(in_slots)} GPUs: unless the kubelet's policy is none, slots of more GPUs do "
@@ -259,7 +263,9 @@ def beyond_a_numa_node(topology: Topology, in_slots: Sequence[DeviceID]) -> Iter
     )
 
 
-def chosen(mine: Sequence[Base], name: str, devices: Chosen, field: str, findings: list[Finding]) -> list[DeviceID]:
+def choose_shared_devices(
+    mine: Sequence[Base], name: str, devices: Chosen, field: str, findings: list[ConfigurationFinding]
+) -> list[DeviceID]:
     """Those of a resource that are shared."""
     match devices:
         case "all":
@@ -267,25 +273,25 @@ def chosen(mine: Sequence[Base], name: str, devices: Chosen, field: str, finding
         case int(count):
             if 0 < len(mine) < count:
                 finding = f"there are {len(mine)}, and {count} are asked for"
-                findings.append(Finding(field=f"{field}.devices", finding=finding))
+                findings.append(ConfigurationFinding(field=f"{field}.devices", finding=finding))
             return [base.id for base in mine[:count]]
         case references:
             wanted = {str(reference) for reference in references}
             missing = sorted(wanted - {base.id for base in mine} - {base.reference for base in mine})
             if mine and missing:
                 finding = f"this node has no {name} {quoted(missing)}"
-                findings.append(Finding(field=f"{field}.devices", finding=finding))
+                findings.append(ConfigurationFinding(field=f"{field}.devices", finding=finding))
             return [base.id for base in mine if base.id in wanted or base.reference in wanted]
 
 
-def division(base: Base, shared: Share | None, configuration: Configuration) -> Division:
+def division(base: Base, shared: DeviceSharing | None, configuration: Configuration) -> OfferTerms:
     """How a device is offered: its resource, its replicas, the most that a container may ask for, and its packing."""
     policy = configuration.flags.plugin.shared_devices_allocation_policy
     resource = base.resource if shared is None else ResourceName(shared.resource.rename or shared.resource.name)
     if shared is None or shared.resource.replicas == 1:
         packing: Packing = policy if base.part else "distributed"
-        return Division(resource=resource, replicas=1, most=None, packing=packing)
-    return Division(
+        return OfferTerms(resource=resource, replicas=1, most=None, packing=packing)
+    return OfferTerms(
         resource=resource,
         replicas=shared.resource.replicas,
         most=shared.most,
@@ -294,7 +300,7 @@ def division(base: Base, shared: Share | None, configuration: Configuration) -> 
     )
 
 
-def within_limits(divided: dict[Division, list[DeviceID]], findings: list[Finding]) -> list[Offer]:
+def within_limits(divided: dict[OfferTerms, list[DeviceID]], findings: list[ConfigurationFinding]) -> list[Offer]:
     """The offers, as far as they are not more than a node can list."""
     found = []
     count = 0
@@ -306,7 +312,7 @@ def within_limits(divided: dict[Division, list[DeviceID]], findings: list[Findin
                 f"{division.resource}: {len(devices)} devices in {division.replicas} shares are too many: not offered"
             )
             remedy = f"a node lists at most {MOST_HANDED_OUT} in all"
-            findings.append(Finding(field="sharing", finding=finding, remedy=remedy, severe=True))
+            findings.append(ConfigurationFinding(field="sharing", finding=finding, remedy=remedy, severe=True))
             continue
         found.append(
             Offer(

@@ -18,7 +18,7 @@ from topoalign.core.ports import Clock
 from topoalign.plugin_config import nvidia
 from topoalign.plugin_config.configuration import Configuration
 from topoalign.plugin_config.file import Loaded, load_content, loaded
-from topoalign.plugin_config.file import content as content_of
+from topoalign.plugin_config.file import read_configuration_file as content_of
 
 VARIABLE = "TOPOALIGN_CONFIG"
 POLL_SECONDS = 2.0
@@ -80,7 +80,7 @@ class ConfigurationFile:
                     return False
                 if content == self._refused and not asked:
                     return False
-                found = await to_thread.run_sync(understood, content, self.path, self._environment)
+                found = await to_thread.run_sync(parse_configuration, content, self.path, self._environment)
             except BadRequest as error:
                 self._refuse(error, content, asked=asked)
                 return False
@@ -128,11 +128,14 @@ def file_named(environment: Mapping[str, str]) -> Path | None:
 
 
 def first_read(environment: Mapping[str, str]) -> tuple[Path | None, bytes, Loaded]:
-    """The file, what it holds and what that means. Raises as `content` and `understood`; a wrong field's file is named."""
+    """
+    The file, what it holds and what that means. Raises as `content` and `parse_configuration`; a wrong field's file is
+    named.
+    """
     path = file_named(environment)
     content = content_of(path) if path is not None else b""
     try:
-        return path, content, understood(content, path, environment)
+        return path, content, parse_configuration(content, path, environment)
     except InvalidField as error:
         if path is None or error.field in environment:
             raise
@@ -140,6 +143,6 @@ def first_read(environment: Mapping[str, str]) -> tuple[Path | None, bytes, Load
         raise InvalidField(error.field, finding, f"{error.remedy}, in {clean(str(path), 200)}") from error
 
 
-def understood(content: bytes, path: Path | None, environment: Mapping[str, str]) -> Loaded:
+def parse_configuration(content: bytes, path: Path | None, environment: Mapping[str, str]) -> Loaded:
     """Raises InvalidDocument, and InvalidField with the path of the first field that is wrong."""
     return load_content(content, path, environment) if path is not None else loaded({}, environment)

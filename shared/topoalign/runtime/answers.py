@@ -15,7 +15,7 @@ Q = TypeVar("Q")
 log = structlog.get_logger("topoalign.runtime.answers")
 
 
-def answering(kind: type[Q], handle: Callable[[Q], Awaitable[object]]) -> Answer:
+def answer_with(kind: type[Q], handle: Callable[[Q], Awaitable[object]]) -> Answer:
     """Decodes the question and encodes the result."""
 
     async def answer(body: bytes) -> bytes:

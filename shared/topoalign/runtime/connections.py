@@ -51,7 +51,10 @@ class FairConnection(asyncio.Protocol):
     """The request that came last, of uvicorn; None: none has come."""
     peer: Peer = ("",)
     since = 0.0
-    """As of `fair_share.Place`, by the clock of the event loop. While a request is in work it may be its beginning still."""
+    """
+    As of `fair_share.ServedConnection`, by the clock of the event loop. While a request is in work it may be its
+    beginning still.
+    """
     has_begun = False
     """Whether something has come of the next request."""
     _write_timer: asyncio.TimerHandle | None = None
@@ -143,7 +146,7 @@ class FairConnection(asyncio.Protocol):
             self._write_timer = None
 
 
-class Connection(FairConnection, H11Protocol):
+class HttpConnection(FairConnection, H11Protocol):
     """uvicorn's connection with a fair share."""
 
 

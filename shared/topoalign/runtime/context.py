@@ -24,14 +24,14 @@ JSON = "application/json"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """A page as it is sent."""
 
     body: bytes
     content_type: str
 
 
-Page = Callable[[], Awaitable[Answer]]
+Page = Callable[[], Awaitable[HttpAnswer]]
 """Makes a page at each request for it. A TopoalignError that it raises is the answer then."""
 
 Series = Callable[[], AsyncIterator[bytes]]

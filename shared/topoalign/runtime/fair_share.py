@@ -31,7 +31,7 @@ Peer = tuple[str, ...]
 """The address of a peer. A second part tells apart what is not to wait for the rest."""
 
 
-class Request:
+class ServedRequest:
     """A request that is being worked on; compared by identity."""
 
     def __init__(self, peer: Peer) -> None:
@@ -40,7 +40,7 @@ class Request:
         """How long it has worked."""
 
 
-R = TypeVar("R", bound=Request)
+R = TypeVar("R", bound=ServedRequest)
 
 
 class FairQueue(Generic[R]):
@@ -86,7 +86,7 @@ class FairQueue(Generic[R]):
         return max(self._used.get(peer, 0.0), self._now - CATCH_UP_SECONDS)
 
 
-class Place(Protocol):
+class ServedConnection(Protocol):
     """A connection of a server."""
 
     @property
@@ -98,7 +98,7 @@ class Place(Protocol):
         """When the server began to wait for the peer; infinite where it does not wait."""
 
 
-P = TypeVar("P", bound=Place)
+P = TypeVar("P", bound=ServedConnection)
 
 
 def first_to_close(places: Collection[P]) -> P:

@@ -111,12 +111,12 @@ def header(name: str, meaning: str) -> bytes:
     return f"# HELP {name} {meaning}\n# TYPE {name} gauge\n".encode()
 
 
-def line(name: str, value: float, **labels: str) -> bytes:
+def format_sample(name: str, value: float, **labels: str) -> bytes:
     """One sample; its labels in alphabetical order, each one printable, bounded and escaped."""
-    pairs = (f'{label}="{escaped(clean(text, LONGEST_LABEL))}"' for label, text in sorted(labels.items()))
+    pairs = (f'{label}="{escape_label(clean(text, LONGEST_LABEL))}"' for label, text in sorted(labels.items()))
     return f"{name}{{{','.join(pairs)}}} {float(value)}\n".encode()
 
 
-def escaped(text: str) -> str:
+def escape_label(text: str) -> str:
     """A label's value without an end of its own; `clean` has replaced line ends."""
     return text.replace("\\", r"\\").replace('"', r"\"")

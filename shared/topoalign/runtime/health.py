@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from topoalign.core.model.errors import TopoalignError, clean
 from topoalign.runtime.context import Check, Context, Page, Series
-from topoalign.runtime.http_server import listen, serve_application
+from topoalign.runtime.http_server import listen_on_port, serve_application
 from topoalign.runtime.request_turns import take_turn
 
 
@@ -32,22 +32,24 @@ async def serve_http(
     context: Context, host: str, port: int, *, task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED
 ) -> None:
     """Serves until cancelled; has started, with its URL, once it listens. Port 0 is any. Raises AddressInUse."""
-    await serve_application(application(context), listen(host, port), turns=context.turns, task_status=task_status)
+    await serve_application(
+        build_application(context), listen_on_port(host, port), turns=context.turns, task_status=task_status
+    )
 
 
-def application(context: Context) -> Starlette:
+def build_application(context: Context) -> Starlette:
     """The HTTP application with the pages of the process and of its services."""
 
     async def livez(request: Request) -> Response:
-        return verdict(context.life, "not alive", verbose="verbose" in request.query_params)
+        return check_response(context.life, "not alive", verbose="verbose" in request.query_params)
 
     async def readyz(request: Request) -> Response:
         verbose = "verbose" in request.query_params
-        return verdict(context.checks, "not ready", verbose=verbose, notes=context.notes if verbose else {})
+        return check_response(context.checks, "not ready", verbose=verbose, notes=context.notes if verbose else {})
 
     def ready_for(checks: Mapping[str, Check]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            return verdict(checks, "not ready", verbose="verbose" in request.query_params)
+            return check_response(checks, "not ready", verbose="verbose" in request.query_params)
 
         return endpoint
 
@@ -59,12 +61,14 @@ def application(context: Context) -> Starlette:
         {"version": metadata.version("topoalign")}
     )
     own = [Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)]
-    pages = [Route(path, answering(page)) for path, page in context.pages.items()]
+    pages = [Route(path, page_endpoint(page)) for path, page in context.pages.items()]
     ready = [Route(f"/readyz/{name}", ready_for(checks)) for name, checks in context.readiness.items()]
-    return Starlette(routes=[*own, *ready, *pages, *context.routes], exception_handlers={HTTPException: failed})
+    return Starlette(
+        routes=[*own, *ready, *pages, *context.routes], exception_handlers={HTTPException: answer_http_error}
+    )
 
 
-def answering(page: Page) -> Callable[[Request], Awaitable[Response]]:
+def page_endpoint(page: Page) -> Callable[[Request], Awaitable[Response]]:
     """A page as an endpoint. What it raises on purpose is 503, in the words of the API."""
 
     async def endpoint(request: Request) -> Response:
@@ -107,7 +111,7 @@ async def exposition(own: bytes, series: Iterable[Series]) -> AsyncGenerator[byt
             await take_turn()
 
 
-def verdict(
+def check_response(
     checks: Mapping[str, Check], failing: str, *, verbose: bool, notes: Mapping[str, Check] = MappingProxyType({})
 ) -> Response:
     """The checks that are not content, or all of them, a line each; 200 if all are content."""
@@ -123,7 +127,7 @@ def verdict(
     return PlainTextResponse("\n".join(lines) + "\n", status_code=503 if reasons else 200)
 
 
-async def failed(request: Request, error: Exception) -> Response:
+async def answer_http_error(request: Request, error: Exception) -> Response:
     """No such page, or a method it does not take, in the words of the API."""
     assert isinstance(error, HTTPException)
     body = {

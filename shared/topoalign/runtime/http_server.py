@@ -19,7 +19,7 @@ from anyio.abc import TaskStatus
 from starlette.applications import Starlette
 
 from topoalign.core.model.errors import Unavailable, clean
-from topoalign.runtime.connections import Connection, FairConnection, Handshake
+from topoalign.runtime.connections import FairConnection, Handshake, HttpConnection
 from topoalign.runtime.request_turns import RequestTurns
 
 log = logging.getLogger("uvicorn.error")
@@ -46,7 +46,7 @@ class AddressInUse(Unavailable):
     code = "AddressInUse"
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """
     uvicorn as one task among others: signals are the runner's, and starting is told.
 
@@ -122,7 +122,7 @@ async def serve_application(
     application: Starlette,
     listener: socket.socket,
     *,
-    protocol: type[FairConnection] = Connection,
+    protocol: type[FairConnection] = HttpConnection,
     turns: RequestTurns | None = None,
     idle_seconds: int = IDLE_SECONDS,
     tls: ssl.SSLContext | None = None,
@@ -154,7 +154,7 @@ async def serve_application(
     )
     address, port = listener.getsockname()[:2]
     host = f"[{address}]" if ":" in address else address
-    server = Server(config, f"{'http' if tls is None else 'https'}://{host}:{port}", task_status)
+    server = HttpServer(config, f"{'http' if tls is None else 'https'}://{host}:{port}", task_status)
     with listener:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(exit_when_cancelled, server)
@@ -165,13 +165,13 @@ async def serve_application(
             tasks.cancel_scope.cancel()
 
 
-async def close_connections_when(draining: anyio.Event, server: Server) -> None:
+async def close_connections_when(draining: anyio.Event, server: HttpServer) -> None:
     """Once the server drains, each answer closes its connection."""
     await draining.wait()
     server.close_answered_connections()
 
 
-async def exit_when_cancelled(server: Server) -> None:
+async def exit_when_cancelled(server: HttpServer) -> None:
     """uvicorn ends in order when told to, and in disorder when cancelled: so it is told."""
     try:
         await anyio.sleep_forever()
@@ -179,7 +179,7 @@ async def exit_when_cancelled(server: Server) -> None:
         server.stop()
 
 
-def listen(host: str, port: int, settings: str = "TOPOALIGN_HTTP") -> socket.socket:
+def listen_on_port(host: str, port: int, settings: str = "TOPOALIGN_HTTP") -> socket.socket:
     """
     A listening TCP socket; port 0 picks a free one. `settings`: how the names of the settings of host and port begin.
 

@@ -29,7 +29,7 @@ class ServiceFailed(Unavailable):
     code = "ServiceFailed"
 
 
-def find(names: Sequence[str]) -> dict[str, Serve]:
+def load_services(names: Sequence[str]) -> dict[str, Serve]:
     """The entries of these services. Raises NotFound, and ServiceFailed for one that cannot be loaded."""
     points = {point.name: point for point in own_entry_points()}
     if not points.keys() >= {*names}:  # another package brings it along: all that are installed are read
@@ -83,11 +83,11 @@ def unread(environment: Mapping[str, str], running: Collection[str] = ()) -> lis
     `running`: services whose settings are loaded; those of the others are loaded only where some variable is not theirs.
     """
     ours = {name for name, value in environment.items() if name.startswith(PREFIX) and not is_of_kubelet(name, value)}
-    if not ours - variables(kinds(running)):
+    if not ours - list_variables(kinds(running)):
         return []
     from difflib import get_close_matches  # here, because seldom anything is misspelt
 
-    known = sorted(variables(kinds()))
+    known = sorted(list_variables(kinds()))
     near = {variable: get_close_matches(variable, known, n=1) for variable in sorted(ours.difference(known))}
     return [
         f"{clean(variable)} is set but is not a setting" + (f": did you mean {close[0]}?" if close else "")
@@ -95,7 +95,7 @@ def unread(environment: Mapping[str, str], running: Collection[str] = ()) -> lis
     ]
 
 
-def variables(found: Mapping[str, type[msgspec.Struct]]) -> set[str]:
+def list_variables(found: Mapping[str, type[msgspec.Struct]]) -> set[str]:
     """The variables of these settings."""
     return {PREFIX + field.upper() for kind in found.values() for field in kind.__struct_fields__}
 

@@ -19,7 +19,7 @@ from typing import Any
 
 
 @contextmanager
-def without(module: str) -> Iterator[None]:
+def hide_module(module: str) -> Iterator[None]:
     """
     What is imported in this block finds a module not installed, unless it is imported already. Afterwards anybody may import
     the module.
@@ -34,7 +34,7 @@ def without(module: str) -> Iterator[None]:
         del sys.modules[module]
 
 
-with without("rich"):  # fifty modules for tracebacks with values, which are not shown here
+with hide_module("rich"):  # fifty modules for tracebacks with values, which are not shown here
     import structlog
     from structlog.typing import EventDict, ExcInfo, Processor
 
@@ -88,7 +88,7 @@ def configure_logging(form: str = "console", level: str = "info", **context: str
         structlog.stdlib.PositionalArgumentsFormatter(),
         structlog.stdlib.ExtraAdder(),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        escaped,
+        escape_values,
     ]
     last: list[Processor] = (
         [
@@ -122,7 +122,7 @@ def configure_logging(form: str = "console", level: str = "info", **context: str
     structlog.contextvars.bind_contextvars(**context)
 
 
-def escaped(logger: Any, name: str, event: EventDict) -> EventDict:
+def escape_values(logger: Any, name: str, event: EventDict) -> EventDict:
     """No value reaches a terminal or a log file with control characters in it."""
     return {escape(key): printable(value) for key, value in event.items()}
 

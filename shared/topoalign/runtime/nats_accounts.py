@@ -149,12 +149,12 @@ def account(
     yield f"  {json.dumps(name)}: {{"
     yield f"    users: [ {{ nkey: {key} }} ]"
     yield from (f"    {setting}" for setting in settings)
-    yield from block("exports", exports)
-    yield from block("imports", imports)
+    yield from format_list_block("exports", exports)
+    yield from format_list_block("imports", imports)
     yield "  }"
 
 
-def block(name: str, entries: Iterable[str]) -> Iterator[str]:
+def format_list_block(name: str, entries: Iterable[str]) -> Iterator[str]:
     """A list in an account."""
     yield f"    {name}: ["
     yield from (f"      {entry}" for entry in entries)

@@ -64,19 +64,19 @@ async def local_nats(store: Path, port: int | None = None) -> AsyncIterator[str]
 
     Raises NatsServerFailed, also when the server ends while it is in use.
     """
-    server = start(store, configuration(store, port))
+    server = start_server(store, configuration(store, port))
     try:
         url = await url_of(server, store)
         await apply_stores(url)
         async with background() as tasks:
-            tasks.start_soon(watch, server, store)
+            tasks.start_soon(watch_server, server, store)
             yield url
     finally:
         with anyio.CancelScope(shield=True):
             await stop(server)
 
 
-async def watch(server: "subprocess.Popen[bytes]", store: Path) -> None:
+async def watch_server(server: "subprocess.Popen[bytes]", store: Path) -> None:
     """Raises NatsServerFailed if the server ends by itself."""
     await anyio.to_thread.run_sync(server.wait, abandon_on_cancel=True)
     raise NatsServerFailed(
@@ -85,7 +85,7 @@ async def watch(server: "subprocess.Popen[bytes]", store: Path) -> None:
     )
 
 
-def start(store: Path, settings: str) -> "subprocess.Popen[bytes]":
+def start_server(store: Path, settings: str) -> "subprocess.Popen[bytes]":
     """Starts it with these settings; it may not listen yet."""
     program = find_nats_server()
     try:

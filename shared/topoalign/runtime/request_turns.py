@@ -14,7 +14,7 @@ from time import monotonic
 import anyio.lowlevel
 
 from topoalign.core.ports import Clock
-from topoalign.runtime.fair_share import FairQueue, Peer, Request
+from topoalign.runtime.fair_share import FairQueue, Peer, ServedRequest
 
 LONGEST_SECONDS = 0.005
 """Of one turn: a tenth of what nobody should wait for, because several tasks may have long work under way."""
@@ -68,7 +68,7 @@ class RequestTurns:
                 self._give_soon()  # behind the slice
 
 
-class Working(Request):
+class Working(ServedRequest):
     """A request whose task takes turns with the tasks of other requests."""
 
     turn: "asyncio.Future[None]"
@@ -114,7 +114,7 @@ def outlive_connection() -> None:
 # that answers a request goes on when the turn of that comes (`request_turns`).
 
 
-class Turns:
+class TaskTurns:
     """The turns of one task, which calls `give` between two pieces of its work."""
 
     def __init__(self, clock: Clock) -> None:

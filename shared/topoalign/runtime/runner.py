@@ -25,7 +25,7 @@ from topoalign.core.ports import Bus
 from topoalign.runtime import systemd
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.context import Context, Reload, Serve
-from topoalign.runtime.installed import ServiceFailed, find, order, unread
+from topoalign.runtime.installed import ServiceFailed, load_services, order, unread
 from topoalign.runtime.nats_bus import Access, NatsBus, connect_bus
 from topoalign.runtime.node_bus import NodeBus
 from topoalign.runtime.settings import RuntimeSettings, from_environment
@@ -40,7 +40,7 @@ START_SECONDS = 30.0
 log = structlog.get_logger("topoalign.runtime.runner")
 
 
-class Running(msgspec.Struct, frozen=True, kw_only=True):
+class RunningServices(msgspec.Struct, frozen=True, kw_only=True):
     """What runs, for whoever started it."""
 
     services: tuple[str, ...]
@@ -56,7 +56,7 @@ async def run_services(
     environment: Mapping[str, str],
     *,
     bus: Bus | None = None,
-    ready: Callable[[Running], None] | None = None,
+    ready: Callable[[RunningServices], None] | None = None,
     signals: bool = True,
 ) -> None:
     """
@@ -68,7 +68,7 @@ async def run_services(
     Raises InvalidField, NotFound for a service that is not installed, ServiceFailed for one that does not start,
     AddressInUse, StoppedUnasked for what ends although no signal came, and whatever error ended a service.
     """
-    await serve_all(find(names), environment, bus=bus, ready=ready, signals=signals)
+    await serve_all(load_services(names), environment, bus=bus, ready=ready, signals=signals)
 
 
 async def serve_all(
@@ -76,7 +76,7 @@ async def serve_all(
     environment: Mapping[str, str],
     *,
     bus: Bus | None = None,
-    ready: Callable[[Running], None] | None = None,
+    ready: Callable[[RunningServices], None] | None = None,
     signals: bool = True,
 ) -> None:
     """
@@ -104,14 +104,18 @@ async def serve_all(
                 tasks.start_soon(watchdog.run)
                 async with background() as serving:
                     for name in sorted(services, key=order):
-                        await start(serving, name, services[name], context)
+                        await start_service(serving, name, services[name], context)
                     http = await serve_pages(tasks, context, settings)
                     tasks.start_soon(systemd.keep_watchdog, environment)
                     systemd.notify(environment, "READY=1")
                     log.info("running", services=sorted(services, key=order), node=node, http=http)
                     if ready is not None:
                         nats = hub.url if isinstance(hub, NatsBus) else None
-                        ready(Running(services=tuple(sorted(services, key=order)), node=node, nats=nats, http=http))
+                        ready(
+                            RunningServices(
+                                services=tuple(sorted(services, key=order)), node=node, nats=nats, http=http
+                            )
+                        )
                     await context.superseded.wait()
                 context.checks.clear()
                 context.checks["superseded"] = lambda: "another process has taken this one's place: stop this one"
@@ -151,7 +155,7 @@ async def bus_of(
         wait=settings.nats_wait,
         access=Access.of(settings),
         node=node if "registry" not in services else None,
-        speaks=spoken(services, node),
+        speaks=published_subjects(services, node),
     ) as connected:
         with anyio.move_on_after(CONNECT_SECONDS):  # most often it is there, and nothing need be said twice
             await connected.up()
@@ -159,7 +163,7 @@ async def bus_of(
         yield NodeBus(connected, node) if "discovery" in services and len(services) > 1 else connected
 
 
-def spoken(services: Mapping[str, Serve], node: NodeName) -> list[str]:
+def published_subjects(services: Mapping[str, Serve], node: NodeName) -> list[str]:
     """The subjects that these services publish on, whose permission is to be tried at the start."""
     return [
         f"{wire.PREFIX}.{pattern.format(node=wire.token(node))}"
@@ -168,17 +172,17 @@ def spoken(services: Mapping[str, Serve], node: NodeName) -> list[str]:
     ]
 
 
-async def start(tasks: TaskGroup, name: str, serve: Serve, context: Context) -> None:
+async def start_service(tasks: TaskGroup, name: str, serve: Serve, context: Context) -> None:
     """Start a service and wait until it is ready. Raises ServiceFailed after START_SECONDS."""
     with anyio.move_on_after(START_SECONDS) as scope:
-        await tasks.start(named(name, serve), context)
+        await tasks.start(name_service(name, serve), context)
     if scope.cancelled_caught:
         raise ServiceFailed(
             f"{name} did not start within {START_SECONDS:g} s", "its last log lines say what it was waiting for"
         )
 
 
-def named(name: str, serve: Serve) -> Serve:
+def name_service(name: str, serve: Serve) -> Serve:
     """The same service, each of whose log lines names it."""
 
     async def entry(context: Context, *, task_status: anyio.abc.TaskStatus[None]) -> None:

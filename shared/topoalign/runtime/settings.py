@@ -36,10 +36,10 @@ def from_environment(kind: type[S], environment: Mapping[str, str]) -> S:
         text = str(error)
         name = text.rsplit("$.", 1)[-1].rstrip("`").split("[")[0] if "$." in text else ""
         variable = PREFIX + name.upper() if name else f"{PREFIX}…"
-        raise InvalidField(variable, clean(text.split(" - at")[0], 200), remedy(kind, name)) from error
+        raise InvalidField(variable, clean(text.split(" - at")[0], 200), describe_setting_values(kind, name)) from error
 
 
-def remedy(kind: type[msgspec.Struct], name: str) -> str:
+def describe_setting_values(kind: type[msgspec.Struct], name: str) -> str:
     """The allowed values of a setting, as a remedy for an error."""
     hint = get_type_hints(kind).get(name)
     values: tuple[object, ...] = get_args(hint) if get_origin(hint) is Literal else ()

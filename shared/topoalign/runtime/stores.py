@@ -2,9 +2,9 @@
 The stores on the bus: their subjects, their limits, and how they are created, changed and checked.
 
 They are data (the field names are those of NATS' stream configuration), so that the two buses and the documents agree.
-`apply` is the administrative step that creates missing stores and changes those of another version (`topoalign stores
-apply`). Bounds of age and size are the administrator's, and stay. Services use the stores as they are: a right to manage
-streams is a right to publish on every subject, so no service has it.
+`create_or_change_stores` is the administrative step that creates missing stores and changes those of another version
+(`topoalign stores apply`). Bounds of age and size are the administrator's, and stay. Services use the stores as they
+are: a right to manage streams is a right to publish on every subject, so no service has it.
 
 The subjects of the stores of facts follow from the table of events (`wire.SUBJECTS`).
 
@@ -77,7 +77,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = msgspec.field(default_factory=SCHEMA.copy)
 
 
-def subjects_of(stream: Stream) -> tuple[str, ...]:
+def stream_subjects(stream: Stream) -> tuple[str, ...]:
     """What a stream takes: the subjects of the events that are stored there."""
     patterns = (pattern for event, (pattern, _) in SUBJECTS.items() if STORED[event] is stream)
     derived = (f"{PREFIX}.{pattern.split('.')[0]}.>" for pattern in patterns)
@@ -87,14 +87,14 @@ def subjects_of(stream: Stream) -> tuple[str, ...]:
 ALLOCATIONS = Store(
     name=Stream.ALLOCATIONS,
     description="Allocations, in the order in which they became true.",
-    subjects=subjects_of(Stream.ALLOCATIONS),
+    subjects=stream_subjects(Stream.ALLOCATIONS),
     max_age=30 * DAY,
     max_bytes=512 * MIB,  # some 800,000 events
 )
 RESERVATIONS = Store(
     name=Stream.RESERVATIONS,
     description="What the registries reserve: the newest message of a node has all its reservations.",
-    subjects=subjects_of(Stream.RESERVATIONS),
+    subjects=stream_subjects(Stream.RESERVATIONS),
     max_age=0,
     max_bytes=128 * MIB,
     max_msgs_per_subject=64,
@@ -103,7 +103,7 @@ RESERVATIONS = Store(
 NODES = Store(
     name=Stream.NODES,
     description="The newest hardware, health and usage facts of every node.",
-    subjects=subjects_of(Stream.NODES),
+    subjects=stream_subjects(Stream.NODES),
     max_age=0,  # a node that has not changed for a year is still there
     # Five topologies of up to 40 kB of each node, and five usages: 14 kB each with 30 pods, 48 kB with 100. That is enough
     # for 3,900 nodes with 30 pods each, or 2,400 with 100; for 9,700 and 3,800 whose topology never changed. Beyond that
@@ -121,7 +121,7 @@ DEADLETTERS = Store(
 STORES = (ALLOCATIONS, RESERVATIONS, NODES, DEADLETTERS)
 
 BOUNDS = ("max_age", "max_bytes", "max_msgs", "num_replicas", "storage", "duplicate_window", "max_msgs_per_subject")
-"""Fields that an administrator may set otherwise; `apply` leaves them as they are."""
+"""Fields that an administrator may set otherwise; `create_or_change_stores` leaves them as they are."""
 FOREIGN = ("mirror", "sources", "subject_transform", "allow_msg_schedules", "allow_rollup_hdrs", "allow_msg_ttl")
 """Fields that no store has: with them messages that nobody published could be in it, or messages could be missing."""
 
@@ -129,7 +129,7 @@ Request = Callable[[str, bytes], Awaitable[bytes]]
 """Asks NATS' JetStream API; raises BusUnavailable and BusRefused."""
 
 
-class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+class StoreRefusal(msgspec.Struct, frozen=True, kw_only=True):
     """NATS' own words for no."""
 
     code: int
@@ -137,7 +137,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     """The number of messages in a stream, and its first and last position."""
 
     messages: int = 0
@@ -149,9 +149,9 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     """What NATS says of a stream, or why it does not."""
 
     config: dict[str, object] = {}
-    state: State = State()
+    state: StreamState = StreamState()
     created: str = ""
-    error: Refusal | None = None
+    error: StoreRefusal | None = None
 
 
 def store_of(message: Message) -> Stream:
@@ -189,10 +189,10 @@ def check_size(subject: str, body: bytes) -> None:
 
 def takes(patterns: Collection[str], subject: str) -> bool:
     """Whether a subject fits one of the patterns."""
-    return any(matches(pattern, subject) for pattern in patterns)
+    return any(matches_subject(pattern, subject) for pattern in patterns)
 
 
-def matches(pattern: str, subject: str) -> bool:
+def matches_subject(pattern: str, subject: str) -> bool:
     """Whether a subject fits a pattern: `*` stands for one token, `>` at the end for one or more."""
     wanted = pattern.split(".")
     tokens = subject.split(".")
@@ -204,7 +204,7 @@ def matches(pattern: str, subject: str) -> bool:
     return len(wanted) == len(tokens) and all(w in ("*", t) for w, t in zip(wanted, tokens, strict=True))
 
 
-async def apply(request: Request, replicas: int | None) -> list[str]:
+async def create_or_change_stores(request: Request, replicas: int | None) -> list[str]:
     """
     Creates the stores that are missing and changes those that differ, bounds excepted. Returns a line for each change.
 
@@ -219,7 +219,7 @@ async def apply(request: Request, replicas: int | None) -> list[str]:
             verb = "CREATE"
             done = f"created {store.name}"
         elif info.error is not None:
-            raise refused(f"store {store.name}", info.error)
+            raise store_error(f"store {store.name}", info.error)
         else:
             check_owner(store, info.config)
             wanted = kept_bounds(store, info.config, replicas)
@@ -233,7 +233,7 @@ async def apply(request: Request, replicas: int | None) -> list[str]:
         if error is not None and error.err_code == NAME_IN_USE:  # created by another meanwhile
             continue
         if error is not None:
-            raise refused(f"store {store.name}", error)
+            raise store_error(f"store {store.name}", error)
         changes.append(done)
     return changes
 
@@ -244,7 +244,7 @@ async def stream_info(request: Request, name: str) -> Info:
 
 
 def check_owner(wanted: Store, found: dict[str, object]) -> None:
-    """Raises BusRefused for a stream that `apply` has not created."""
+    """Raises BusRefused for a stream that `create_or_change_stores` has not created."""
     metadata = found.get("metadata")
     tags = metadata if isinstance(metadata, dict) else {}
     for name, value in wanted.metadata.items():
@@ -274,7 +274,7 @@ def kept_bounds(store: Store, found: dict[str, object], replicas: int | None) ->
     return kept if replicas is None else msgspec.structs.replace(kept, num_replicas=replicas)
 
 
-def refused(what: str, refusal: Refusal) -> BusRefused | BusUnavailable:
+def store_error(what: str, refusal: StoreRefusal) -> BusRefused | BusUnavailable:
     """NATS' answer as an error of ours: 503 without a full store is a cluster that is electing, and passes by itself."""
     text = clean(refusal.description or f"error {refusal.code}", 200)
     if refusal.code in (408, 503) and refusal.err_code not in (10023, NO_JETSTREAM):

@@ -59,12 +59,12 @@ def repeated_or_constant(document: object) -> Iterator[tuple[str, Malformed]]:
         if isinstance(value, Malformed):
             yield path, value
         elif isinstance(value, dict):
-            waiting += [(below(path, key), inner) for key, inner in reversed(value.items())]
+            waiting += [(key_path(path, key), inner) for key, inner in reversed(value.items())]
         elif isinstance(value, list):
             waiting += [(f"{path}[{place}]", inner) for place, inner in reversed([*enumerate(value)])]
 
 
-def below(path: str, key: str) -> str:
+def key_path(path: str, key: str) -> str:
     """`limits[nvidia.com/gpu]` for a key that is no plain word."""
     name = clean(key, 80)
     if not key.isidentifier():

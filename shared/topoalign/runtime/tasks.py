@@ -74,17 +74,17 @@ async def either(*waits: Callable[[], Awaitable[None]]) -> None:
 
 def telling(error: BaseException) -> BaseException:
     """Of all errors in a group the one that says most: one raised on purpose, else the only one, else the group itself."""
-    errors = list(leaves(error))
+    errors = list(leaf_errors(error))
     purposeful = [leaf for leaf in errors if isinstance(leaf, TopoalignError)]
     if purposeful:
         return purposeful[0]
     return errors[0] if len(errors) == 1 else error
 
 
-def leaves(error: BaseException) -> Iterator[BaseException]:
+def leaf_errors(error: BaseException) -> Iterator[BaseException]:
     """The errors inside an ExceptionGroup, at any depth; another error itself."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
-            yield from leaves(inner)
+            yield from leaf_errors(inner)
     else:
         yield error

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Topology
 from topoalign.plugin_config.configuration import Configuration
-from topoalign.plugin_config.findings import Finding
+from topoalign.plugin_config.findings import ConfigurationFinding
 from topoalign.plugin_config.offers import offers
 from topoalign.plugin_config.watching import ConfigurationFile
 from topoalign.runtime.figures import Figure
@@ -29,7 +29,7 @@ class Offering:
         self._file = file
         self._made_by: Configuration | None = None
         """The configuration by which the newest offers were made: those made by another say nothing about what may stay."""
-        self._findings: tuple[Finding, ...] = ()
+        self._findings: tuple[ConfigurationFinding, ...] = ()
         self._indexes: dict[DeviceID, int] = {}
         """Of GPUs, as the configuration means them."""
 
@@ -77,7 +77,7 @@ class Offering:
         gpus = sorted((replace(gpu, index=indexes[gpu.id]) for gpu in topology.gpus), key=lambda gpu: gpu.index)
         return replace(topology, gpus=tuple(gpus))
 
-    def _say(self, findings: tuple[Finding, ...]) -> None:
+    def _say(self, findings: tuple[ConfigurationFinding, ...]) -> None:
         """What is new, each once."""
         for finding in findings:
             if finding not in self._findings:

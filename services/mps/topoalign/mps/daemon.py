@@ -24,7 +24,7 @@ from topoalign.core.ports import Clock
 from topoalign.mps.control import GET_PERCENTAGE, Control
 from topoalign.mps.nvml import DEFAULT, EXCLUSIVE_PROCESS, Nvml
 from topoalign.mps.shares import Share
-from topoalign.plugin_config.mps_files import Announcement, take_lock
+from topoalign.plugin_config.mps_files import Announcement, lock_resource_directory
 from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.tasks import either
 
@@ -95,7 +95,7 @@ class Daemon:
     async def _serve(self) -> None:
         """Runs one daemon until it ends. Raises DriverFault and OSError if it cannot be started."""
         if self._lock is None:
-            self._lock = take_lock(self._directory)
+            self._lock = lock_resource_directory(self._directory)
         if self._lock is None:
             raise DriverFault(f"another topoalign mps uses {self._directory}", "run one on a node")
         share = self.share = await self._share_now()

@@ -14,7 +14,7 @@ class Verdict(StrEnum):
     FAILURE = "failure"
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one check found."""
 
     check: str = ""
@@ -34,16 +34,16 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     node: str
 
 
-def ok(detail: str) -> Finding:
+def ok(detail: str) -> CheckResult:
     """A finding without a problem."""
-    return Finding(verdict=Verdict.OK, detail=detail)
+    return CheckResult(verdict=Verdict.OK, detail=detail)
 
 
-def warning(detail: str, remedy: str) -> Finding:
+def warning_finding(detail: str, remedy: str) -> CheckResult:
     """A finding that works, but perhaps not as expected."""
-    return Finding(verdict=Verdict.WARNING, detail=detail, remedy=remedy)
+    return CheckResult(verdict=Verdict.WARNING, detail=detail, remedy=remedy)
 
 
-def failure(detail: str, remedy: str) -> Finding:
+def failure_finding(detail: str, remedy: str) -> CheckResult:
     """A finding that stops something from working; `--fail-on-findings` turns it into exit code 6."""
-    return Finding(verdict=Verdict.FAILURE, detail=detail, remedy=remedy)
+    return CheckResult(verdict=Verdict.FAILURE, detail=detail, remedy=remedy)

@@ -58,14 +58,14 @@ def draw(
       topoalign topo draw --out node.svg
       topoalign topo draw --machine dgx-a100 --of png > dgx-a100.png
     """
-    form = form or form_of(out)
+    form = form or drawing_format(out)
     if form != "ascii" and out is None and sys.stdout.isatty():
         raise click.UsageError(
             f"a terminal cannot show {form}: give --out FILE, or redirect the output to a file or a program"
         )
     diagram = of_machine(machine) if machine is not None else of_node(node, nats)
     if form == "ascii":
-        say(diagram, out, ascii_only)
+        print_drawing(diagram, out, ascii_only)
         return
     from topoalign.cli.draw.layout import scene_of  # only for pictures
 
@@ -82,10 +82,10 @@ def draw(
         click.echo(picture, nl=False)
     else:
         out.write_bytes(picture)
-        written(out)
+        note_written_file(out)
 
 
-def form_of(out: Path | None) -> str:
+def drawing_format(out: Path | None) -> str:
     """What the name of the file asks for. Raises UsageError where it asks for what is not drawn."""
     suffix = out.suffix.lower() if out is not None else ""
     if suffix not in FORMATS:
@@ -118,20 +118,20 @@ def of_node(node: str | None, nats: str | None) -> "Diagram":
     return diagram_of(status.node, status.topology, status.allocations, health, parts)
 
 
-def say(diagram: "Diagram", out: Path | None, ascii_only: bool) -> None:
+def print_drawing(diagram: "Diagram", out: Path | None, ascii_only: bool) -> None:
     """Prints the drawing in characters, or writes it to a file."""
-    from topoalign.cli.draw.text import coloured, text
+    from topoalign.cli.draw.text import coloured, render_text
 
     if out is not None:
-        out.write_text(text(diagram, WIDTH, ascii_only) + "\n", "utf-8")
-        written(out)
+        out.write_text(render_text(diagram, WIDTH, ascii_only) + "\n", "utf-8")
+        note_written_file(out)
         return
     columns = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
     encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
-    drawn = text(diagram, min(columns, WIDEST), ascii_only or encoding != "utf8")
-    output.say(coloured(drawn, diagram) if output.colours(sys.stdout) else drawn)
+    drawn = render_text(diagram, min(columns, WIDEST), ascii_only or encoding != "utf8")
+    output.print_line(coloured(drawn, diagram) if output.colours(sys.stdout) else drawn)
 
 
-def written(out: Path) -> None:
+def note_written_file(out: Path) -> None:
     """Note on stderr that a file was written."""
     output.note(f"written to {clean(str(out), 200)}")

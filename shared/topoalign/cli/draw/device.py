@@ -25,7 +25,7 @@ SHORT_WAYS = {
 
 
 @dataclass(frozen=True)
-class Device:
+class DrawnDevice:
     """One GPU or NIC."""
 
     id: DeviceID
@@ -72,13 +72,13 @@ class Device:
         return tuple(word for word, applies in found.items() if applies)
 
 
-def key(holder: int) -> str:
+def holder_letter(holder: int) -> str:
     """`A`, `B`, …, `Z`, `A1`, `B1`, …"""
     again, letter = divmod(holder, 26)
     return chr(ord("A") + letter) + (str(again) if again else "")
 
 
-def holders_of(topology: Topology, allocations: Iterable[Allocation]) -> tuple[dict[DeviceID, list[str]], list[str]]:
+def list_holders(topology: Topology, allocations: Iterable[Allocation]) -> tuple[dict[DeviceID, list[str]], list[str]]:
     """
     Device -> its holders, and all holders in the order of the devices they hold.
 
@@ -117,17 +117,17 @@ def device_of(
     holders: Sequence[str],
     health: DeviceHealth | None,
     division: Division | None = None,
-) -> Device:
+) -> DrawnDevice:
     """What is drawn of this GPU or NIC. `holders` are some of those in the legend; `division`: of a GPU that is divided."""
     listed = topology.listed_nodes(one.numa_affinity)
-    device = Device(
+    device = DrawnDevice(
         id=one.id,
         gpu=isinstance(one, Gpu),
         index=one.index,
         bridge=one.bridge,
         home=listed[0] if listed else None,
         memory_node=one.memory_node if isinstance(one, Gpu) else None,
-        lines=(*gpu_lines(one, topology), *divided_lines(division)) if isinstance(one, Gpu) else (clean(one.id),),
+        lines=(*describe_gpu(one, topology), *divided_lines(division)) if isinstance(one, Gpu) else (clean(one.id),),
         holders=tuple(map(legend.index, holders)),
         divided=divided_lines(division),
         parts=tuple(
@@ -177,7 +177,7 @@ def short_parts(parts: Parts) -> str:
     return " ".join(said) or parts_text(parts)
 
 
-def gpu_lines(gpu: Gpu, topology: Topology) -> tuple[str, ...]:
+def describe_gpu(gpu: Gpu, topology: Topology) -> tuple[str, ...]:
     """The lines below a GPU's name. NVLinks to the switch appear only if the GPUs of the machine differ in them."""
     uneven = len({other.nvswitch_links for other in topology.gpus}) > 1
     lines = {

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from topoalign.cli.draw import scene
-from topoalign.cli.draw.device import Device, key
-from topoalign.cli.draw.scene import INK, Box, Item, Line, Text, fitted, text_width
+from topoalign.cli.draw.device import DrawnDevice, holder_letter
+from topoalign.cli.draw.scene import INK, Box, DrawnLine, Item, Text, fitted, text_width
 
 WIDTH = 104.0
 NIC_HEIGHT = 34.0
@@ -20,14 +20,14 @@ HATCH = 7.0
 """Between two lines of a hatching."""
 
 
-def gpu_height(devices: Iterable[Device]) -> float:
+def gpu_height(devices: Iterable[DrawnDevice]) -> float:
     """Enough for the GPU that has most to say; at least so much that a GPU does not look like a NIC."""
     lines = (len(device.lines) + len(device.troubles) + len(device.parts) for device in devices if device.gpu)
     most = max(lines, default=0)
     return 28 + LINE * max(most, 1)
 
 
-def device_items(device: Device, x: float, y: float, height: float) -> tuple[Box, list[Item]]:
+def device_items(device: DrawnDevice, x: float, y: float, height: float) -> tuple[Box, list[Item]]:
     """The box of a device with its top left corner at (x, y), and what stands in it."""
     holders = () if device.parts else device.holders
     fills = [scene.of_holder(holder) for holder in holders] or [scene.PLACE]
@@ -45,8 +45,8 @@ def device_items(device: Device, x: float, y: float, height: float) -> tuple[Box
     )
     items = [*shares(box, fills)]
     items += hatching(box) if device.broken else ()
-    items += cordon(box) if device.cordoned else ()
-    return box, [*items, *words(device, box)]
+    items += draw_cordon(box) if device.cordoned else ()
+    return box, [*items, *draw_device_texts(device, box)]
 
 
 def shares(box: Box, fills: list[str]) -> Iterator[Item]:
@@ -54,14 +54,14 @@ def shares(box: Box, fills: list[str]) -> Iterator[Item]:
     if len(fills) > 1:
         width = min(8.0, (box.w - 16) / (len(fills) - 1))
         for i, fill in enumerate(fills[1:], 1):
-            yield Line(
+            yield DrawnLine(
                 ((box.right - 4 - width * (i - 0.5), box.y + 1), (box.right - 4 - width * (i - 0.5), box.bottom - 1)),
                 fill,
                 width,
             )
 
 
-def words(device: Device, box: Box) -> Iterator[Item]:
+def draw_device_texts(device: DrawnDevice, box: Box) -> Iterator[Item]:
     """The texts in a device's box, with a plain plate below them on a hatched box."""
     size, first = (13.0, 18.0) if device.gpu else (11.5, 14.5)
     room = WIDTH - 2 * INSET
@@ -77,26 +77,26 @@ def words(device: Device, box: Box) -> Iterator[Item]:
         yield Box(box.x + 3, box.y + 4, min(width + 2, box.w - 6), height, "plate", box.fill, box.fill, 0, 3)
     yield from texts
     if device.parts:
-        yield from parts_of(device, box, base + len(lines) * LINE)
+        yield from draw_holder_rows(device, box, base + len(lines) * LINE)
         return
-    badge = fitted(" ".join(key(holder) for holder in device.holders), 40, size, bold=True)
+    badge = fitted(" ".join(holder_letter(holder) for holder in device.holders), 40, size, bold=True)
     if badge:
         yield Text(box.right - INSET, box.y + first, badge, size, bold=True, anchor="end")
 
 
-def parts_of(device: Device, box: Box, base: float) -> Iterator[Item]:
+def draw_holder_rows(device: DrawnDevice, box: Box, base: float) -> Iterator[Item]:
     """A row for each holder of a part, in its colour: its letter, and what it has. `base`: of the text above them."""
     for place, (holder, amount) in enumerate(device.parts, 1):
         y = base + place * LINE
         fill = scene.of_holder(holder)
         yield Box(box.x + 3, y - SMALL + 0.5, box.w - 6, LINE - 1, "part", fill, fill, 0, 2)
-        letter = Text(box.x + NARROW, y, key(holder), SMALL, bold=True)
+        letter = Text(box.x + NARROW, y, holder_letter(holder), SMALL, bold=True)
         room = box.w - 2 * NARROW - text_width(letter.text, SMALL, bold=True)
         yield letter
         yield Text(box.right - NARROW, y, fitted(amount, room, SMALL), SMALL, anchor="end")
 
 
-def hatching(box: Box) -> Iterator[Line]:
+def hatching(box: Box) -> Iterator[DrawnLine]:
     """Lines from the lower left to the upper right, as draughtsmen mark what is cut off."""
     inset = 2.0
     left = box.x + inset
@@ -108,11 +108,11 @@ def hatching(box: Box) -> Iterator[Line]:
     while offset < reach:
         start = (left + max(0.0, offset - (bottom - top)), top + min(offset, bottom - top))
         end = (left + min(offset, right - left), top + max(0.0, offset - (right - left)))
-        yield Line((start, end), scene.UNHEALTHY, 0.8)
+        yield DrawnLine((start, end), scene.UNHEALTHY, 0.8)
         offset += HATCH
 
 
-def cordon(box: Box) -> Iterator[Line]:
+def draw_cordon(box: Box) -> Iterator[DrawnLine]:
     """A frame of dashes, as a barrier tape looks."""
     corners = [(box.x, box.y), (box.right, box.y), (box.right, box.bottom), (box.x, box.bottom), (box.x, box.y)]
     for (x0, y0), (x1, y1) in pairwise(corners):
@@ -121,4 +121,6 @@ def cordon(box: Box) -> Iterator[Line]:
         for i in range(0, 2 * steps - 1, 2):
             a = i / (2 * steps - 1)
             b = (i + 1) / (2 * steps - 1)
-            yield Line(((x0 + (x1 - x0) * a, y0 + (y1 - y0) * a), (x0 + (x1 - x0) * b, y0 + (y1 - y0) * b)), INK, 3.5)
+            yield DrawnLine(
+                ((x0 + (x1 - x0) * a, y0 + (y1 - y0) * a), (x0 + (x1 - x0) * b, y0 + (y1 - y0) * b)), INK, 3.5
+            )

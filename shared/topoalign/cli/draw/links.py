@@ -6,7 +6,7 @@ from itertools import combinations
 from math import cos, pi, sin
 
 from topoalign.cli.draw import scene
-from topoalign.cli.draw.scene import Box, Item, Line, Text, fitted, text_width
+from topoalign.cli.draw.scene import Box, DrawnLine, Item, Text, fitted, text_width
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Topology
 
@@ -34,7 +34,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class NvLinks:
+class DrawnNvLinks:
     """The NVLinks of a machine as they are drawn: bars for groups of GPUs, pairs for all other links."""
 
     bars: tuple[Bar, ...]
@@ -49,7 +49,7 @@ class NvLinks:
         return tuple(f"NVLinks of {first}: {', '.join(others)}" for first, others in lines.items())
 
 
-def nvlinks_of(topology: Topology) -> NvLinks:
+def nvlinks_of(topology: Topology) -> DrawnNvLinks:
     """All NVLinks of a machine."""
     on_switch = {gpu.id: gpu.nvswitch_links for gpu in topology.gpus if gpu.nvswitch_links > 0}
     position = {gpu.id: i for i, gpu in enumerate(topology.gpus)}
@@ -72,7 +72,7 @@ def nvlinks_of(topology: Topology) -> NvLinks:
             )
             direct = {pair: links for pair, links in direct.items() if pair not in pairs}
     ordered = sorted(direct.items(), key=lambda item: [position[end] for end in item[0]])
-    return NvLinks(tuple(bars), tuple((a, b, count) for (a, b), count in ordered))
+    return DrawnNvLinks(tuple(bars), tuple((a, b, count) for (a, b), count in ordered))
 
 
 def switch_title(counts: Iterable[int]) -> str:
@@ -108,7 +108,7 @@ LABEL = 46.0
 Boxes = Mapping[DeviceID, Box]
 
 
-def link_items(links: NvLinks, gpus: Boxes, top: float, left: float, width: float) -> tuple[list[Item], float]:
+def link_items(links: DrawnNvLinks, gpus: Boxes, top: float, left: float, width: float) -> tuple[list[Item], float]:
     """What goes below the sockets, whose lower edge is `top`, and where it ends."""
     items: list[Item] = []
     bottom = top
@@ -121,7 +121,7 @@ def link_items(links: NvLinks, gpus: Boxes, top: float, left: float, width: floa
     return items, bottom
 
 
-def arcs_fit(links: NvLinks) -> bool:
+def arcs_fit(links: DrawnNvLinks) -> bool:
     """Whether every link can be drawn as an arc that people can follow: there are not too many."""
     return len(links.pairs) <= MOST_ARCS
 
@@ -139,7 +139,7 @@ def bar_items(bar: Bar, gpus: Boxes, y: float, left: float, width: float) -> tup
     items: list[Item] = [line]
     for gpu, box in boxes.items():
         thick = min(1.5 + bar.links[gpu] / 8, 4.0)
-        items.append(Line(((box.middle, box.bottom), (box.middle, y)), scene.NVLINK, thick))
+        items.append(DrawnLine(((box.middle, box.bottom), (box.middle, y)), scene.NVLINK, thick))
     items.append(
         Text(line.middle, y + 17, fitted(bar.title, line.w - 8, 12, bold=True), 12, bold=True, anchor="middle")
     )
@@ -167,7 +167,7 @@ def arc_items(pairs: tuple[Pair, ...], gpus: Boxes, top: float) -> tuple[list[It
         depth = LEVEL * (level + 0.5)
         arc = [(middle - radius * cos(pi * i / POINTS), top + depth * sin(pi * i / POINTS)) for i in range(POINTS + 1)]
         path = ((left, gpus[a].bottom), *arc, (right, gpus[b].bottom))
-        lines.append(Line(path, scene.NVLINK, min(0.6 + 0.8 * count, 4.0), f"{count} NVLinks"))
+        lines.append(DrawnLine(path, scene.NVLINK, min(0.6 + 0.8 * count, 4.0), f"{count} NVLinks"))
         label = f"NV{count}"
         half = text_width(label, 10.5, bold=True) / 2
         labels += [

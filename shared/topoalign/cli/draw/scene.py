@@ -46,7 +46,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Line:
+class DrawnLine:
     """A line through these points."""
 
     points: tuple[tuple[float, float], ...]
@@ -74,7 +74,7 @@ class Text:
         return self.x - text_width(self.text, self.size, self.bold) * {"start": 0, "middle": 0.5, "end": 1}[self.anchor]
 
 
-Item = Box | Line | Text
+Item = Box | DrawnLine | Text
 
 
 @dataclass
@@ -111,7 +111,7 @@ def fitted(text: str, width: float, size: float, bold: bool = False) -> str:
     return text + "…"
 
 
-def broken(text: str, width: float, size: float) -> list[str]:
+def break_text(text: str, width: float, size: float) -> list[str]:
     """The text in lines no wider than this, broken anywhere: it is whole."""
     lines = [""]
     for character in text:
@@ -121,7 +121,7 @@ def broken(text: str, width: float, size: float) -> list[str]:
     return lines
 
 
-def wrapped(text: str, width: float, size: float) -> list[str]:
+def wrap_text(text: str, width: float, size: float) -> list[str]:
     """The text in lines no wider than this, broken at blanks."""
     lines: list[str] = []
     for word in text.split():

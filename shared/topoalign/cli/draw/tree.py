@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeAlias
 
-from topoalign.cli.draw.device import Device
+from topoalign.cli.draw.device import DrawnDevice
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.links import Link, PcieClass
@@ -30,7 +30,7 @@ MEANINGS = {
 """Below a drawing."""
 
 Links = Mapping[tuple[DeviceID, DeviceID], Link]
-Ways = list[tuple[tuple[str, ...], Device]]
+Ways = list[tuple[tuple[str, ...], DrawnDevice]]
 """Devices, each with the bridges above it, from the host bridge down."""
 
 
@@ -54,17 +54,17 @@ class Bridge:
         return tuple(kind + clean(self.address) for kind in kinds)
 
 
-Child: TypeAlias = Bridge | Device
+Child: TypeAlias = Bridge | DrawnDevice
 
 
-def pcie_tree(devices: Iterable[Device], parents: Mapping[str, str | None], links: Links) -> tuple[Child, ...]:
+def pcie_tree(devices: Iterable[DrawnDevice], parents: Mapping[str, str | None], links: Links) -> tuple[Child, ...]:
     """The bridges with these devices beneath them, then the devices of which no bridge is known, by their paths."""
     ways = [(way(device.bridge, parents), device) for device in devices]
     lost = sorted((device for bridges, device in ways if not bridges), key=lambda device: device.order)
     return children([pair for pair in ways if pair[0]], 0) + by_path(lost, links, PATHS)
 
 
-def by_path(devices: Sequence[Device], links: Links, paths: Sequence[PcieClass]) -> tuple[Child, ...]:
+def by_path(devices: Sequence[DrawnDevice], links: Links, paths: Sequence[PcieClass]) -> tuple[Child, ...]:
     """
     Devices in groups within groups, the first of these paths outermost: PHB around PXB around PIX.
 
@@ -75,22 +75,24 @@ def by_path(devices: Sequence[Device], links: Links, paths: Sequence[PcieClass])
         return tuple(devices)
     near = set(PcieClass.__members__.values()) - set(FARTHEST_FIRST[: FARTHEST_FIRST.index(paths[0])])
 
-    def path(a: Device, b: Device) -> PcieClass | None:
+    def path(a: DrawnDevice, b: DrawnDevice) -> PcieClass | None:
         link = links.get((a.id, b.id))
         return None if link is None else link.pcie
 
     found: list[Child] = []
-    for group in connected(devices, lambda a, b: path(a, b) in near):
+    for group in group_joined(devices, lambda a, b: path(a, b) in near):
         inner = by_path(group, links, paths[1:])
         whole = all(path(a, b) in (None, *near) for a, b in combinations(group, 2))
         alone = len(inner) == 1
         found += inner if alone or not whole else [Bridge("", paths[0] is PcieClass.PHB, inner, paths[0])]
     return tuple(one for one in found if isinstance(one, Bridge)) + tuple(
-        one for one in found if isinstance(one, Device)
+        one for one in found if isinstance(one, DrawnDevice)
     )
 
 
-def connected(devices: Sequence[Device], joined: Callable[[Device, Device], bool]) -> list[list[Device]]:
+def group_joined(
+    devices: Sequence[DrawnDevice], joined: Callable[[DrawnDevice, DrawnDevice], bool]
+) -> list[list[DrawnDevice]]:
     """The devices in groups, in order: two that are joined, directly or through others, are in one group."""
     left = list(devices)
     groups = []
@@ -127,7 +129,7 @@ def children(ways: Ways, level: int) -> tuple[Child, ...]:
             direct.append(device)
     found = [branch(inside, level) for inside in branches.values()]
     return tuple(one for one in found if isinstance(one, Bridge)) + tuple(
-        sorted([*direct, *(one for one in found if isinstance(one, Device))], key=lambda device: device.order)
+        sorted([*direct, *(one for one in found if isinstance(one, DrawnDevice))], key=lambda device: device.order)
     )
 
 
@@ -142,9 +144,9 @@ def branch(ways: Ways, level: int) -> Child:
     return Bridge(ways[0][0][shared - 1], level == 0, inside)
 
 
-def devices_in(children: Iterable[Child]) -> list[Device]:
+def devices_in(children: Iterable[Child]) -> list[DrawnDevice]:
     """Every device beneath these, in the order of the drawing."""
-    found: list[Device] = []
+    found: list[DrawnDevice] = []
     for child in children:
         found += devices_in(child.children) if isinstance(child, Bridge) else [child]
     return found

@@ -38,7 +38,7 @@ E = TypeVar("E", bound=Envelope)
 T = TypeVar("T")
 
 
-def settled(
+def load_settled(
     load: Callable[[], T], wait: Callable[[float], None] = time.sleep, between: Callable[[T], bool] = lambda _: False
 ) -> T:
     """
@@ -57,10 +57,10 @@ def settled(
     return load()
 
 
-def read(path: Path) -> bytes | None:
+def read_checkpoint_file(path: Path) -> bytes | None:
     """The file; None where there is none. Raises StateFault."""
     try:
-        with reading.opened(path) as file:
+        with reading.open_regular_file(path) as file:
             content = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         return None
@@ -68,7 +68,7 @@ def read(path: Path) -> bytes | None:
         why = f"{path} cannot be read: {error.strerror or clean(str(error))}"
         raise StateFault(why, "run as a user who may read the kubelet's files, usually root") from error
     if len(content) > MOST_BYTES:
-        raise damaged(path.name, f"it is larger than {MOST_BYTES >> 20} MiB")
+        raise damaged_file(path.name, f"it is larger than {MOST_BYTES >> 20} MiB")
     return content
 
 
@@ -80,7 +80,7 @@ def decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
     return msgspec.json.Decoder(kind)
 
 
-def decode(name: str, content: bytes, reader: "msgspec.json.Decoder[E]") -> E:
+def decode_checkpoint(name: str, content: bytes, reader: "msgspec.json.Decoder[E]") -> E:
     """The file as this struct, or what its field `data` holds. The checksum of `data` is checked. Raises StateFault."""
     try:
         file = reader.decode(content)
@@ -88,7 +88,7 @@ def decode(name: str, content: bytes, reader: "msgspec.json.Decoder[E]") -> E:
             expect_checksum(name, file.data_checksum, [f"(string){file.data}"])
             file = reader.decode(file.data.encode())
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise damaged(name, undecoded(error)) from error
+        raise damaged_file(name, undecoded(error)) from error
     if file.pod_entries:
         raise StateFault(
             f"{name} holds resources of whole pods (feature gate PodLevelResourceManagers)",
@@ -106,10 +106,10 @@ def undecoded(error: Exception) -> str:
 def expect_checksum(name: str, said: int, texts: Iterable[str]) -> None:
     """Raises StateFault unless it is that of one of these texts."""
     if said not in map(fnv1a, texts):
-        raise damaged(name, f"its checksum {said} is not that of its content")
+        raise damaged_file(name, f"its checksum {said} is not that of its content")
 
 
-def damaged(name: str, finding: str) -> StateFault:
+def damaged_file(name: str, finding: str) -> StateFault:
     """The error for a checkpoint that cannot be used, with the file's name and the finding."""
     return StateFault(
         f"{name} cannot be trusted: {finding}",
@@ -132,14 +132,14 @@ def fnv1a(text: str) -> int:
     return total
 
 
-def printed(value: object) -> str:
+def spew_value(value: object) -> str:
     """A Go value as go-spew prints it: None is nil, and a struct of ours says by `__str__` how it is printed."""
     match value:
         case None:
             return "<nil>"
         case Mapping():
-            return f"map[{' '.join(f'{key}:{printed(item)}' for key, item in sorted(value.items()))}]"
+            return f"map[{' '.join(f'{key}:{spew_value(item)}' for key, item in sorted(value.items()))}]"
         case list() | tuple() | bytes():
-            return f"[{' '.join(map(printed, value))}]"
+            return f"[{' '.join(map(spew_value, value))}]"
         case _:
             return str(value)

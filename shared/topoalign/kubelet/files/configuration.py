@@ -75,7 +75,9 @@ def load_with_note(path: Path, placement: Placement = Placement.TOPOLOGY) -> tup
     Raises NotFound, InvalidDocument, and InvalidField with the path of a wrong value, or where the file has no configuration
     of a kubelet or more than one.
     """
-    found = configuration_file.find_configuration(configuration_file.mappings_in(documents.content(path), str(path)))
+    found = configuration_file.find_configuration(
+        configuration_file.mappings_in(documents.read_bounded(path), str(path))
+    )
     try:
         return rules_of(found.document, placement), found.note
     except InvalidField as error:
@@ -129,7 +131,7 @@ def one_of(field: str, given: str, values: Mapping[str, V], default: str) -> V:
         raise InvalidField(field, f"unknown: {quoted([given])}", f"use one of {', '.join(values)}") from None
 
 
-def boolean(field: str, text: str) -> bool:
+def parse_go_boolean(field: str, text: str) -> bool:
     """The value of a Go boolean as text. Raises InvalidField."""
     if text not in TRUE | FALSE:
         raise InvalidField(field, f"{quoted([text])} is no boolean", 'use "true" or "false"')
@@ -143,7 +145,7 @@ def topology_options(found: KubeletConfiguration) -> tuple[bool, int]:
     for name, text in sorted(found.topology_manager_policy_options.items()):
         field = f"topologyManagerPolicyOptions[{clean(name)}]"
         if name == CLOSEST:
-            closest = boolean(field, text)
+            closest = parse_go_boolean(field, text)
         elif name == MOST_NODES:
             if not (digits := text.removeprefix("+")).isascii() or not digits.isdigit() or not int(digits[:9]) >= 8:
                 raise InvalidField(field, f"{quoted([text])} is no whole number from 8 on", 'use "8" or more')
@@ -167,7 +169,7 @@ def cpu_options(found: KubeletConfiguration, manager: str) -> frozenset[CpuOptio
         if gate is not None and not gate_open(gate, found.feature_gates):
             why = f"its feature gate {gate} is off, so the kubelet does not start"
             raise InvalidField(field, why, f"switch {gate} on in featureGates, or leave the option out")
-        if boolean(field, text):
+        if parse_go_boolean(field, text):
             chosen.add(option)
     if found.cpu_manager_policy_options and manager == "none":
         why = "options of a static policy beside policy none, with which the kubelet does not start"
@@ -190,9 +192,9 @@ def gate_open(gate: str, gates: Mapping[str, bool]) -> bool:
 
 def reserved_count(found: KubeletConfiguration, manager: str) -> int:
     """How many CPUs the kubelet keeps back by its own choice; 0 where it is told which, or gives none exclusively."""
-    named = reserved_cpus(found.reserved_system_cpus)
+    named = parse_reserved_cpus(found.reserved_system_cpus)
     amounts = [
-        quantity(f"{field}[cpu]", reserved["cpu"], "500m or 2")
+        parse_thousandths(f"{field}[cpu]", reserved["cpu"], "500m or 2")
         for field, reserved in (("systemReserved", found.system_reserved), ("kubeReserved", found.kube_reserved))
         if "cpu" in reserved
     ]
@@ -207,7 +209,7 @@ def reserved_count(found: KubeletConfiguration, manager: str) -> int:
     return count
 
 
-def reserved_cpus(text: str) -> frozenset[int]:
+def parse_reserved_cpus(text: str) -> frozenset[int]:
     """The CPUs of `reservedSystemCPUs`. Raises InvalidField."""
     try:
         return parse_cpuset(text)
@@ -215,11 +217,11 @@ def reserved_cpus(text: str) -> frozenset[int]:
         raise InvalidField("reservedSystemCPUs", clean(str(error)), "list CPUs as the kernel does: 0-3,8") from error
 
 
-def quantity(field: str, text: str, example: str) -> int:
+def parse_thousandths(field: str, text: str, example: str) -> int:
     """Thousandths."""
     amount = quantities.thousandths(text)
     if amount is None:
-        raise InvalidField(field, f"{quoted([text])} {quantities.wrong(text)}", f"write {example}")
+        raise InvalidField(field, f"{quoted([text])} {quantities.quantity_finding(text)}", f"write {example}")
     return amount
 
 
@@ -239,7 +241,7 @@ def reserved_memory(found: KubeletConfiguration, manager: str) -> dict[int, dict
             if resource != MEMORY and not is_hugepages(resource):
                 raise InvalidField(field, "neither memory nor hugepages", "reserve memory or hugepages-<size> here")
             if not size:
-                why = "is no amount above 0" if size == 0 else quantities.wrong(str(amount))
+                why = "is no amount above 0" if size == 0 else quantities.quantity_finding(str(amount))
                 raise InvalidField(field, f"{quoted([str(amount)])} {why}", "write 1Gi or a number of bytes")
             if resource in reserved.setdefault(entry.numa_node, {}):
                 raise InvalidField(field, "the node has it already", "name each resource of a node once")

@@ -41,16 +41,16 @@ class InvalidDocument(BadRequest):
 
 def load_document(path: Path, *, nulls: bool = False) -> Document:
     """
-    The document in a file; `nulls` as of `read`. Raises NotFound where there is none, and InvalidDocument where it cannot be
-    read.
+    The document in a file; `nulls` as of `parse_document`. Raises NotFound where there is none, and InvalidDocument
+    where it cannot be read.
     """
-    return read(content(path), str(path), nulls=nulls)
+    return parse_document(read_bounded(path), str(path), nulls=nulls)
 
 
-def content(path: Path) -> bytes:
+def read_bounded(path: Path) -> bytes:
     """What a file holds, and no more of it than shows that it is too large. Raises as `load`."""
     try:
-        with reading.opened(path) as file:
+        with reading.open_regular_file(path) as file:
             return file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         raise NotFound("file", str(path), "give the path of a file that is there") from None
@@ -59,7 +59,7 @@ def content(path: Path) -> bytes:
         raise InvalidDocument(str(path), f"cannot be read: {clean(why)}", "give a file that you may read") from error
 
 
-def read(raw: bytes, source: str, *, nulls: bool = False) -> Document:
+def parse_document(raw: bytes, source: str, *, nulls: bool = False) -> Document:
     """
     The document that these bytes are; `source` is what to call them. `nulls`: fields that are null stay; else they are left
     out. Raises InvalidDocument.
@@ -72,7 +72,10 @@ def read(raw: bytes, source: str, *, nulls: bool = False) -> Document:
 
 
 def documents_of(raw: bytes, source: str, most: int = MOST_DOCUMENTS, *, nulls: bool = False) -> list[object]:
-    """The documents that these bytes are, at most `most`, empty ones too; else as `read`. Raises InvalidDocument."""
+    """
+    The documents that these bytes are, at most `most`, empty ones too; else as `parse_document`. Raises
+    InvalidDocument.
+    """
     if len(raw) > MOST_BYTES:
         raise InvalidDocument(source, f"it is larger than {MOST_BYTES >> 10} KiB", "give the document alone")
     try:

@@ -56,7 +56,7 @@ class ListedPods:
 
     def _look(self) -> None:
         try:
-            self._directories = pod_directories.read(self._root)
+            self._directories = pod_directories.read_pod_directories(self._root)
         except StateFault as fault:
             self._trouble = fault.finding
         else:

@@ -36,7 +36,7 @@ from topoalign.kubelet.files import checkpoint, cpu_checkpoint, device_checkpoin
 from topoalign.kubelet.files.cpu_checkpoint import CpuManagerState
 from topoalign.kubelet.files.device_checkpoint import CheckpointData
 from topoalign.kubelet.files.listed_pods import ListedPods
-from topoalign.kubelet.files.memory_checkpoint import Block, MemoryManagerState
+from topoalign.kubelet.files.memory_checkpoint import MemoryCheckpointBlock, MemoryManagerState
 
 ROOT = Path("/var/lib/kubelet")
 """Where a kubelet keeps its files, unless it was told otherwise (kubelet v1.36.3, --root-dir)."""
@@ -48,7 +48,7 @@ Container = tuple[str, str]
 """Pod uid, container."""
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class ManagerHoldings(msgspec.Struct, frozen=True, kw_only=True):
     """What one manager has given away."""
 
     cpus: Mapping[Container, frozenset[int]] = {}
@@ -99,7 +99,7 @@ def node_state(
     The node as the kubelet with this root directory has it when the next pod comes. A device that its plugin has not listed
     as healthy is not usable. Raises NotFound where there is no such directory, StateFault.
     """
-    if not is_directory(root):
+    if not may_be_directory(root):
         raise NotFound(
             "directory", str(root), f"give the kubelet's root directory, {ROOT} unless it was told otherwise"
         )
@@ -108,7 +108,7 @@ def node_state(
     cpus = held_cpus(root, hardware, rules, pods)
     memory = held_memory(root, hardware, rules, pods)
     devices = held_devices(root, hardware, pods)
-    held = Held(cpus=cpus.cpus, blocks=memory.blocks, devices=devices.devices)
+    held = ManagerHoldings(cpus=cpus.cpus, blocks=memory.blocks, devices=devices.devices)
     state = NodeState(
         node=topology.node,
         topology=topology,
@@ -124,7 +124,7 @@ def node_state(
     )
 
 
-def is_directory(path: Path) -> bool:
+def may_be_directory(path: Path) -> bool:
     """Also where it may not be looked at: reading its files will say so."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
@@ -134,34 +134,36 @@ def is_directory(path: Path) -> bool:
         return False
 
 
-def held_cpus(root: Path, topology: Topology, rules: AdmissionRules, pods: ListedPods) -> Held:
+def held_cpus(root: Path, topology: Topology, rules: AdmissionRules, pods: ListedPods) -> ManagerHoldings:
     """Of the CPU manager. Raises StateFault."""
 
     def load() -> CpuManagerState | None:
         state = cpu_checkpoint.load_cpu_state(root)
         if state is not None:
-            cpu_checkpoint.check(state, topology, rules)
+            cpu_checkpoint.check_cpu_state(state, topology, rules)
         return state
 
-    state = checkpoint.settled(load)
+    state = checkpoint.load_settled(load)
     if state is None:
-        return Held(finding=absent(root / cpu_checkpoint.NAME, "CPUs"))
-    return Held(cpus={each: cpus for each, cpus in state.exclusive.items() if cpus and not pods.is_gone(each[0])})
+        return ManagerHoldings(finding=absent(root / cpu_checkpoint.NAME, "CPUs"))
+    return ManagerHoldings(
+        cpus={each: cpus for each, cpus in state.exclusive.items() if cpus and not pods.is_gone(each[0])}
+    )
 
 
-def held_memory(root: Path, topology: Topology, rules: AdmissionRules, pods: ListedPods) -> Held:
+def held_memory(root: Path, topology: Topology, rules: AdmissionRules, pods: ListedPods) -> ManagerHoldings:
     """Of the memory manager. Raises StateFault."""
 
     def load() -> MemoryManagerState | None:
         state = memory_checkpoint.load_memory_state(root)
         if state is not None:
-            memory_checkpoint.check(state, topology, rules)
+            memory_checkpoint.check_memory_state(state, topology, rules)
         return state
 
-    state = checkpoint.settled(load, between=lambda read: read is not None and bool(read.lost))
+    state = checkpoint.load_settled(load, between=lambda read: read is not None and bool(read.lost))
     if state is None:
-        return Held(finding=absent(root / memory_checkpoint.NAME, "memory"))
-    doubts = [lost(name, amount) for name, amount in state.lost.items()]
+        return ManagerHoldings(finding=absent(root / memory_checkpoint.NAME, "memory"))
+    doubts = [describe_lost_memory(name, amount) for name, amount in state.lost.items()]
     gone = {uid for uid in state.entries or {} if pods.is_gone(uid)}
     groups = {
         tuple(block.numa_affinity) for (uid, _), blocks in state.blocks.items() if uid in gone for block in blocks
@@ -170,16 +172,17 @@ def held_memory(root: Path, topology: Topology, rules: AdmissionRules, pods: Lis
     state = state.without(gone)
     left = {node: dict(use.reserved) for node, use in state.use.items()}
     blocks = {
-        container: tuple(spread(block, left) for block in blocks) for container, blocks in sorted(state.blocks.items())
+        container: tuple(spread_block(block, left) for block in blocks)
+        for container, blocks in sorted(state.blocks.items())
     }
-    return Held(
+    return ManagerHoldings(
         blocks={container: each for container, each in blocks.items() if each},
         memory=state.use,
         doubt="; ".join([*doubts, RELEASED_BY_CHANCE] if by_chance else doubts) or None,
     )
 
 
-def lost(resource: ResourceName, amount: int) -> str:
+def describe_lost_memory(resource: ResourceName, amount: int) -> str:
     """The note on memory that the kubelet counts as given away and no container has."""
     return (
         f"the kubelet's memory manager counts {amount} bytes of {clean(resource)} as given away that no container has"
@@ -192,7 +195,7 @@ RELEASED_BY_CHANCE = (
 )
 
 
-def spread(block: Block, left: Mapping[int, dict[ResourceName, int]]) -> MemoryBlock:
+def spread_block(block: MemoryCheckpointBlock, left: Mapping[int, dict[ResourceName, int]]) -> MemoryBlock:
     """A block on the nodes of its group, from the lowest on, as far as they have given such memory away."""
     taken = []
     wanted = block.size
@@ -205,12 +208,12 @@ def spread(block: Block, left: Mapping[int, dict[ResourceName, int]]) -> MemoryB
     return MemoryBlock(resource=block.type, nodes=tuple(block.numa_affinity), size=block.size, taken=tuple(taken))
 
 
-def held_devices(root: Path, topology: Topology, pods: ListedPods) -> Held:
+def held_devices(root: Path, topology: Topology, pods: ListedPods) -> ManagerHoldings:
     """Of the device manager. Raises StateFault."""
     directory = root / DEVICE_PLUGINS
     data = device_checkpoint.load_devices(directory)
     if data is None:
-        return Held(finding=absent(directory / device_checkpoint.NAME, "devices"))
+        return ManagerHoldings(finding=absent(directory / device_checkpoint.NAME, "devices"))
     registered = {
         ResourceName(resource): frozenset(map(DeviceID, devices))
         for resource, devices in data.registered_devices.items()
@@ -221,18 +224,18 @@ def held_devices(root: Path, topology: Topology, pods: ListedPods) -> Held:
                 f"the kubelet has {quoted([resource])} {quoted(sorted(foreign))}, which the machine does not have",
                 "describe the machine that the kubelet runs on, and give its plugin's configuration with --config",
             )
-    listed = devices_of(data)
+    listed = devices_by_container(data)
     held = {container: devices for container, devices in listed.items() if not pods.is_gone(container[0])}
-    given = together(held.values())
+    given = merge_devices(held.values())
     dropped = {
         resource: devices - given.get(resource, frozenset())
-        for resource, devices in together(listed[each] for each in listed.keys() - held.keys()).items()
+        for resource, devices in merge_devices(listed[each] for each in listed.keys() - held.keys()).items()
     }
     unlisted = dict.fromkeys(given.keys() - registered.keys(), frozenset[DeviceID]())
-    return Held(devices=held, registered=registered | unlisted, dropped=dropped)
+    return ManagerHoldings(devices=held, registered=registered | unlisted, dropped=dropped)
 
 
-def together(
+def merge_devices(
     containers: Iterable[Mapping[ResourceName, Iterable[DeviceID]]],
 ) -> dict[ResourceName, frozenset[DeviceID]]:
     """What several containers have."""
@@ -243,7 +246,7 @@ def together(
     return found
 
 
-def devices_of(data: CheckpointData) -> dict[Container, dict[ResourceName, tuple[DeviceID, ...]]]:
+def devices_by_container(data: CheckpointData) -> dict[Container, dict[ResourceName, tuple[DeviceID, ...]]]:
     """A device that is listed under several NUMA nodes is one."""
     held: dict[Container, dict[ResourceName, tuple[DeviceID, ...]]] = {}
     for entry in data.pod_device_entries or ():

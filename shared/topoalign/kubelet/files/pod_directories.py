@@ -46,7 +46,7 @@ class PodDirectories(msgspec.Struct, frozen=True, kw_only=True):
         return is_uid(uid) and self.torn_down.get(uid, True)
 
 
-def read(root: Path) -> PodDirectories | None:
+def read_pod_directories(root: Path) -> PodDirectories | None:
     """
     The directories of a kubelet with this root directory; None where it has no `pods` directory: then nothing is known.
 

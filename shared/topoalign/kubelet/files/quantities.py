@@ -41,7 +41,7 @@ def value_of(number: str, suffix: str | None, exponent: str | None) -> Fraction 
     return value if value <= LARGEST_QUANTITY else None
 
 
-def wrong(quantity: str) -> str:
+def quantity_finding(quantity: str) -> str:
     """What is wrong with one that could not be read."""
     return TOO_LARGE if _QUANTITY.fullmatch(quantity) or _LONG.fullmatch(quantity) else "is no amount"
 

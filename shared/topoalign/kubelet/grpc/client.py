@@ -14,7 +14,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.core.ports import Clock
-from topoalign.kubelet.grpc.codec import QuickCodec, decoded
+from topoalign.kubelet.grpc.codec import QuickCodec, decode_received
 
 T = TypeVar("T")
 
@@ -43,13 +43,13 @@ class TurnedAway(Exception):
     """Raised by a call to a server that has too many to answer, and which is to be made again in a moment."""
 
 
-async def ask(
+async def call_once(
     path: Path, question: Callable[[Channel], Awaitable[T]], clock: Clock, within: float, codec: CodecBase | None = None
 ) -> T:
     """Connects, asks, hangs up. Raises KubeletAway if there is no good answer within so many seconds."""
     channel = channel_to(path, codec)
     try:
-        return await answered(path, partial(question, channel), clock, within)
+        return await call_until_answered(path, partial(question, channel), clock, within)
     finally:
         channel.close()
 
@@ -57,15 +57,15 @@ async def ask(
 def channel_to(path: Path, codec: CodecBase | None = None) -> Channel:
     """A channel to the server at this path, which connects with its first call and must be closed."""
     channel = Channel(path=str(path), codec=codec or QuickCodec())
-    listen(channel, RecvMessage, decoded)
+    listen(channel, RecvMessage, decode_received)
     return channel
 
 
-async def answered(path: Path, call: Callable[[], Awaitable[T]], clock: Clock, within: float) -> T:
+async def call_until_answered(path: Path, call: Callable[[], Awaitable[T]], clock: Clock, within: float) -> T:
     """
-    The answer to a call; one that raises Lost is made again, in a new task (`apart` has the reason), and one that raises
-    TurnedAway after `AGAIN_SECONDS`. Raises KubeletAway, about the socket at `path`, if there is no good answer within so
-    many seconds.
+    The answer to a call; one that raises Lost is made again, in a new task (`call_in_own_task` has the reason), and one
+    that raises TurnedAway after `AGAIN_SECONDS`. Raises KubeletAway, about the socket at `path`, if there is no good
+    answer within so many seconds.
     """
     answers: list[T] = []
     failure = f"no answer within {within:g} s"
@@ -83,7 +83,7 @@ async def answered(path: Path, call: Callable[[], Awaitable[T]], clock: Clock, w
             tasks.start_soon(attempt)
             return
         except FAILURES as error:
-            failure = described(error)
+            failure = describe_call_error(error)
         tasks.cancel_scope.cancel()
 
     async with anyio.create_task_group() as tasks:
@@ -95,7 +95,7 @@ async def answered(path: Path, call: Callable[[], Awaitable[T]], clock: Clock, w
     return answers[0]
 
 
-async def apart(call: Callable[[], Awaitable[T]]) -> T:
+async def call_in_own_task(call: Callable[[], Awaitable[T]]) -> T:
     """
     Makes a call in a task of its own. Raises what the call fails with.
 
@@ -118,7 +118,7 @@ async def apart(call: Callable[[], Awaitable[T]]) -> T:
     return answers[0]
 
 
-def described(error: BaseException) -> str:
+def describe_call_error(error: BaseException) -> str:
     """A failure for people."""
     match error:
         case GRPCError():

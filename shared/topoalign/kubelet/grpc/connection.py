@@ -24,10 +24,10 @@ from h2.settings import SettingCodes, Settings
 from topoalign.core.model.errors import clean
 from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.frames import LONGEST_HEADERS, Frames
-from topoalign.kubelet.grpc.turns import Client
+from topoalign.kubelet.grpc.turns import TurnTaker
 
 if TYPE_CHECKING:
-    from topoalign.kubelet.grpc.transport import Server
+    from topoalign.kubelet.grpc.transport import GrpcServer
 from typing import Any
 
 MOST_CALLS = 32
@@ -68,16 +68,16 @@ class Bounded(H2Connection):
             self.encoder.header_table_size = TABLE_BYTES
 
 
-class Link(grpclib.protocol.Connection):
+class CallConnection(grpclib.protocol.Connection):
     """grpclib's view of a connection, from which a call finds ours: weakly, or each of many would wait for the collector."""
 
-    ours: "ref[Connection]"
+    ours: "ref[GrpcConnection]"
 
 
-class Connection(H2Protocol, BufferedProtocol, Client):
+class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
     """As grpclib has it, but it asks for a turn before it handles what has come."""
 
-    server: "Server"
+    server: "GrpcServer"
     transport: Transport
     peer: sockets.Peer
     spoke = 0
@@ -103,7 +103,7 @@ class Connection(H2Protocol, BufferedProtocol, Client):
         self._h2.increment_flow_control_window(
             self.config.http2_connection_window_size - self._h2.local_settings.initial_window_size
         )
-        self.connection = Link(self._h2, CoalescingTransport(self.transport), config=self.config)
+        self.connection = CallConnection(self._h2, CoalescingTransport(self.transport), config=self.config)
         self.connection.ours = ref(self)
         self.connection.flush()
         self.connection.initialize()

@@ -42,7 +42,7 @@ LONGEST_SETTINGS = 32 * 6
 """Bytes: 32 settings. HTTP/2 defines six."""
 
 
-class Kind(IntEnum):
+class FrameType(IntEnum):
     """Types of frames that are told apart."""
 
     DATA = 0
@@ -117,11 +117,11 @@ class Frames:
         """The weight of a frame. Raises Flood."""
         weight = 1 + (length >> 12)
         match kind:
-            case Kind.HEADERS | Kind.CONTINUATION:
+            case FrameType.HEADERS | FrameType.CONTINUATION:
                 self._block += length
                 if self._block > LONGEST_HEADERS:
                     raise Flood(f"the headers of a request have at most {LONGEST_HEADERS} bytes")
-                if kind == Kind.HEADERS:
+                if kind == FrameType.HEADERS:
                     weight += REQUEST_WEIGHT
                     self.controls -= min(self.controls, CONTROLS_PER_REQUEST)
                 else:
@@ -129,19 +129,19 @@ class Frames:
                 if flags & END_HEADERS:
                     self._block = 0
                 self.spoke = True
-            case Kind.DATA:
+            case FrameType.DATA:
                 self.controls += not length and not flags & END_STREAM
                 self.spoke = True
-            case Kind.SETTINGS:
+            case FrameType.SETTINGS:
                 self.controls += 1
                 self._settings += not flags & ACK
                 if self._settings > MOST_SETTINGS or length > LONGEST_SETTINGS:
                     raise Flood(f"there are at most {MOST_SETTINGS} frames of settings, of {LONGEST_SETTINGS} bytes")
-            case Kind.RESET:
+            case FrameType.RESET:
                 self.controls += CONTROLS_PER_RESET
             case _:
                 self.controls += 1
-                self.spoke |= kind != Kind.PING
+                self.spoke |= kind != FrameType.PING
         if self.controls > MOST_CONTROLS:
             raise Flood(f"there are at most {MOST_CONTROLS} frames without a request")
         return weight

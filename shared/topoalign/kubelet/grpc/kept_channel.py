@@ -25,7 +25,7 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from topoalign.core.ports import Clock
 from topoalign.kubelet.grpc import sockets
-from topoalign.kubelet.grpc.client import Lost, TurnedAway, answered, channel_to, described
+from topoalign.kubelet.grpc.client import Lost, TurnedAway, call_until_answered, channel_to, describe_call_error
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class KeptChannel:
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path = path
         self._clock = clock
-        self._kept: Connection | None = None
+        self._kept: SharedChannel | None = None
         """What the next call uses; None: it makes a new one."""
 
     async def ask(
@@ -60,10 +60,10 @@ class KeptChannel:
                     raise
                 except GRPCError as error:
                     if error.status is Status.RESOURCE_EXHAUSTED:
-                        raise TurnedAway(described(error)) from error
+                        raise TurnedAway(describe_call_error(error)) from error
                     raise
 
-        return await answered(self.path, call, self._clock, within)
+        return await call_until_answered(self.path, call, self._clock, within)
 
     def close(self) -> None:
         """Ends the connection, at once if no call uses it."""
@@ -73,13 +73,13 @@ class KeptChannel:
             kept.close_unused()
 
     @contextmanager
-    def _lent(self) -> Iterator["Connection"]:
+    def _lent(self) -> Iterator["SharedChannel"]:
         """The connection, for one call."""
         identity = sockets.identity(self.path)
         if self._kept is not None and (self._kept.identity != identity or self._kept.begun >= MOST_CALLS):
             self.close()
         if self._kept is None:
-            self._kept = Connection(channel_to(self.path), identity)
+            self._kept = SharedChannel(channel_to(self.path), identity)
         lent = self._kept
         lent.calls += 1
         lent.begun += 1
@@ -98,7 +98,7 @@ class KeptChannel:
                 lent.close_unused()
 
 
-class Connection:
+class SharedChannel:
     """A channel that calls share."""
 
     def __init__(self, channel: Channel, identity: sockets.Identity | None) -> None:

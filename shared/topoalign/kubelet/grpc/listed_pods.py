@@ -14,7 +14,7 @@ from typing import Any
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.codec import CODEC, DECODED_AT_ONCE, QuickCodec, Undecoded
-from topoalign.kubelet.grpc.decoding import broken, field, field_at, fields_of, text
+from topoalign.kubelet.grpc.decoding import decode_text, field, field_at, iterate_fields, malformed_message
 
 Devices = dict[ResourceName, set[DeviceID]]
 """Resource -> the devices of a container."""
@@ -51,7 +51,7 @@ class ListedPodsCodec(QuickCodec):
             field(PODS, self._pod(data, each.content, each.end))
             if (each.number, each.wire) == (PODS, MESSAGE)
             else data[each.start : each.end]
-            for each in fields_of(data, 0, len(data), v1.ListPodResourcesResponse)
+            for each in iterate_fields(data, 0, len(data), v1.ListPodResourcesResponse)
         )
         return CODEC.decode(rest, message_type)
 
@@ -61,7 +61,7 @@ class ListedPodsCodec(QuickCodec):
             field(CONTAINERS, self._container(data, each.content, each.end))
             if (each.number, each.wire) == (CONTAINERS, MESSAGE)
             else data[each.start : each.end]
-            for each in fields_of(data, at, end, v1.PodResources)
+            for each in iterate_fields(data, at, end, v1.PodResources)
         )
 
     def _container(self, data: bytes, at: int, end: int) -> bytes:
@@ -105,18 +105,18 @@ def add_alike(data: bytes, at: int, end: int, begins: bytes, ids: set[DeviceID])
             ids.add(DeviceID(data[start:stop].decode()))
             at = after
     except UnicodeDecodeError as error:
-        raise broken(v1.ContainerDevices, "a text that is not UTF-8") from error
+        raise malformed_message(v1.ContainerDevices, "a text that is not UTF-8") from error
     return at
 
 
 def read_devices(data: bytes, at: int, end: int) -> tuple[ResourceName, list[DeviceID]]:
     """Resource and devices of the message that stands there. Raises GRPCError where it is none."""
     found: dict[int, list[str]] = {RESOURCE: [""], DEVICE: []}
-    for each in fields_of(data, at, end, v1.ContainerDevices):
+    for each in iterate_fields(data, at, end, v1.ContainerDevices):
         if each.number in found:
             if each.wire != MESSAGE:
-                raise broken(v1.ContainerDevices, "a field has another type")
-            found[each.number].append(text(v1.ContainerDevices, data[each.content : each.end]))
+                raise malformed_message(v1.ContainerDevices, "a field has another type")
+            found[each.number].append(decode_text(v1.ContainerDevices, data[each.content : each.end]))
     return ResourceName(found[RESOURCE][-1]), [DeviceID(device) for device in found[DEVICE]]
 
 
@@ -141,7 +141,7 @@ def allocatable_devices(answer: bytes) -> Iterator[tuple[ResourceName, list[Devi
     The resource and devices of each message in an encoded AllocatableResourcesResponse, in its order. Raises GRPCError where
     it is none.
     """
-    for part in fields_of(answer, 0, len(answer), v1.AllocatableResourcesResponse):
+    for part in iterate_fields(answer, 0, len(answer), v1.AllocatableResourcesResponse):
         if part.number != 1:
             continue
         yield read_devices(answer, part.content, part.end)
@@ -201,6 +201,6 @@ def fields_without(data: bytes, kind: Any, left_out: tuple[bytes, ...]) -> Itera
             content = field.content
             at = field.end
         if at > end:
-            raise broken(kind, "it ends early")
+            raise malformed_message(kind, "it ends early")
         if data[start] != MESSAGES or not data.startswith(left_out, content):
             yield data[start:at]

@@ -66,7 +66,7 @@ def peer(connection: socket.socket) -> Peer:
     return Peer(pid, uid)
 
 
-def listen(path: Path, field: str, mode: int = 0o600, guard: Path | None = None) -> socket.socket:
+def listen_on_path(path: Path, field: str, mode: int = 0o600, guard: Path | None = None) -> socket.socket:
     """
     A socket that listens at this path, with this mode. What a dead process left there is removed. `guard`: the directory
     that is locked meanwhile, where others may hold a lock on the socket's own for ever.
@@ -74,7 +74,7 @@ def listen(path: Path, field: str, mode: int = 0o600, guard: Path | None = None)
     Raises InvalidField about the setting `field` for a path that is too long, StateFault if the directory cannot be used,
     if another process serves there, or if something stands there that is not a socket.
     """
-    check_length(path, field)
+    check_path_length(path, field)
     try:
         with directory_lock(guard or path.parent):
             clear(path)
@@ -93,7 +93,7 @@ def listen(path: Path, field: str, mode: int = 0o600, guard: Path | None = None)
     return listening
 
 
-def check_length(path: Path, field: str) -> None:
+def check_path_length(path: Path, field: str) -> None:
     """Raises InvalidField about the setting `field` if Linux cannot have a socket at this path."""
     size = len(os.fsencode(path))
     if size > LONGEST_PATH:
@@ -104,7 +104,7 @@ def check_length(path: Path, field: str) -> None:
         )
 
 
-def remove(path: Path, mine: Identity | None) -> None:
+def remove_socket(path: Path, mine: Identity | None) -> None:
     """
     Removes the socket if it is still the one that was made. Where that cannot be done, on a disk that became read-only, it
     stays, and is found stale by who comes next: what is being stopped is to be stopped all the same.

@@ -5,7 +5,7 @@ grpclib implements the protocol; this module adds the protection. A peer of anot
 read. At the limit of connections, the one that has been silent longest is closed. A request that grows past its limit
 ends with RESOURCE_EXHAUSTED while it is still arriving, one that cannot be decoded with INVALID_ARGUMENT, and one for
 an unknown method with UNIMPLEMENTED. A large request is decoded in turns. Errors become gRPC statuses in one place,
-`answered`. A client that answers no pings is disconnected. A stream's generator is closed when its client disconnects,
+`answer_call`. A client that answers no pings is disconnected. A stream's generator is closed when its client disconnects,
 and a stop lets calls end that have begun.
 """
 
@@ -32,9 +32,9 @@ from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, clean
 from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.arriving import LARGEST_REQUEST, SMALL_REQUEST, Arriving
 from topoalign.kubelet.grpc.codec import QuickCodec
-from topoalign.kubelet.grpc.connection import CHUNK, PING_SECONDS, Connection, Link
+from topoalign.kubelet.grpc.connection import CHUNK, PING_SECONDS, CallConnection, GrpcConnection
 from topoalign.kubelet.grpc.decoding import NAMING, Decoding
-from topoalign.kubelet.grpc.turns import Turns
+from topoalign.kubelet.grpc.turns import TurnQueue
 
 MOST_CONNECTIONS = 32
 """At a time. The kubelet needs one."""
@@ -67,10 +67,10 @@ CALL: ContextVar[Any] = ContextVar("CALL", default=None)
 """The stream (of grpclib's protocol) of the call that a task answers."""
 
 
-def caller() -> Connection | None:
+def caller() -> GrpcConnection | None:
     """The connection of the call that is being answered; None outside of one."""
     stream = CALL.get()
-    return None if stream is None else cast(Link, stream.connection).ours()
+    return None if stream is None else cast(CallConnection, stream.connection).ours()
 
 
 class Servicer(ServiceBase):
@@ -94,7 +94,7 @@ class Servicer(ServiceBase):
             unary = handler.cardinality is Cardinality.UNARY_UNARY
             self.calls += unary
             try:
-                await answered(handler.func, stream)
+                await answer_call(handler.func, stream)
             finally:
                 self.calls -= unary
                 if self.idle is not None and not self.calls:
@@ -102,7 +102,7 @@ class Servicer(ServiceBase):
 
         return call
 
-    def favours(self, connection: Connection) -> bool:
+    def favours(self, connection: GrpcConnection) -> bool:
         """Whether this connection is not closed to make room for another."""
         return False
 
@@ -121,7 +121,7 @@ class Servicer(ServiceBase):
                 await stream.send_message(message)
 
 
-async def answered(method: Method, stream: Any) -> None:
+async def answer_call(method: Method, stream: Any) -> None:
     """Answers one call, its errors as gRPC statuses."""
     try:
         await method(stream)
@@ -159,11 +159,11 @@ class Load:
     """What all sockets of a process share: the turns of their connections, and the bound on what requests hold."""
 
     def __init__(self) -> None:
-        self.turns = Turns()
+        self.turns = TurnQueue()
         self.arriving = Arriving()
 
 
-class Server(grpclib.server.Server):
+class GrpcServer(grpclib.server.Server):
     """Serves one `Servicer` on one unix socket, once: to processes of root and of this process' user."""
 
     mode = 0o600
@@ -180,7 +180,7 @@ class Server(grpclib.server.Server):
         self.path = path
         self.field = field
         self.identity: sockets.Identity | None = None
-        self.connections: set[Connection] = set()
+        self.connections: set[GrpcConnection] = set()
         self.draining = False
         load = load or Load()
         self.turns = load.turns
@@ -191,8 +191,8 @@ class Server(grpclib.server.Server):
         self.complain = self._complaints.say
 
     async def listen(self) -> None:
-        """Binds and serves. Raises what `sockets.listen` raises."""
-        listening = sockets.listen(self.path, self.field, self.mode, self.guard)
+        """Binds and serves. Raises what `sockets.listen_on_path` raises."""
+        listening = sockets.listen_on_path(self.path, self.field, self.mode, self.guard)
         self.identity = sockets.identity(self.path)
         await self.start(sock=listening, backlog=ACCEPTED_AT_ONCE)
         listening.listen(sockets.BACKLOG)  # asyncio has one number for what may wait and what is accepted at once
@@ -205,7 +205,7 @@ class Server(grpclib.server.Server):
     async def stop(self, within: float) -> None:
         """Takes no new connections, lets the calls that go on end for `within` seconds, then closes. Not to be cancelled."""
         self.draining = True
-        sockets.remove(self.path, self.identity)
+        sockets.remove_socket(self.path, self.identity)
         self.identity = None
         with anyio.move_on_after(within, shield=True):
             await self.servicer.drained()
@@ -217,7 +217,7 @@ class Server(grpclib.server.Server):
                 await self.wait_closed()
         self._complaints.end()
 
-    def admits(self, connection: Connection) -> bool:
+    def admits(self, connection: GrpcConnection) -> bool:
         """Whether a peer is served. If so, it is counted, and has a place. Why not is logged, once per cause."""
         connection.peer = who = sockets.peer(connection.transport.get_extra_info("socket"))
         if self.draining:
@@ -264,10 +264,10 @@ class Server(grpclib.server.Server):
             event.message = message
         self.arriving.take(stream)
 
-    def _protocol_factory(self) -> Connection:
+    def _protocol_factory(self) -> GrpcConnection:
         """grpclib offers no other place to look at a connection."""
         plain = super()._protocol_factory()
-        connection = Connection(plain.handler, plain.config, plain.h2_config)
+        connection = GrpcConnection(plain.handler, plain.config, plain.h2_config)
         connection.server = self
         return connection
 

@@ -21,14 +21,14 @@ CREDIT = 8
 Step = Callable[[], None]
 
 
-class Client:
+class TurnTaker:
     """Whoever takes turns."""
 
     turn: int | None = None
     """The number of its next turn; None before the first. Equal numbers are served in the order in which they asked."""
 
 
-class Turns:
+class TurnQueue:
     """The work that waits."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Turns:
         self._scheduled = False
         """Whether the next round has a step, or this one has had its own."""
 
-    def ask(self, client: Client, step: Step) -> None:
+    def ask(self, client: TurnTaker, step: Step) -> None:
         """
         Runs `step` when it is the client's turn, in a later round of the loop, alone in that round.
 
@@ -48,7 +48,7 @@ class Turns:
         heappush(self._waiting, (self._number(client), next(self._order), step))
         self._schedule()
 
-    def take(self, client: Client) -> bool:
+    def take(self, client: TurnTaker) -> bool:
         """Whether it is the client's turn now: nobody waits, and no other turn has come in this round of the loop."""
         if self._scheduled:
             return False
@@ -56,13 +56,13 @@ class Turns:
         self._schedule()
         return True
 
-    async def turn(self, client: Client) -> None:
+    async def turn(self, client: TurnTaker) -> None:
         """Returns when it is the client's turn. What follows, up to the next await, is the step."""
         future: Future[None] = get_running_loop().create_future()
         self.ask(client, lambda: None if future.done() else future.set_result(None))
         await future
 
-    def _number(self, client: Client) -> int:
+    def _number(self, client: TurnTaker) -> int:
         """The number of the client's turn, which is its next one no more."""
         number = self._now + 1 if client.turn is None else max(client.turn, self._now - CREDIT)
         client.turn = number + 1

@@ -49,4 +49,4 @@ def machine(name: str) -> Topology:
         raise KeyError(name)
     from topoalign.machines import document  # only for machines that are in files
 
-    return document.decode((CAPTURED / f"{name}.json").read_bytes(), name).topology
+    return document.decode_machine((CAPTURED / f"{name}.json").read_bytes(), name).topology

@@ -15,13 +15,13 @@ from topoalign.machines.catalogue.build import (
     MIB,
     NIC,
     Board,
-    Card,
+    HostBridge,
     Model,
-    Root,
+    PcieDevice,
     Switch,
     all_pairs,
-    build,
-    switch,
+    build_machine,
+    pcie_switch,
 )
 
 QUAD = {(0, 1): 1, (0, 2): 1, (0, 3): 2, (1, 2): 2, (1, 3): 1, (2, 3): 2}
@@ -33,10 +33,10 @@ HYBRID_CUBE_MESH = {**QUAD, **{(a + 4, b + 4): nvlinks for (a, b), nvlinks in QU
 
 def dgx1_volta() -> Topology:
     """8 V100 in a hybrid cube mesh; each of four PLX switches carries two GPUs and a NIC."""
-    pairs = (switch(GPU, GPU, NIC), switch(GPU, GPU, NIC))
-    return build(
+    pairs = (pcie_switch(GPU, GPU, NIC), pcie_switch(GPU, GPU, NIC))
+    return build_machine(
         Board(sockets=2, cores=20, threads=2, memory=256 * GIB),
-        (Root(0, pairs), Root(1, pairs)),
+        (HostBridge(0, pairs), HostBridge(1, pairs)),
         Model(name="Tesla V100-SXM2-32GB", memory=32_768 * MIB),
         HYBRID_CUBE_MESH,
     )
@@ -44,10 +44,10 @@ def dgx1_volta() -> Topology:
 
 def dgx2() -> Topology:
     """16 V100, all of them on NVSwitch; pairs of GPUs share a switch and a NIC, two pairs a switch above."""
-    four = (switch(switch(GPU, GPU, NIC), switch(GPU, GPU, NIC)),)
-    topology = build(
+    four = (pcie_switch(pcie_switch(GPU, GPU, NIC), pcie_switch(GPU, GPU, NIC)),)
+    topology = build_machine(
         Board(sockets=2, cores=24, threads=2, memory=768 * GIB),
-        (Root(0, four), Root(0, four), Root(1, four), Root(1, four)),
+        (HostBridge(0, four), HostBridge(0, four), HostBridge(1, four), HostBridge(1, four)),
         Model(name="Tesla V100-SXM3-32GB", memory=32_768 * MIB),
         all_pairs(16, 6),
     )
@@ -60,8 +60,8 @@ def dgx_a100() -> Topology:
 
     Each device is behind a switch of its own, so the nearest are PXB; NICs 8 and 9 are for storage.
     """
-    quarter = (switch(switch(GPU), switch(GPU), switch(NIC), switch(NIC)),)
-    topology = build(
+    quarter = (pcie_switch(pcie_switch(GPU), pcie_switch(GPU), pcie_switch(NIC), pcie_switch(NIC)),)
+    topology = build_machine(
         Board(
             sockets=2,
             cores=64,
@@ -72,7 +72,13 @@ def dgx_a100() -> Topology:
             hugepages={ResourceName("hugepages-2Mi"): 2 * GIB},
             far=32,
         ),
-        (Root(3, quarter), Root(1, quarter), Root(7, quarter), Root(5, quarter), Root(4, (switch(NIC, NIC),))),
+        (
+            HostBridge(3, quarter),
+            HostBridge(1, quarter),
+            HostBridge(7, quarter),
+            HostBridge(5, quarter),
+            HostBridge(4, (pcie_switch(NIC, NIC),)),
+        ),
         Model(name="NVIDIA A100-SXM4-40GB", memory=40_960 * MIB, rate=200 * GBIT),
         all_pairs(8, 12),
     )
@@ -91,10 +97,10 @@ def hgx_b200(of_gpu_0: int = 18) -> Topology:
 
 
 def _hgx(model: Model, hugepages: Mapping[ResourceName, int], of_gpu_0: int = 18) -> Topology:
-    own = (switch(GPU, NIC),)
-    topology = build(
+    own = (pcie_switch(GPU, NIC),)
+    topology = build_machine(
         Board(sockets=2, cores=56, threads=2, memory=1024 * GIB, hugepages=hugepages),
-        (*[Root(0, own)] * 4, *[Root(1, own)] * 4, Root(0, (NIC,)), Root(1, (NIC,))),
+        (*[HostBridge(0, own)] * 4, *[HostBridge(1, own)] * 4, HostBridge(0, (NIC,)), HostBridge(1, (NIC,))),
         model,
         {(a, b): 18 if a else of_gpu_0 for a, b in combinations(range(8), 2)},
     )
@@ -113,11 +119,13 @@ GB200_NEAR = ((0, *range(3, 10), *range(11, 18)), (1, *range(19, 26), *range(27,
 def gb200_tray() -> Topology:
     """4 GB200 of an NVL72: two Grace CPUs, 34 NUMA nodes, and NVLinks that go on to the other trays."""
     nic = (NIC,)
-    nics = (switch(NIC, NIC),)
+    nics = (pcie_switch(NIC, NIC),)
     gpu = (GPU,)
-    domains: dict[int, tuple[Switch | Card, ...]] = {0x0: nic, 0x2: nic, 0x6: nics, 0x8: gpu, 0x9: gpu}
-    roots = tuple(Root(socket, below, 0x10 * socket + domain) for socket in (0, 1) for domain, below in domains.items())
-    topology = build(
+    domains: dict[int, tuple[Switch | PcieDevice, ...]] = {0x0: nic, 0x2: nic, 0x6: nics, 0x8: gpu, 0x9: gpu}
+    roots = tuple(
+        HostBridge(socket, below, 0x10 * socket + domain) for socket in (0, 1) for domain, below in domains.items()
+    )
+    topology = build_machine(
         Board(sockets=2, cores=72, threads=1, memory=489_960 * MIB, far=40),
         roots,
         Model(name="NVIDIA GB200", memory=188_416 * MIB, rate=400 * GBIT),

@@ -2,9 +2,9 @@
 `NatsBus`: the bus port over NATS and JetStream.
 
 One task keeps a connection: it opens one, checks server, stores and permissions, passes it to all waiting callers, and
-starts again when it is lost. It creates and changes nothing at the server (`stores.apply` does). Publishing and asking
-use the current connection and fail at once if there is none, because the caller has important facts in a journal and will
-publish them again. Following and serving wait and then continue.
+starts again when it is lost. It creates and changes nothing at the server (`stores.create_or_change_stores` does).
+Publishing and asking use the current connection and fail at once if there is none, because the caller has important
+facts in a journal and will publish them again. Following and serving wait and then continue.
 """
 
 import random
@@ -30,14 +30,14 @@ from topoalign.core.ports import Endpoint, Message, Received, Stream
 from topoalign.runtime import stores
 from topoalign.runtime.answers import reply_to
 from topoalign.runtime.clock import backoff_seconds
-from topoalign.runtime.nats_bus.access import Access, addresses, shown
-from topoalign.runtime.nats_bus.connection import Connection, open_connection
+from topoalign.runtime.nats_bus.access import Access, hide_credentials, split_addresses
+from topoalign.runtime.nats_bus.connection import NatsConnection, open_connection
 from topoalign.runtime.nats_bus.delivered import Delivered
-from topoalign.runtime.nats_bus.follower import Follower
+from topoalign.runtime.nats_bus.follower import NatsFollower
 from topoalign.runtime.nats_bus.library import contained
 from topoalign.runtime.nats_bus.publication import publish_atomic, publish_many, publish_one
 from topoalign.runtime.nats_bus.selftest import SelfTest
-from topoalign.runtime.nats_bus.stored import found, purge, received_of
+from topoalign.runtime.nats_bus.stored import find_message, purge, received_of
 from topoalign.runtime.tasks import background, lasting
 
 PUBLISH_SECONDS = 2.0
@@ -62,17 +62,17 @@ class NatsBus:
     def __init__(self, url: str, name: str, access: Access, node: NodeName | None, speaks: Sequence[str]) -> None:
         if wire.token(name) != name or not name:
             raise InvalidField("name", f"{clean(name)!r}", "use letters, digits, `_` and `-`")
-        self.url = shown(url)
+        self.url = hide_credentials(url)
         """As it may be shown."""
         self.trouble: str | None = "not connected yet"
         """Why there is no connection; None while there is one."""
-        self._urls = addresses(url)
+        self._urls = split_addresses(url)
         self._name = name
         self._access = access
         access.options(), access.tls(self._urls)  # so that a wrong file is told at once, and not by a task
         self._inbox = f"_INBOX_{name}" if node is None else f"_INBOX_{name}.{wire.token(node)}"
         self._self_test = SelfTest(speaks)
-        self._connection: Connection | None = None
+        self._connection: NatsConnection | None = None
         self._came = anyio.Event()
 
     @property
@@ -100,7 +100,7 @@ class NatsBus:
 
     async def newest(self, stream: Stream, subject: str) -> Received | None:
         """As `Bus.newest`."""
-        return received_of(await found(self.live(), stream, {"last_by_subj": subject}))
+        return received_of(await find_message(self.live(), stream, {"last_by_subj": subject}))
 
     async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
         """As `Bus.publish_all`: on one connection, which a store takes in the order of sending."""
@@ -112,7 +112,7 @@ class NatsBus:
     @asynccontextmanager
     async def follow(self, stream: Stream, subject: str, after: int = 0) -> AsyncIterator[AsyncIterator[Received]]:
         """Yields the messages of a stream on this subject after a position, across lost connections."""
-        follower = Follower(self.up, stream, subject, after)
+        follower = NatsFollower(self.up, stream, subject, after)
         try:
             yield follower
         finally:
@@ -120,7 +120,7 @@ class NatsBus:
 
     async def last_position(self, stream: Stream, subject: str = ">") -> int:
         """As `Bus.last_position`."""
-        last = await found(self.live(), stream, {"last_by_subj": subject})
+        last = await find_message(self.live(), stream, {"last_by_subj": subject})
         return 0 if last is None else last.in_store().position
 
     async def forget(self, stream: Stream, subject: str) -> None:
@@ -130,7 +130,7 @@ class NatsBus:
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
         """As `Bus.ask`."""
         stores.check_size(subject, body)
-        return (await self.live().request(subject, body, within, accept=is_answer)).body
+        return (await self.live().request(subject, body, within, accept=is_service_reply)).body
 
     @asynccontextmanager
     async def serve(self, service: str, endpoints: Sequence[Endpoint]) -> AsyncIterator[None]:
@@ -161,13 +161,13 @@ class NatsBus:
                 log.warning("cannot serve", service=service, finding=error.finding)
                 await anyio.sleep(FIRST_PAUSE)
 
-    async def up(self) -> Connection:
+    async def up(self) -> NatsConnection:
         """The connection, as soon as there is one."""
         while self._connection is None:
             await self._came.wait()
         return self._connection
 
-    def live(self) -> Connection:
+    def live(self) -> NatsConnection:
         """The connection of this moment. Raises BusUnavailable."""
         if self._connection is None:
             raise BusUnavailable(f"not connected to {self.url}: {self.trouble}")
@@ -201,7 +201,7 @@ class NatsBus:
             told.clear()
             await self.stay(connection)
 
-    async def stay(self, connection: Connection) -> None:
+    async def stay(self, connection: NatsConnection) -> None:
         """Hands the connection to all who wait for one, until it is lost."""
         log.info("bus connected", url=self.url, server=str(connection.client.connected_server_version))
         self._connection = connection
@@ -216,7 +216,7 @@ class NatsBus:
             await connection.close()
         log.warning("bus lost", url=self.url, reason=connection.reason)
 
-    async def connection(self) -> Connection:
+    async def connection(self) -> NatsConnection:
         """A connection whose server, stores and permissions have been checked."""
         connection = await open_connection(self._urls, self._name, self._access, self._inbox)
         try:
@@ -234,12 +234,12 @@ def not_taken(message: Message) -> BusUnavailable:
     )
 
 
-def is_answer(delivered: Delivered) -> bool:
+def is_service_reply(delivered: Delivered) -> bool:
     """Whether a service has sent this, and not NATS, which acknowledges what a stream takes."""
     return not delivered.is_of_a_store and wire.is_answer(delivered.body)
 
 
-async def answer_requests(connection: Connection, endpoint: Endpoint, *, task_status: TaskStatus[None]) -> None:
+async def answer_requests(connection: NatsConnection, endpoint: Endpoint, *, task_status: TaskStatus[None]) -> None:
     """
     Answers the requests on the subject of an endpoint, one at a time. Has started once it is subscribed.
 
@@ -305,10 +305,10 @@ async def apply_stores(url: str, access: Access = Access(), replicas: int | None
     """
     Creates the stores that are missing and changes those that differ; returns a line for each change.
 
-    Raises what `stores.apply` and `open_connection` do.
+    Raises what `stores.create_or_change_stores` and `open_connection` do.
     """
-    connection = await open_connection(addresses(url), NAME, access)
+    connection = await open_connection(split_addresses(url), NAME, access)
     try:
-        return await stores.apply(connection.api, replicas)
+        return await stores.create_or_change_stores(connection.api, replicas)
     finally:
         await connection.close()

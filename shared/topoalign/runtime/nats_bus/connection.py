@@ -24,7 +24,7 @@ from nats.aio.subscription import Subscription
 
 from topoalign.core.model.errors import BusRefused, BusUnavailable, NobodyAnswers, clean
 from topoalign.runtime.clock import until_tick
-from topoalign.runtime.nats_bus.access import Access, shown
+from topoalign.runtime.nats_bus.access import Access, hide_credentials
 from topoalign.runtime.nats_bus.deferred import load_websockets
 from topoalign.runtime.nats_bus.delivered import Delivered
 from topoalign.runtime.nats_bus.inbox import Accept, Inbox, anything
@@ -51,7 +51,7 @@ class Wait:
         self.violation = ""
 
 
-class Connection:
+class NatsConnection:
     """A connection that has been made. `lost` is set once it is gone, for good."""
 
     def __init__(self, url: str, inbox_prefix: str) -> None:
@@ -268,7 +268,7 @@ class Connection:
         self.lose()
 
 
-async def open_connection(urls: Sequence[str], name: str, access: Access, inbox: str = "") -> Connection:
+async def open_connection(urls: Sequence[str], name: str, access: Access, inbox: str = "") -> NatsConnection:
     """
     Connects to one of the servers, in any order, and checks its version. `inbox`: prefix of the subjects on which answers
     come; default: `_INBOX_<name>`.
@@ -280,7 +280,7 @@ async def open_connection(urls: Sequence[str], name: str, access: Access, inbox:
     tls = access.tls(urls)
     reasons: dict[str, str] = {}
     for url in random.sample(urls, len(urls)):
-        connection = Connection(shown(url), inbox or f"_INBOX_{name}")
+        connection = NatsConnection(hide_credentials(url), inbox or f"_INBOX_{name}")
         try:
             await connection.open(url, name, options, tls)
             check_server(connection, tls_wanted=tls is not None)
@@ -295,7 +295,7 @@ async def open_connection(urls: Sequence[str], name: str, access: Access, inbox:
     raise BusUnavailable("; ".join(reasons[url] for url in urls))
 
 
-def check_server(connection: Connection, tls_wanted: bool) -> None:
+def check_server(connection: NatsConnection, tls_wanted: bool) -> None:
     """Raises BusRefused for a server older than 2.12, or without TLS where TLS is wanted."""
     version = connection.client.connected_server_version
     try:

@@ -18,13 +18,13 @@ from importlib.util import module_from_spec
 from types import ModuleType
 from typing import Any
 
-from topoalign.runtime.logging import without
+from topoalign.runtime.logging import hide_module
 
 JETSTREAM = "nats.js"
 API = "nats.js.api"
 
 
-class Header(StrEnum):
+class ReservedHeader(StrEnum):
     """The headers that the client library itself looks at. Their names are those of the protocol."""
 
     CONSUMER_STALLED = "Nats-Consumer-Stalled"
@@ -35,7 +35,7 @@ class Header(StrEnum):
 class DeferredApi(ModuleType):
     """Stands in for `nats.js.api`."""
 
-    Header = Header
+    Header = ReservedHeader
 
     def __getattr__(self, name: str) -> Any:
         """What it does not have is that of the module itself."""
@@ -72,7 +72,7 @@ def defer_jetstream() -> None:
     vars(package).update(vars(module_from_spec(spec)))
     vars(package)["api"] = DeferredApi(API)
     sys.modules[JETSTREAM] = package
-    with without("aiohttp"):
+    with hide_module("aiohttp"):
         import_module("nats").js = package  # type: ignore[attr-defined]  # which the import would have bound
 
 

@@ -25,10 +25,10 @@ from topoalign.core.model.errors import BusRefused, BusUnavailable, clean
 from topoalign.core.ports import Received, Stream
 from topoalign.core.wire import PREFIX
 from topoalign.runtime.clock import backoff_seconds, until_tick
-from topoalign.runtime.nats_bus.connection import Connection
+from topoalign.runtime.nats_bus.connection import NatsConnection
 from topoalign.runtime.nats_bus.delivered import Delivered, InStore
 from topoalign.runtime.nats_bus.library import CLOCK
-from topoalign.runtime.nats_bus.stored import found, nobody_reads, source_of
+from topoalign.runtime.nats_bus.stored import find_message, nobody_reads, source_of
 from topoalign.runtime.stores import NEWS
 
 BATCH = 128
@@ -54,10 +54,12 @@ NO_RESPONDERS = "503"
 log = structlog.get_logger("topoalign.runtime.nats")
 
 
-class Reading:
+class FollowerReading:
     """What a follower reads on one connection."""
 
-    def __init__(self, connection: Connection, stream: Stream, subject: str, position: int, stored: str = "") -> None:
+    def __init__(
+        self, connection: NatsConnection, stream: Stream, subject: str, position: int, stored: str = ""
+    ) -> None:
         self.connection = connection
         self.stored = stored
         """When the message at the position was stored, as the store says it; empty: not known."""
@@ -169,7 +171,7 @@ class Reading:
 
     async def look(self) -> None:
         """Raises BusUnavailable for a stream that went back; it is then read from its beginning."""
-        last = await found(self.connection, self._stream, {"last_by_subj": self._subject})
+        last = await find_message(self.connection, self._stream, {"last_by_subj": self._subject})
         newest = 0 if last is None else last.in_store().position
         if 0 < newest < self._position:
             raise BusUnavailable(f"stream {self._stream} went back")
@@ -222,11 +224,11 @@ class Reading:
             await self.connection.unsubscribe(subscription)
 
 
-class Follower:
+class NatsFollower:
     """The endless iterator that `NatsBus.follow` hands out."""
 
     def __init__(
-        self, connected: Callable[[], Awaitable[Connection]], stream: Stream, subject: str, after: int
+        self, connected: Callable[[], Awaitable[NatsConnection]], stream: Stream, subject: str, after: int
     ) -> None:
         self._connected = connected
         self._stream = stream
@@ -234,12 +236,12 @@ class Follower:
         self._position = after
         self._stored = ""
         """When the message at the position was stored; empty: no message was read yet."""
-        self._reading: Reading | None = None
+        self._reading: FollowerReading | None = None
         self._failures = 0
         self._refusal = ""
         """Why the server refuses, as logged; empty while it does not."""
 
-    def __aiter__(self) -> "Follower":
+    def __aiter__(self) -> "NatsFollower":
         return self
 
     async def __anext__(self) -> Received:
@@ -270,7 +272,7 @@ class Follower:
         self._failures += 1
         await anyio.sleep(backoff_seconds(self._failures, FIRST_PAUSE, longest))
 
-    async def begin(self, connection: Connection) -> Reading:
+    async def begin(self, connection: NatsConnection) -> FollowerReading:
         """
         Checks the stream and begins to read it. A stream that went back is read from its beginning.
         Raises BusUnavailable, BusRefused.
@@ -279,7 +281,7 @@ class Follower:
             log.warning("stream went back", stream=self._stream, had=self._position)
             self._position = 0
             self._stored = ""
-        reading = Reading(connection, self._stream, self._subject, self._position, self._stored)
+        reading = FollowerReading(connection, self._stream, self._subject, self._position, self._stored)
         try:
             await reading.begin()
         except BaseException:
@@ -287,18 +289,18 @@ class Follower:
             raise
         return reading
 
-    async def has_gone_back(self, connection: Connection) -> bool:
+    async def has_gone_back(self, connection: NatsConnection) -> bool:
         """
         Whether the stream was lost, or restored from a backup, since the message at the position was read: it has another
         message there, or none and nothing newer.
         """
-        there = await found(connection, self._stream, {"seq": self._position})
+        there = await find_message(connection, self._stream, {"seq": self._position})
         if there is not None:
             return self._stored not in ("", there.in_store().stored)
-        last = await found(connection, self._stream, {"last_by_subj": ">"})
+        last = await find_message(connection, self._stream, {"last_by_subj": ">"})
         return last is None or last.in_store().position < self._position
 
-    async def end(self, reading: Reading | None = None) -> None:
+    async def end(self, reading: FollowerReading | None = None) -> None:
         """Ends the reading."""
         ending = reading or self._reading
         self._reading = None

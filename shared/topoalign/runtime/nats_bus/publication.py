@@ -20,8 +20,8 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BusConflict, BusRefused, BusUnavailable, IdTaken, Unavailable, clean
 from topoalign.core.ports import Message, Stream
 from topoalign.runtime import stores
-from topoalign.runtime.nats_bus.connection import Connection
-from topoalign.runtime.nats_bus.stored import Acknowledgement, compare, found, message_of
+from topoalign.runtime.nats_bus.connection import NatsConnection
+from topoalign.runtime.nats_bus.stored import Acknowledgement, compare, find_message, message_of
 
 WRONG_LAST = 10071
 WRONG_LAST_IN_BATCH = 10164
@@ -30,14 +30,16 @@ DUPLICATE_IN_BATCH = 10201
 INCOMPLETE_BATCH = 10176
 
 
-async def publish_one(connection: Connection, message: Message, expected: int | None, seconds: float) -> int:
+async def publish_one(connection: NatsConnection, message: Message, expected: int | None, seconds: float) -> int:
     """As `Bus.publish`, on this connection. Raises NobodyAnswers where no store takes the subject."""
     stream = stores.store_of(message)
     headers = message.headers if expected is None else {**message.headers, wire.EXPECTED_LAST: str(expected)}
-    said = read((await connection.request(message.subject, message.body, seconds, headers)).body, message)
+    said = read_acknowledgement(
+        (await connection.request(message.subject, message.body, seconds, headers)).body, message
+    )
     if said.error is not None:
         if expected is None or said.error.err_code not in (WRONG_LAST, WRONG_LAST_IN_BATCH):
-            raise stores.refused(f"publishing on {clean(message.subject, 200)}", said.error)
+            raise stores.store_error(f"publishing on {clean(message.subject, 200)}", said.error)
         position = await repeated_at(connection, stream, message, expected)
         if position is None:
             raise BusConflict(message.subject, expected)
@@ -47,7 +49,7 @@ async def publish_one(connection: Connection, message: Message, expected: int | 
     return said.seq
 
 
-async def publish_many(connection: Connection, messages: Sequence[Message], seconds: float) -> Sequence[int]:
+async def publish_many(connection: NatsConnection, messages: Sequence[Message], seconds: float) -> Sequence[int]:
     """The positions of these messages, up to the first one that is not known to be stored (`Bus.publish_all`)."""
     positions: list[int] = []
     for message, answer in zip(messages, await publish_pipelined(connection, messages, seconds), strict=True):
@@ -62,7 +64,9 @@ async def publish_many(connection: Connection, messages: Sequence[Message], seco
     return positions
 
 
-async def publish_atomic(connection: Connection, batch: Sequence[tuple[Message, int]], seconds: float) -> Sequence[int]:
+async def publish_atomic(
+    connection: NatsConnection, batch: Sequence[tuple[Message, int]], seconds: float
+) -> Sequence[int]:
     """As `Bus.publish_batch`, on this connection. Raises NobodyAnswers where no store takes the last subject."""
     stream = stores.store_of_batch([message for message, _ in batch])
     name = token_hex(16)
@@ -76,13 +80,13 @@ async def publish_atomic(connection: Connection, batch: Sequence[tuple[Message, 
     for message in conditional[:-1]:
         await connection.send(message.subject, message.body, headers=message.headers)
     commit = {**conditional[-1].headers, wire.BATCH_COMMIT: "1"}
-    said = read((await connection.request(last.subject, last.body, seconds, commit)).body, last)
+    said = read_acknowledgement((await connection.request(last.subject, last.body, seconds, commit)).body, last)
     if said.error is None:
         return range(said.seq - len(batch) + 1, said.seq + 1)
     if said.error.err_code == INCOMPLETE_BATCH:
         raise BusUnavailable(f"a batch of {len(batch)} messages was lost on the way; nothing of it was stored")
     if said.error.err_code not in (WRONG_LAST, WRONG_LAST_IN_BATCH, DUPLICATE_IN_BATCH):
-        raise stores.refused(f"a batch of {len(batch)} messages", said.error)
+        raise stores.store_error(f"a batch of {len(batch)} messages", said.error)
     position = await repeated_at(connection, stream, first, before)
     if position is not None and await repeated_at(connection, stream, *batch[-1]) == position + len(batch) - 1:
         return range(position, position + len(batch))
@@ -99,7 +103,7 @@ def conditioned(message: Message, expected: int, batch: str, place: int) -> Mess
     return msgspec.structs.replace(message, headers={**message.headers, **condition})
 
 
-def read(body: bytes, message: Message) -> Acknowledgement:
+def read_acknowledgement(body: bytes, message: Message) -> Acknowledgement:
     """The store's answer. Raises BusUnavailable for anything else."""
     try:
         return msgspec.json.decode(body, type=Acknowledgement)
@@ -107,9 +111,9 @@ def read(body: bytes, message: Message) -> Acknowledgement:
         raise BusUnavailable(f"{clean(message.subject, 200)}: the answer is no acknowledgement") from error
 
 
-async def repeated_at(connection: Connection, stream: Stream, message: Message, expected: int) -> int | None:
+async def repeated_at(connection: NatsConnection, stream: Stream, message: Message, expected: int) -> int | None:
     """Where the store has this message, if it is the first of its subject after this position; else None."""
-    there = await found(connection, stream, {"seq": expected + 1, "next_by_subj": message.subject})
+    there = await find_message(connection, stream, {"seq": expected + 1, "next_by_subj": message.subject})
     if there is None:
         return None
     stored = message_of(there)
@@ -143,7 +147,7 @@ class Acknowledgements:
 
 
 async def publish_pipelined(
-    connection: Connection, messages: Sequence[Message], seconds: float
+    connection: NatsConnection, messages: Sequence[Message], seconds: float
 ) -> Sequence[Acknowledgement | None]:
     """
     Publishes messages in their order, and returns what came in answer to each within so many seconds, the sending
@@ -155,7 +159,7 @@ async def publish_pipelined(
 
 
 async def acknowledgements_of(
-    connection: Connection, messages: Sequence[Message], seconds: float
+    connection: NatsConnection, messages: Sequence[Message], seconds: float
 ) -> Sequence[Acknowledgement | None]:
     """As `publish_pipelined`, of messages that fit."""
     answers = Acknowledgements(len(messages))

@@ -15,8 +15,8 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, NobodyAnswers
 from topoalign.core.ports import Message, Stream
 from topoalign.runtime import stores
-from topoalign.runtime.nats_bus.connection import Connection
-from topoalign.runtime.nats_bus.stored import Acknowledgement, found
+from topoalign.runtime.nats_bus.connection import NatsConnection
+from topoalign.runtime.nats_bus.stored import Acknowledgement, find_message
 
 TRY_SECONDS = 2.0
 NO_STREAM = "TOPOALIGN_SELF_TEST"
@@ -35,13 +35,13 @@ class SelfTest:
         self._speaks = tuple(speaks)
         self._logged: set[str] = set()
 
-    async def run(self, connection: Connection) -> None:
+    async def run(self, connection: NatsConnection) -> None:
         """
         Raises BusRefused that names the first subject on which we may not publish, or if no store takes any, and
         BusUnavailable. A subject that no store takes beside others is logged: the stores are those of an older version.
         """
         if not self._speaks:
-            await found(connection, Stream.NODES, {"seq": 1})
+            await find_message(connection, Stream.NODES, {"seq": 1})
         lacking = [subject for subject in self._speaks if not await self.takes(connection, subject)]
         for subject in lacking:
             error = BusRefused(f"no store takes {subject} from this user", NOT_TAKEN)
@@ -52,7 +52,7 @@ class SelfTest:
         for stream in sorted(streams):
             await self.read(connection, stream)
 
-    async def takes(self, connection: Connection, subject: str) -> bool:
+    async def takes(self, connection: NatsConnection, subject: str) -> bool:
         """Publishes for a stream that does not exist. Raises BusRefused if a store does not refuse just that."""
         try:
             answer = await connection.request(subject, b"{}", TRY_SECONDS, HEADERS)
@@ -60,13 +60,13 @@ class SelfTest:
             return False
         refusal = msgspec.json.decode(answer.body, type=Acknowledgement).error
         if refusal is None or refusal.err_code != EXPECTED_STREAM_DIFFERS:
-            raise stores.refused(f"self-test on {subject}", refusal or stores.Refusal(code=500))
+            raise stores.store_error(f"self-test on {subject}", refusal or stores.StoreRefusal(code=500))
         return True
 
-    async def read(self, connection: Connection, stream: Stream) -> None:
+    async def read(self, connection: NatsConnection, stream: Stream) -> None:
         """Tests whether stored messages can be read; if not, logs the missing permission once."""
         try:
-            await found(connection, stream, {"seq": 1})
+            await find_message(connection, stream, {"seq": 1})
         except BusRefused as error:
             remedy = f"grant this user to publish on $JS.API.DIRECT.GET.{stream}"
             self.log_once(

@@ -6,7 +6,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken, NobodyAnswers, clean
 from topoalign.core.ports import Message, Received, Stream
 from topoalign.runtime import stores
-from topoalign.runtime.nats_bus.connection import Connection
+from topoalign.runtime.nats_bus.connection import NatsConnection
 from topoalign.runtime.nats_bus.delivered import Delivered
 
 READ_SECONDS = 3.0
@@ -20,10 +20,10 @@ class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
     seq: int = 0
     duplicate: bool = False
     """It stored nothing, because a message of the same id is there already, at this `seq`."""
-    error: stores.Refusal | None = None
+    error: stores.StoreRefusal | None = None
 
 
-async def found(connection: Connection, stream: Stream, wanted: dict[str, object]) -> Delivered | None:
+async def find_message(connection: NatsConnection, stream: Stream, wanted: dict[str, object]) -> Delivered | None:
     """
     The message that is wanted: `{"seq": 17}`, or `{"last_by_subj": "a.>"}`; None: there is none.
 
@@ -54,7 +54,7 @@ def nobody_reads(stream: Stream) -> BusRefused:
     )
 
 
-async def purge(connection: Connection, stream: Stream, subject: str) -> None:
+async def purge(connection: NatsConnection, stream: Stream, subject: str) -> None:
     """Deletes the messages of matching subjects. Raises BusUnavailable, and BusRefused where it may not be done."""
     wish = msgspec.json.encode({"filter": subject})
     error = msgspec.json.decode(await connection.api(f"$JS.API.STREAM.PURGE.{stream}", wish), type=stores.Info).error
@@ -65,10 +65,10 @@ async def purge(connection: Connection, stream: Stream, subject: str) -> None:
         except NobodyAnswers:
             pass
     if error is not None and error.err_code != stores.NOT_FOUND:
-        raise stores.refused(f"deleting from store {stream}", error)
+        raise stores.store_error(f"deleting from store {stream}", error)
 
 
-async def compare(connection: Connection, stream: Stream, position: int, message: Message) -> None:
+async def compare(connection: NatsConnection, stream: Stream, position: int, message: Message) -> None:
     """
     Raises IdTaken unless the stream has this message at this position, where it says that the id was used before.
 
@@ -76,7 +76,7 @@ async def compare(connection: Connection, stream: Stream, position: int, message
     """
     name = message.headers["Nats-Msg-Id"]
     try:
-        there = await found(connection, stream, {"seq": position})
+        there = await find_message(connection, stream, {"seq": position})
     except BusRefused as error:
         raise IdTaken(name, f"message {position} of {stream} cannot be read: {error.finding}") from error
     if there is None:

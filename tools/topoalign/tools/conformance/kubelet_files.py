@@ -134,7 +134,7 @@ def decided(case: FilesCase) -> Decision:
         config.write_bytes(msgspec.json.encode(case.config))
         rules = configuration.load_configuration(config)
         node = Described(case.machine, config, root).node(load_machine(case.machine), rules)
-    demand = read_pod(manifest.pod_of(case.pod), rules)
+    demand = read_pod(manifest.request_from_document(case.pod), rules)
     check_resources(demand, node.state.hardware, node.registered)
 
     def answer(asked: Question) -> Reply:

@@ -113,12 +113,12 @@ def show(found: Report, *, as_json: bool) -> None:
     """Print the counts."""
     counts = msgspec.to_builtins(found)
     if as_json:
-        output.document(counts)
+        output.print_json(counts)
         return
     del counts["cases"]
     for name, value in counts.items():
         text = ", ".join(f"{key} {count}" for key, count in value.items()) or "0" if isinstance(value, dict) else value
-        output.say(f"{name.replace('_', ' '):<18}{text}")
+        output.print_line(f"{name.replace('_', ' '):<18}{text}")
     for case in found.cases:
         for line in lines(case):
-            output.say(line)
+            output.print_line(line)

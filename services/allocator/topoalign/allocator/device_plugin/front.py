@@ -32,7 +32,7 @@ from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.client import KubeletAway, described
+from topoalign.kubelet.grpc.client import KubeletAway, describe_call_error
 from topoalign.kubelet.grpc.kept_channel import KeptChannel
 from topoalign.kubelet.grpc.listed_pods import Encoded, allocatable_devices
 from topoalign.kubelet.grpc.transport import Load
@@ -96,7 +96,7 @@ class Guard:
         try:
             await self._compare(answer)
         except GRPCError as error:
-            log.debug("the kubelet does not say what can be allocated", reason=described(error))
+            log.debug("the kubelet does not say what can be allocated", reason=describe_call_error(error))
 
     async def _compare(self, answer: bytes) -> None:
         """
@@ -179,7 +179,7 @@ class KubeletFront:
         Started at once: the topology and the kubelet may come later, in any order, and `reason` says what is missing.
         Raises InvalidField if the directory's path is too long for a socket.
         """
-        sockets.check_length(self._directory / digest_name(""), FIELD)
+        sockets.check_path_length(self._directory / digest_name(""), FIELD)
         async with anyio.create_task_group() as tasks:
             if self._guard is not None:
                 tasks.start_soon(self._guard.run)

@@ -41,7 +41,7 @@ from topoalign.core.ports import Clock
 from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.client import KubeletAway
 from topoalign.kubelet.grpc.plugin_api import HEALTHY, KUBELET_SOCKET
-from topoalign.kubelet.grpc.transport import Load, Server
+from topoalign.kubelet.grpc.transport import GrpcServer, Load
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
 
@@ -81,7 +81,7 @@ class Plugin:
         self._load = load or Load()
         self._changes = changes or DirectoryChanges()
         self.service.watches.when_ended = self._changes.tell
-        self._server: Server | None = None
+        self._server: GrpcServer | None = None
         self._registration = Registration(jitter)
         self._former = self.service.watch
         """The stream from before the registration."""
@@ -114,7 +114,7 @@ class Plugin:
             await self.stop()
             self._registration.apply(Event.SOCKET_LOST, self._clock.monotonic())
         if self._server is None:
-            server = Server(self.service, self.path, FIELD, self._load)
+            server = GrpcServer(self.service, self.path, FIELD, self._load)
             try:
                 await server.listen()
             except StateFault as fault:

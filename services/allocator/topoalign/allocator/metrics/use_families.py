@@ -16,7 +16,7 @@ from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.state.divisions import Division, Parts
 from topoalign.core.usage.attribution import DeviceShares, Excess, HolderUse, NodeShares
 from topoalign.core.usage.given import WHOLE_DEVICE
-from topoalign.runtime.figures import header, line
+from topoalign.runtime.figures import format_sample, header
 
 MIB = 1 << 20
 
@@ -48,7 +48,7 @@ def lines(family: Family) -> Iterator[bytes]:
     if known:
         yield header(family.name, family.meaning)
     for key, total in known:
-        yield line(family.name, total, **dict(key))
+        yield format_sample(family.name, total, **dict(key))
 
 
 def own_use_families(shares: NodeShares, lasting: Iterable[Excess]) -> Iterator[Family]:

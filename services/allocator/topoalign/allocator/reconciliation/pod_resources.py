@@ -175,7 +175,9 @@ class PodResourcesClient:
         found = None
         unknown = "they could not be read in time"
         try:
-            read = await self._directories.read(lambda: pod_directories.read(self._checkpoint_dir.parent))
+            read = await self._directories.read(
+                lambda: pod_directories.read_pod_directories(self._checkpoint_dir.parent)
+            )
             if read is not None:
                 found = read[0]
                 unknown = f"there is no directory {self._checkpoint_dir.parent / pod_directories.NAME}"
@@ -272,8 +274,8 @@ def block(memory: v1.ContainerMemory) -> MemoryBlock:
 def given_out(file: Path) -> Given:
     """Reads the entries of the kubelet's device checkpoint; UNREAD where there is none, or none that can be trusted."""
     try:
-        content = checkpoint.read(file)
-        entries = device_checkpoint.decode(content or b"").pod_device_entries
+        content = checkpoint.read_checkpoint_file(file)
+        entries = device_checkpoint.decode_device_checkpoint(content or b"").pod_device_entries
     except StateFault:
         return UNREAD
     parts = tuple(

@@ -32,7 +32,7 @@ from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files import configuration, cpu_checkpoint, device_checkpoint, memory_checkpoint, pod_directories
 from topoalign.kubelet.files.listed_pods import ListedPods
-from topoalign.kubelet.files.node_state import DEVICE_PLUGINS, Held, held_cpus, held_devices, held_memory
+from topoalign.kubelet.files.node_state import DEVICE_PLUGINS, ManagerHoldings, held_cpus, held_devices, held_memory
 from topoalign.kubelet.files.settling import SETTLE_SECONDS, SOCKET, started
 from topoalign.runtime.clock import backoff_seconds, until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
@@ -172,7 +172,7 @@ class KubeletFiles:
         cpus = given("CPUs", lambda: held_cpus(self._root, hardware, rules, pods))
         memory = given("memory", lambda: held_memory(self._root, hardware, rules, pods))
         devices = given("resources", lambda: held_devices(self._root, hardware, pods))
-        held = Held(cpus=cpus.cpus, blocks=memory.blocks, devices=devices.devices)
+        held = ManagerHoldings(cpus=cpus.cpus, blocks=memory.blocks, devices=devices.devices)
         self._ended_pods = pods.ended & pods.uids
         return KubeletObserved(
             version=self._version,
@@ -199,15 +199,15 @@ class KubeletFiles:
         return (self._ended_pods | over) - running - {""}
 
 
-def given(what: str, read: Callable[[], Held]) -> Held:
+def given(what: str, read: Callable[[], ManagerHoldings]) -> ManagerHoldings:
     """The result of `read`; an empty one with the reason where that fails. `what` names it in the reason."""
     try:
         return read()
     except TopoalignError as error:
-        return Held(finding=f"which {what} the kubelet has is not known: {error.finding}")
+        return ManagerHoldings(finding=f"which {what} the kubelet has is not known: {error.finding}")
 
 
-def entries_of(held: Held, is_mounted: Callable[[str], bool]) -> tuple[CheckpointEntry, ...]:
+def entries_of(held: ManagerHoldings, is_mounted: Callable[[str], bool]) -> tuple[CheckpointEntry, ...]:
     """
     One entry for each container that holds something, sorted by pod UID and name.
 

@@ -61,7 +61,7 @@ def streams(portal: BlockingPortal, folder: Path) -> Iterator[str]:
 
     It does not sync each message to the disk, which would take minutes: what is measured is reading.
     """
-    server = nats_server.start(
+    server = nats_server.start_server(
         folder, f"listen: '127.0.0.1:-1'\njetstream {{ store_dir: {json.dumps(str(folder))} }}\n"
     )
     try:

@@ -12,7 +12,7 @@ from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.requests import UseRequest
 from topoalign.core.ports import Clock, Endpoint
 from topoalign.core.state.fold import NodeState
-from topoalign.runtime.answers import answering
+from topoalign.runtime.answers import answer_with
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.figures import Figure
 
@@ -71,7 +71,7 @@ class SharedFilesOnDemand:
     def endpoint(self) -> Endpoint:
         """Answers UseRequest with what the libraries count."""
         subject = wire.admission_subject(self._state().node, "library-use")
-        return Endpoint(name="library-use", subject=subject, answer=answering(UseRequest, self._answer))
+        return Endpoint(name="library-use", subject=subject, answer=answer_with(UseRequest, self._answer))
 
     async def _answer(self, request: UseRequest) -> "LibraryReading":
         if request.node != (node := self._state().node):
