@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from topoalign.cli import health
-from topoalign.runtime import stores
+from topoalign.runtime import event_stores
 from topoalign.runtime.nats_server import find_nats_server
 
 ROOT = Path(__file__).parents[1]
@@ -122,7 +122,7 @@ def test_the_server_accepts_its_configuration_and_fits_our_stores() -> None:
     file = ROOT / "deploy" / "nats.conf"
     done = subprocess.run([find_nats_server(), "-t", "--config", file], capture_output=True, text=True, timeout=60)
     limit = re.search(r"max_file_store: (\d+)GB", file.read_text())
-    reserved = sum(store.max_bytes for store in stores.STORES)
+    reserved = sum(store.max_bytes for store in event_stores.STORES)
 
     assert 0 == done.returncode, done.stderr
     assert limit is not None

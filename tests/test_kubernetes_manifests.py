@@ -25,7 +25,7 @@ from topoalign.registry.kubernetes import client, objects
 from topoalign.registry.scheduling.extender.server import DRAIN_SECONDS, READINESS
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime import stores
+from topoalign.runtime import event_stores
 from topoalign.runtime.http_server import GRACE_SECONDS
 from topoalign.runtime.nats_server import find_nats_server
 from topoalign.runtime.settings import PREFIX, RuntimeSettings
@@ -366,7 +366,7 @@ def test_nats_accepts_its_configuration_and_fits_our_stores(
     shutil.copy(DEPLOY / place / "nats.conf", file)
     done = subprocess.run([find_nats_server(), "-t", "--config", file], capture_output=True, text=True, timeout=60)
     limit = re.search(r"max_file_store: (\d+)GB", file.read_text())
-    reserved = sum(store.max_bytes for store in stores.STORES)
+    reserved = sum(store.max_bytes for store in event_stores.STORES)
 
     assert 0 == done.returncode, done.stderr
     assert limit is not None

@@ -42,8 +42,8 @@ from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.model.topology.model import Topology, VirtualFunction
 from topoalign.core.ports import Endpoint
 from topoalign.machines import load_machine
-from topoalign.runtime.answers import answer_with
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.replies import answer_with
 from topoalign.testing.manual_clock import ManualClock
 from topoalign.testing.memory_journal import MemoryJournal
 

@@ -16,7 +16,7 @@ from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.ids import GPU, DeviceID, Namespace, PodName
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.client import call_once
+from topoalign.kubelet.grpc.kubelet_client import call_once
 from topoalign.kubelet.grpc.plugin_api import API_VERSION, KUBELET_SOCKET
 from topoalign.kubelet.grpc.transport import GrpcServer, Servicer
 from topoalign.runtime.clock import SystemClock

@@ -24,7 +24,7 @@ from topoalign.allocator.metrics.use_series import UseSeries
 from topoalign.core.model.errors import DriverFault, InvalidField
 from topoalign.discovery import main as discovery
 from topoalign.runtime.context import Context
-from topoalign.runtime.health import build_application
+from topoalign.runtime.health_pages import build_application
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked

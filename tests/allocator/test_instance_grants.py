@@ -18,7 +18,7 @@ from topoalign.allocator.mig.garbage_collection import PROBE_SECONDS, SWEEP_SECO
 from topoalign.allocator.mig.instance_log import AWAY_SECONDS
 from topoalign.allocator.mig.instances import InstanceInUse, InstancesNeedKubelet, check_no_instances, report_fault
 from topoalign.allocator.ports import Poll
-from topoalign.cli.divisions import holder_text, partitioning_document
+from topoalign.cli.gpu_partitioning import holder_text, partitioning_document
 from topoalign.core import wire
 from topoalign.core.model.allocations import Displaced, Owner
 from topoalign.core.model.decisions import Admission, Decision, Refusal
@@ -29,8 +29,8 @@ from topoalign.core.model.ids import GPU, ContainerName, DeviceID, PodName
 from topoalign.core.model.maintenance import DevicesRequest
 from topoalign.core.ports import Endpoint
 from topoalign.core.state.divisions import divisions
-from topoalign.runtime.answers import answer_with
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.replies import answer_with
 
 pytestmark = pytest.mark.anyio
 

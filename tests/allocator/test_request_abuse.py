@@ -29,8 +29,8 @@ from topoalign.core.model.requests import AdmissionRules, AllocateRequest
 from topoalign.core.ports import Bus, Endpoint, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import load_machine
-from topoalign.runtime.answers import answer_with as answers
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.replies import answer_with as answers
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from topoalign.core.model.ids import GPU, PodName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.state.reservations import NodeReservations
-from topoalign.kubelet.grpc.client import FAILURES, KubeletAway, describe_call_error
+from topoalign.kubelet.grpc.kubelet_client import FAILURES, KubeletAway, describe_call_error
 
 pytestmark = pytest.mark.anyio
 

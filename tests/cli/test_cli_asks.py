@@ -43,9 +43,9 @@ from topoalign.core.model.maintenance import TrustRequest
 from topoalign.core.model.requests import AllocateRequest, ExplainRequest, ReleaseRequest
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import Endpoint
-from topoalign.runtime.answers import answer_with
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
+from topoalign.runtime.replies import answer_with
 
 NODE = NodeName("gpu.node-1")
 OWNER = Owner(namespace=Namespace("ml"), pod=PodName("train\x1b[2J"), container=ContainerName("main"))

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from serving_support import gpu, machine
 
-from topoalign.cli import config, errors, root
+from topoalign.cli import config, exit_codes, root
 from topoalign.machines import Machine, document
 from topoalign.runtime.installed import kinds
 from topoalign.runtime.settings import RuntimeSettings
@@ -128,14 +128,14 @@ def test_no_secret_is_in_any_output(capsys: pytest.CaptureFixture[str], monkeypa
 
 @pytest.mark.parametrize("arguments", [("--policy", "restricted", "--config", "/nowhere/at/all")])
 def test_a_file_that_is_not_there_is_not_found(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert errors.NOT_FOUND == root.run_command_line(["config", "show", *arguments])
+    assert exit_codes.NOT_FOUND == root.run_command_line(["config", "show", *arguments])
     assert "/nowhere/at/all" in capsys.readouterr().err
 
 
 def test_a_wrong_setting_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOPOALIGN_READ_SECONDS", "often")
 
-    assert errors.INVALID == root.run_command_line(["config", "show"])
+    assert exit_codes.INVALID == root.run_command_line(["config", "show"])
     assert "TOPOALIGN_READ_SECONDS" in capsys.readouterr().err
 
 
@@ -191,7 +191,7 @@ def test_a_wrong_file_is_invalid_input_with_the_path_of_the_field(
     status = root.run_command_line(["config", "check", str(file), "--machine", "dgx-a100", "--json"])
     printed = capsys.readouterr()
 
-    assert errors.INVALID == status
+    assert exit_codes.INVALID == status
     assert "sharing.timeSlicing.resources[0].replicas" in json.loads(printed.out)["error"]["finding"]
     assert "Traceback" not in printed.err
 
@@ -207,7 +207,7 @@ def test_what_cannot_be_offered_is_a_finding_that_can_be_a_gate(
     arguments = ["config", "check", str(file), "--machine", str(unlike)]
 
     assert 0 == root.run_command_line(arguments)
-    assert errors.FINDINGS == root.run_command_line([*arguments, "--fail-on-findings"])
+    assert exit_codes.FINDINGS == root.run_command_line([*arguments, "--fail-on-findings"])
     assert "error: flags.migStrategy: single needs all GPUs alike" in capsys.readouterr().err
 
 
@@ -220,7 +220,7 @@ def test_each_configuration_of_a_config_map_is_checked(capsys: pytest.CaptureFix
     root.run_command_line(["config", "check", str(file), "--machine", "dgx-a100", "--json"])
     found = json.loads(capsys.readouterr().out)
 
-    assert errors.INVALID == status
+    assert exit_codes.INVALID == status
     assert f"{file}, data.any, is a valid configuration" in printed.out and "nvidia.com/small" in printed.out
     assert f"{file}, data.wrong, is no valid configuration" in printed.out
     assert "data.wrong.sharing.timeSlicing.resources[0].replicas" in printed.err

@@ -223,7 +223,7 @@ def test_an_answer_that_cannot_be_printed_says_how_to_see_what_was_done(
     }
     full = Path("/dev/full").open("w")  # noqa: SIM115  # closing it fails again
     monkeypatch.setattr(sys, "stdout", full)
-    monkeypatch.setattr("topoalign.cli.errors.drop_unprinted", lambda: None)
+    monkeypatch.setattr("topoalign.cli.exit_codes.drop_unprinted", lambda: None)
 
     ran = run(line, answers)
 

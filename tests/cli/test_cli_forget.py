@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from topoalign.cli import forget, root
-from topoalign.client.records import forget_node, has_published
+from topoalign.client.stored_records import forget_node, has_published
 from topoalign.core import wire
 from topoalign.core.model.events import AllocationsSnapshot
 from topoalign.core.model.ids import NodeName

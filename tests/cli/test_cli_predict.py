@@ -17,7 +17,7 @@ from topoalign.cli.predict import Described
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.topology.model import PluginDevice
-from topoalign.kubelet.files import configuration
+from topoalign.kubelet.files import kubelet_configuration
 from topoalign.machines import load_machine
 
 CONFIG = """
@@ -55,7 +55,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def hold(gpus: int, cpus: int) -> None:
     """A kubelet of the machine that holds a pod with so much, in the folder `kubelet`."""
-    rules = configuration.load_configuration(Path("config.yaml"))
+    rules = kubelet_configuration.load_configuration(Path("config.yaml"))
     state = Described(MACHINE, None, None).node(load_machine(MACHINE), rules).state
     for allocation in admitted(
         admit(state, pod(container("main", gpus=gpus, cpus=cpus, gib=8), name="uid"), rules)
@@ -276,7 +276,7 @@ def test_shares_are_asked_of_a_described_machine_by_its_configuration(
     limits: dict[str, object],
     devices: dict[str, int],
 ) -> None:
-    file = written("topoalign.json", configuration)
+    file = written("topoalign.json", kubelet_configuration)
 
     status, answer = asked(capsys, "--config", file, "--pod-file", asking(limits))
 
@@ -288,7 +288,7 @@ def test_shares_are_asked_of_a_described_machine_by_its_configuration(
 def test_slots_in_the_kubelets_files_count_as_equal_parts_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     """A container has 30,000 MiB of a GPU by its slot; the kubelet's checkpoint has the slot alone."""
     plugin = written("topoalign.json", SLOTS)
-    rules = configuration.load_configuration(Path("config.yaml"))
+    rules = kubelet_configuration.load_configuration(Path("config.yaml"))
     described = Described(MACHINE, None, None, Path(plugin))
     state = described.node(described.offering_machine()[0], rules).state
     share = container("main", others={GPU: 1, ResourceName("nvidia.com/gpumem"): 30_000})

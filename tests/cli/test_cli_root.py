@@ -19,8 +19,8 @@ def imported(*arguments: str) -> set[str]:
     """Top-level modules that a process has imported after running this command line."""
     script = (
         "import sys, json\n"
-        "from topoalign.cli.root import run\n"
-        f"status = run({list(arguments)!r})\n"
+        "from topoalign.cli.root import run_command_line\n"
+        f"status = run_command_line({list(arguments)!r})\n"
         "json.dump([status, sorted({name.split('.')[0] for name in sys.modules})], sys.stderr)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30)

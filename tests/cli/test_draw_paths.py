@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from topoalign.cli.draw.device import DrawnDevice
 from topoalign.cli.draw.diagram import Diagram, diagram_of
 from topoalign.cli.draw.layout import scene_of
+from topoalign.cli.draw.pci_bridges import Bridge, Child, devices_in
 from topoalign.cli.draw.scene import Box, Text
 from topoalign.cli.draw.text import render_text
-from topoalign.cli.draw.tree import Bridge, Child, devices_in
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.links import Link, PcieClass
 from topoalign.core.model.topology.model import Gpu, Topology

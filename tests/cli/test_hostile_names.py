@@ -64,13 +64,13 @@ from topoalign.core.model.requests import AllocateRequest, ExplainRequest, Relea
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NicPort, NumaNode, PciBridge, PluginDevice, Topology
 from topoalign.core.ports import Endpoint
 from topoalign.registry.main import serve
-from topoalign.runtime.answers import answer_with
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.context import Context
-from topoalign.runtime.health import serve_http
+from topoalign.runtime.health_pages import serve_http
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
+from topoalign.runtime.replies import answer_with
 from topoalign.runtime.tasks import background
 
 SPLIT = "INJECTED-LINE"

@@ -2,7 +2,7 @@
 
 from fact_support import Writer
 
-from topoalign.client.fold import Counts, Fold
+from topoalign.client.node_folds import Counts, Fold
 from topoalign.core.model.ids import NodeName
 
 NODE = NodeName("node-1")

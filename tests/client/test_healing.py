@@ -5,8 +5,8 @@ import pytest
 from fact_support import Writer
 
 from topoalign.client import healing
-from topoalign.client.fold import Counts, Fold
 from topoalign.client.healing import Healer
+from topoalign.client.node_folds import Counts, Fold
 from topoalign.core import wire
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.ids import NodeName

@@ -5,7 +5,7 @@ import pytest
 from decision_support import container, machine, pod
 from diagnosis_support import machines, node_with
 
-from topoalign.client.records import read_cluster
+from topoalign.client.stored_records import read_cluster
 from topoalign.core import wire
 from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord
 from topoalign.core.model.errors import BusRefused, BusUnavailable

@@ -16,8 +16,8 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import SnapshotRequest
 from topoalign.core.ports import Bus, Endpoint, Message
 from topoalign.core.state.fold import NodeState, replay
-from topoalign.runtime.answers import answer_with
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.replies import answer_with
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600 if THOROUGH else 300)]
 

@@ -17,8 +17,8 @@ from structlog.testing import capture_logs
 from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken, InvalidField
 from topoalign.core.ports import Stream
 from topoalign.runtime.clock import SystemClock
+from topoalign.runtime.fact_publisher import FactPublisher
 from topoalign.runtime.nats_bus import Access, apply_stores, connect_bus, follower
-from topoalign.runtime.speaker import FactPublisher
 
 pytestmark = pytest.mark.anyio
 ALL = "topoalign.v1.>"

@@ -21,9 +21,9 @@ from scripted_nats import ScriptedNats, listening
 
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.ports import Endpoint, Stream
-from topoalign.runtime.nats_bus import Access, NatsBus, bus, connect_bus, connection
-from topoalign.runtime.nats_bus.connection import NatsConnection, open_connection
-from topoalign.runtime.nats_bus.library import CancelledInside, contained
+from topoalign.runtime.nats_bus import Access, NatsBus, bus, connect_bus, nats_connection
+from topoalign.runtime.nats_bus.nats_connection import NatsConnection, open_connection
+from topoalign.runtime.nats_bus.nats_library import CancelledInside, contained
 from topoalign.runtime.tasks import StoppedUnasked
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900 if THOROUGH else 300)]
@@ -56,7 +56,7 @@ async def test_closing_while_the_library_reconnects_does_not_end_who_closes() ->
 
 async def test_a_bus_whose_poll_finds_the_library_reconnecting_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent's end with exit code 0, forced: the connection was closed in this moment, and nothing was said."""
-    monkeypatch.setattr(connection, "PING_SECONDS", 0.05)
+    monkeypatch.setattr(nats_connection, "PING_SECONDS", 0.05)
     monkeypatch.setattr(bus, "FIRST_PAUSE", 0.0)
     async with listening(ScriptedNats(repeat(None))) as server, connect_bus(server.url) as connected:
         first = connected.live()
@@ -169,8 +169,8 @@ async def test_a_bus_survives_connections_that_are_dropped_at_random_moments(
     """During the handshake, the checks and afterwards; each way a connection ends, with what polls and asks beside it."""
     monkeypatch.setattr(bus, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(bus, "LONGEST_PAUSE", 0.001)
-    monkeypatch.setattr(connection, "PING_SECONDS", 0.002)
-    monkeypatch.setattr(connection, "PINGS_MISSED", 1_000)  # the server drops connections, not a busy machine
+    monkeypatch.setattr(nats_connection, "PING_SECONDS", 0.002)
+    monkeypatch.setattr(nats_connection, "PINGS_MISSED", 1_000)  # the server drops connections, not a busy machine
     chance = Random(1)
     complaints: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context["message"]))
@@ -184,7 +184,7 @@ async def test_a_bus_survives_connections_that_are_dropped_at_random_moments(
     ):
         tasks.start_soon(asking, connected)
         await server.patient.wait()
-        monkeypatch.setattr(connection, "PING_SECONDS", 1)
+        monkeypatch.setattr(nats_connection, "PING_SECONDS", 1)
         await connected.up()
         tasks.cancel_scope.cancel()
     while len(asyncio.all_tasks()) > before or open_files() > files:  # the library's last tasks end by themselves

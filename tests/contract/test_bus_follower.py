@@ -10,9 +10,9 @@ from bus_support import bodies, heard, killable, said
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.ports import Message, Received, Stream
 from topoalign.runtime.nats_bus import connect_bus, follower
-from topoalign.runtime.nats_bus.connection import NatsConnection
 from topoalign.runtime.nats_bus.delivered import Delivered
 from topoalign.runtime.nats_bus.follower import FollowerReading, NatsFollower
+from topoalign.runtime.nats_bus.nats_connection import NatsConnection
 
 pytestmark = pytest.mark.anyio
 

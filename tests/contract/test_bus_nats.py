@@ -17,7 +17,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken
 from topoalign.core.ports import Bus, Endpoint, Stream
 from topoalign.runtime.nats_bus import Access, NatsBus, apply_stores, bus, connect_bus, follower
-from topoalign.runtime.nats_bus.connection import NatsConnection, open_connection
+from topoalign.runtime.nats_bus.nats_connection import NatsConnection, open_connection
 
 pytestmark = pytest.mark.anyio
 ALL = "topoalign.v1.>"

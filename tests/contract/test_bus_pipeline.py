@@ -12,7 +12,7 @@ from nats.aio.msg import Msg
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.ports import Message, Stream
 from topoalign.runtime.nats_bus import connect_bus, publication
-from topoalign.runtime.nats_bus.connection import NatsConnection
+from topoalign.runtime.nats_bus.nats_connection import NatsConnection
 from topoalign.runtime.nats_bus.publication import Acknowledgements
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from topoalign.core.model.errors import BusRefused
 from topoalign.core.ports import Stream
-from topoalign.runtime import stores
+from topoalign.runtime import event_stores
 from topoalign.runtime.nats_bus import connect_bus
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
@@ -45,7 +45,7 @@ async def test_a_self_test_is_not_stored_and_no_news(tmp_path: Path) -> None:
             await anyio.lowlevel.checkpoint()
         positions = [await admin.last_position(stream) for stream in (Stream.ALLOCATIONS, Stream.NODES)]
 
-    assert [*SPOKEN, *SPOKEN, GRANTED] == [subject for subject in received if not subject.startswith(stores.NEWS)]
+    assert [*SPOKEN, *SPOKEN, GRANTED] == [subject for subject in received if not subject.startswith(event_stores.NEWS)]
     assert [1, 0] == positions
     assert ["bus lost"] == [line["event"] for line in logs if line["log_level"] == "warning"]
 

@@ -26,7 +26,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Endpoint, Stream
-from topoalign.runtime import stores
+from topoalign.runtime import event_stores
 from topoalign.runtime.nats_accounts import EVERY_NODE, OF_ADMIN, OF_REGISTRY, accounts
 from topoalign.runtime.nats_bus import Access, apply_stores, connect_bus
 
@@ -279,15 +279,18 @@ async def test_nobody_publishes_or_requests_in_the_name_of_a_node(hub: Hub, role
     own = await hub.client("node")
     await own.request(OWN["node"], FORGED, timeout=60)  # what a store could be made to send elsewhere
     received = await everything(victim)
-    before = [await stores.stream_info(requester(admin), store.name) for store in stores.STORES]
+    before = [await event_stores.stream_info(requester(admin), store.name) for store in event_stores.STORES]
     names = (await admin.request("$JS.API.STREAM.NAMES", b"")).data
 
     await attack(attacker, role)
     await settled(admin)
     await victim.flush()
-    infos = [await stores.stream_info(requester(admin), store.name) for store in stores.STORES]
+    infos = [await event_stores.stream_info(requester(admin), store.name) for store in event_stores.STORES]
     forged = [
-        subject for store in stores.STORES for subject in await subjects_in(admin, store.name) if VICTIM in subject
+        subject
+        for store in event_stores.STORES
+        for subject in await subjects_in(admin, store.name)
+        if VICTIM in subject
     ]
 
     # A registry sends these; an answer that it has sent there keeps the subject that the server made for it.
@@ -312,7 +315,7 @@ async def test_what_is_tried_is_real(hub: Hub) -> None:
     await attack(owner, "node")
     await settled(owner)
     await victim.flush()
-    forged = {name for store in stores.STORES for name in await subjects_in(owner, store.name) if VICTIM in name}
+    forged = {name for store in event_stores.STORES for name in await subjects_in(owner, store.name) if VICTIM in name}
     for client in (admin, owner, victim):
         await client.close()
 
@@ -356,7 +359,7 @@ async def test_nobody_reads_requests_and_answers_of_another(hub: Hub, role: str)
     await eavesdropper.close()
 
     assert {wire.answer("secret")} == answers
-    assert [] == [each for each in received if not each[0].startswith(stores.NEWS)]
+    assert [] == [each for each in received if not each[0].startswith(event_stores.NEWS)]
     assert role == "reader" or [] == received
 
 
@@ -413,7 +416,7 @@ def test_nodes_may_share_one_account(tmp_path: Path) -> None:
     shutil.rmtree(keys)
 
 
-def requester(client: Client) -> stores.Request:
+def requester(client: Client) -> event_stores.Request:
     async def request(subject: str, body: bytes) -> bytes:
         return bytes((await client.request(subject, body, timeout=60)).data)
 
@@ -430,7 +433,7 @@ async def settled(admin: Client) -> None:
     last: object = None
     while True:
         await admin.flush()
-        now = [(await stores.stream_info(requester(admin), store.name)).state for store in stores.STORES]
+        now = [(await event_stores.stream_info(requester(admin), store.name)).state for store in event_stores.STORES]
         if now == last:
             return
         last = now

@@ -13,33 +13,33 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Stream
-from topoalign.runtime import stores
+from topoalign.runtime import event_stores
 from topoalign.runtime.nats_bus import Access, apply_stores, connect_bus
-from topoalign.runtime.nats_bus.connection import open_connection
+from topoalign.runtime.nats_bus.nats_connection import open_connection
 
 NODE = NodeName("node-1")
 OF_NODES = ("topoalign.v1.topology.>", "topoalign.v1.health.>", "topoalign.v1.usage.>")
 OF_ALLOCATIONS = ("topoalign.v1.allocation.>",)
 HEALTH, LATER = "topoalign.v1.health.node-1", "topoalign.v1.later.node-1"
-WIDE = msgspec.structs.replace(stores.NODES, subjects=(*stores.NODES.subjects, "topoalign.v1.later.>"))
+WIDE = msgspec.structs.replace(event_stores.NODES, subjects=(*event_stores.NODES.subjects, "topoalign.v1.later.>"))
 
 
 def test_only_reservations_are_stored_in_batches() -> None:
     """Registries write them: a node that may not begin a batch cannot use up the batches that a server has at once."""
-    assert [stores.RESERVATIONS] == [store for store in stores.STORES if store.allow_atomic]
+    assert [event_stores.RESERVATIONS] == [store for store in event_stores.STORES if store.allow_atomic]
 
 
 def test_each_subject_of_the_table_has_exactly_one_store() -> None:
     """The store is that of the event's base."""
     for event, (pattern, _) in wire.SUBJECTS.items():
         subject = f"{wire.PREFIX}.{pattern.format(node='node-1')}"
-        taken = [store.name for store in stores.STORES if stores.takes(store.subjects, subject)]
+        taken = [store.name for store in event_stores.STORES if event_stores.takes(store.subjects, subject)]
         assert [wire.STORED[event]] == taken, subject
 
 
 def test_entries_of_the_journal_have_subjects_that_every_store_takes() -> None:
     """They are published in order: one that a store of an older version refuses would hold back all that follow."""
-    later = [subject for subject in stores.ALLOCATIONS.subjects if subject not in OF_ALLOCATIONS]
+    later = [subject for subject in event_stores.ALLOCATIONS.subjects if subject not in OF_ALLOCATIONS]
 
     assert [] == later, "begin the subject of a LedgerFact with `allocation.{node}.`"
 
@@ -53,11 +53,13 @@ def test_no_store_takes_a_request_or_news() -> None:
         wire.announce_subject(NODE),
         wire.devices_subject(NODE, "heal"),
         wire.foreign_subject(),
-        f"{stores.NEWS}.allocation.node-1.granted",
+        f"{event_stores.NEWS}.allocation.node-1.granted",
     ]
 
-    assert [] == [subject for subject in asked for store in stores.STORES if stores.takes(store.subjects, subject)]
-    assert {*stores.ANSWERED} == {subject.split(".")[2] for subject in asked}
+    assert [] == [
+        subject for subject in asked for store in event_stores.STORES if event_stores.takes(store.subjects, subject)
+    ]
+    assert {*event_stores.ANSWERED} == {subject.split(".")[2] for subject in asked}
 
 
 @pytest.fixture
@@ -68,8 +70,10 @@ async def server(tmp_path: Path) -> AsyncIterator[KillableServer]:
 
 def upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on there is a reading on `later.<node>`."""
-    monkeypatch.setattr(stores, "NODES", WIDE)
-    monkeypatch.setattr(stores, "STORES", (stores.ALLOCATIONS, stores.RESERVATIONS, WIDE, stores.DEADLETTERS))
+    monkeypatch.setattr(event_stores, "NODES", WIDE)
+    monkeypatch.setattr(
+        event_stores, "STORES", (event_stores.ALLOCATIONS, event_stores.RESERVATIONS, WIDE, event_stores.DEADLETTERS)
+    )
 
 
 @pytest.mark.anyio
@@ -111,7 +115,7 @@ async def test_a_store_of_a_newer_version_is_used(server: KillableServer, monkey
 
 async def config_of(url: str, name: str) -> dict[str, object]:
     connection = await open_connection([url], "operator", Access())
-    info = await stores.stream_info(connection.api, name)
+    info = await event_stores.stream_info(connection.api, name)
     await connection.close()
     return info.config
 
@@ -131,7 +135,7 @@ async def test_apply_creates_what_is_missing_and_then_changes_nothing(tmp_path: 
         again = await apply_stores(server.url)
         config = await config_of(server.url, "TOPOALIGN_ALLOCATIONS")
 
-    assert [f"created {store.name}" for store in stores.STORES] == first
+    assert [f"created {store.name}" for store in event_stores.STORES] == first
     assert [] == again
     assert (["topoalign.v1.allocation.>"], 30 * 86400 * 10**9, True) == (
         config["subjects"],

@@ -19,9 +19,9 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Received, Stream
 from topoalign.discovery.main import serve
 from topoalign.machines import Machine, document
-from topoalign.plugin_config.offers import ResourceOffers
+from topoalign.plugin_config.resource_offers import ResourceOffers
 from topoalign.runtime.context import Context
-from topoalign.runtime.health import build_application
+from topoalign.runtime.health_pages import build_application
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import ManualClock

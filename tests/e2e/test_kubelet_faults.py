@@ -19,7 +19,7 @@ from topoalign.core.model.ids import GPU, NodeName, PodName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1, v1beta1
-from topoalign.kubelet.grpc.client import FAILURES
+from topoalign.kubelet.grpc.kubelet_client import FAILURES
 from topoalign.kubelet.grpc.transport import GrpcServer
 from topoalign.machines import load_machine
 from topoalign.runtime.memory_bus import MemoryBus

@@ -31,9 +31,9 @@ from topoalign.registry.metrics import Metrics
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime.answers import answer_with
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.nats_bus import apply_stores, connect_bus
+from topoalign.runtime.replies import answer_with
 
 pytestmark = pytest.mark.anyio
 

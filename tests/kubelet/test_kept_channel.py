@@ -14,8 +14,8 @@ from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.core.model.ids import ResourceName
 from topoalign.kubelet.grpc import kept_channel
 from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.client import KubeletAway
-from topoalign.kubelet.grpc.connection import GrpcConnection
+from topoalign.kubelet.grpc.grpc_connection import GrpcConnection
+from topoalign.kubelet.grpc.kubelet_client import KubeletAway
 from topoalign.kubelet.grpc.transport import GrpcServer, Servicer, caller
 from topoalign.testing.manual_clock import ManualClock
 

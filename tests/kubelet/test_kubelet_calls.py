@@ -19,7 +19,7 @@ from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.client import KubeletAway
+from topoalign.kubelet.grpc.kubelet_client import KubeletAway
 from topoalign.kubelet.grpc.transport import GrpcServer
 from topoalign.testing.manual_clock import all_tasks_blocked
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from topoalign.core.model.errors import BadRequest, InvalidField, NotFound, StateFault
 from topoalign.core.model.ids import MEMORY, ResourceName
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode, Policy, Scope
-from topoalign.kubelet.files import checkpoint, configuration, documents
+from topoalign.kubelet.files import checkpoint, documents, kubelet_configuration
 from topoalign.kubelet.files.documents import InvalidDocument
 
 HEAD = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
 
 
 def rules(text: str, head: str = HEAD) -> AdmissionRules:
-    return configuration.rules_of(documents.parse_document((head + text).encode(), "config.yaml"))
+    return kubelet_configuration.rules_of(documents.parse_document((head + text).encode(), "config.yaml"))
 
 
 def test_what_a_file_does_not_say_is_as_in_the_kubelet() -> None:
@@ -224,7 +224,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     os.mkfifo(pipe)
 
     with pytest.raises(InvalidDocument, match="cannot be read: Not a regular file"):
-        configuration.load_configuration(pipe)
+        kubelet_configuration.load_configuration(pipe)
     with pytest.raises(StateFault, match="cannot be read: Not a regular file"):
         checkpoint.read_checkpoint_file(pipe)
 
@@ -239,11 +239,11 @@ def test_a_bomb_of_aliases_is_refused_before_it_is_built() -> None:
 
 def test_a_file_that_is_not_there_or_is_a_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="absent"):
-        configuration.load_configuration(tmp_path / "absent")
+        kubelet_configuration.load_configuration(tmp_path / "absent")
     with pytest.raises(InvalidDocument, match="cannot be read: Is a directory"):
-        configuration.load_configuration(tmp_path)
+        kubelet_configuration.load_configuration(tmp_path)
     with pytest.raises(InvalidDocument, match="cannot be read"):
-        configuration.load_configuration(Path("a\0b"))
+        kubelet_configuration.load_configuration(Path("a\0b"))
 
 
 values: st.SearchStrategy[Any] = st.recursive(
@@ -258,7 +258,7 @@ MORE_FIELDS = ("cpuManagerPolicy", "reservedSystemCPUs", "kubeReserved", "memory
 def test_no_values_in_our_fields_end_in_a_trace(fields: dict[str, Any]) -> None:
     head = {"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1"}
     try:
-        found = configuration.rules_of({**head, **fields})
+        found = kubelet_configuration.rules_of({**head, **fields})
     except BadRequest as error:
         assert error.remedy
     else:
@@ -278,6 +278,6 @@ def test_a_configuration_that_is_cut_or_spoilt_is_read_or_refused(place: int, no
     whole = (HEAD + "topologyManagerPolicy: restricted\n").encode()
     for raw in (whole[:place], whole[:place] + noise + whole[place:]):
         try:
-            configuration.rules_of(documents.parse_document(raw, "config.yaml"))
+            kubelet_configuration.rules_of(documents.parse_document(raw, "config.yaml"))
         except BadRequest as error:
             assert error.remedy

@@ -24,12 +24,12 @@ from kubelet_support import MemoryAllocator, frame, node, serving, short_directo
 from topoalign.allocator.device_plugin.server import MOST_OTHERS, DevicePlugin
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, DeviceID
-from topoalign.kubelet.grpc import arriving, connection, sockets
+from topoalign.kubelet.grpc import arriving, grpc_connection, unix_sockets
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.arriving import LOOKS, SMALL_REQUEST
-from topoalign.kubelet.grpc.connection import MOST_CALLS, TABLE_BYTES
 from topoalign.kubelet.grpc.decoding import Decoding, field
 from topoalign.kubelet.grpc.frames import CONTROLS_PER_RESET, END_HEADERS, END_STREAM, MOST_CONTROLS, PREFACE, FrameType
+from topoalign.kubelet.grpc.grpc_connection import MOST_CALLS, TABLE_BYTES
 from topoalign.kubelet.grpc.transport import MOST_CONNECTIONS, Complaints, GrpcServer, Load
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
@@ -270,7 +270,7 @@ async def test_of_two_processes_the_one_with_more_connections_makes_room() -> No
             quiet = connected(server, held)
             await until(lambda: len(server.connections) == 1)
             (guard,) = server.connections
-            guard.peer = sockets.Peer(os.getpid() + 1, 0)
+            guard.peer = unix_sockets.Peer(os.getpid() + 1, 0)
             for _ in range(2 * MOST_CONNECTIONS):
                 one = connected(server, held)
                 await sent(one, HELLO + call("GetDevicePluginOptions", 1, EMPTY))
@@ -522,6 +522,6 @@ async def test_causes_without_end_are_not_logged_without_end() -> None:
 
 def test_all_that_is_held_of_requests_and_waits_is_a_few_megabytes() -> None:
     """The bounds by their product, for each socket: what is read and not handled, and what is arriving."""
-    waiting = MOST_CONNECTIONS * 2 * (connection.CHUNK + 9)
+    waiting = MOST_CONNECTIONS * 2 * (grpc_connection.CHUNK + 9)
 
     assert waiting + arriving.MOST_BYTES < 20 * 2**20

@@ -28,7 +28,7 @@ from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
-from topoalign.kubelet.grpc import sockets
+from topoalign.kubelet.grpc import unix_sockets
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.transport import GrpcServer
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
@@ -230,9 +230,9 @@ def test_a_socket_made_anew_is_another_even_where_the_inode_is_used_again() -> N
         path = directory / "one.sock"
         found = []
         for seconds in (1, 2):
-            with closing(sockets.listen_on_path(path, "directory")):
+            with closing(unix_sockets.listen_on_path(path, "directory")):
                 os.utime(path, (seconds, seconds))  # as two moments at which it was made
-                found.append(sockets.identity(path))
+                found.append(unix_sockets.identity(path))
             path.unlink()
 
         assert None not in found
@@ -486,7 +486,7 @@ async def test_a_socket_that_another_process_serves_is_left_alone() -> None:
         other = socket.socket(socket.AF_UNIX)
         other.bind(str(path))
         other.listen()
-        theirs = sockets.identity(path)
+        theirs = unix_sockets.identity(path)
         clock = ManualClock()
         front = KubeletFront(MemoryAllocator(two_nodes(nics=0)), directory, clock)
         async with anyio.create_task_group() as tasks:
@@ -494,10 +494,10 @@ async def test_a_socket_that_another_process_serves_is_left_alone() -> None:
             await clock.advance(POLL_SECONDS)
 
             assert "already serves" in (front.reason() or "")
-            assert theirs == sockets.identity(path)
+            assert theirs == unix_sockets.identity(path)
             other.close()
             await clock.advance(POLL_SECONDS)
-            assert theirs != sockets.identity(path)
+            assert theirs != unix_sockets.identity(path)
             tasks.cancel_scope.cancel()
 
 

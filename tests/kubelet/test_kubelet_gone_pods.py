@@ -20,8 +20,8 @@ from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files import checkpoint, cpu_checkpoint, device_checkpoint, memory_checkpoint
 from topoalign.kubelet.files.device_checkpoint import CheckpointData
-from topoalign.kubelet.files.listed_pods import ListedPods
 from topoalign.kubelet.files.node_state import KubeletNode, node_state
+from topoalign.kubelet.files.pod_list import ListedPods
 
 RULES = AdmissionRules(
     mode=Mode.KUBELET, policy=Policy.SINGLE_NUMA_NODE, reserved_cpus="0", reserved_memory={0: {MEMORY: GIB}}

@@ -9,7 +9,7 @@ from kubelet_support import short_directory
 
 from topoalign.kubelet.grpc import codec
 from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.client import KubeletAway, call_once
+from topoalign.kubelet.grpc.kubelet_client import KubeletAway, call_once
 from topoalign.kubelet.grpc.transport import GrpcServer, Servicer
 from topoalign.runtime.clock import SystemClock
 

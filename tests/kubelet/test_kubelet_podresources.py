@@ -20,7 +20,7 @@ from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.kubelet.files import device_checkpoint
 from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.client import KubeletAway, call_once
+from topoalign.kubelet.grpc.kubelet_client import KubeletAway, call_once
 from topoalign.kubelet.grpc.transport import GrpcServer, Servicer
 from topoalign.runtime.clock import SystemClock
 from topoalign.testing.manual_clock import ManualClock

@@ -67,7 +67,9 @@ def test_a_damaged_paste_is_a_machine_or_refused_with_its_line(vectors: Path, da
 def test_the_command_refuses_ten_megabytes_and_5000_columns(kind: str) -> None:
     """C23: `topo import -`, in a process that may take no more than 400 MB."""
     limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20)); "
-    program = limited + "from topoalign.cli.root import run; sys.exit(run(['topo', 'import', '-']))"
+    program = (
+        limited + "from topoalign.cli.root import run_command_line; sys.exit(run_command_line(['topo', 'import', '-']))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], input=KINDS[kind](), capture_output=True, text=True, timeout=240, check=False
     )

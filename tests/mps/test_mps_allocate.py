@@ -21,7 +21,7 @@ from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.mps_files import Announcement, Serves
-from topoalign.plugin_config.offers import offers
+from topoalign.plugin_config.resource_offers import offers
 
 pytestmark = pytest.mark.anyio
 

@@ -13,7 +13,7 @@ from serving_support import configured
 from topoalign.core.model.errors import BadRequest, InvalidField, NotFound
 from topoalign.kubelet.files import documents
 from topoalign.kubelet.files.documents import InvalidDocument
-from topoalign.plugin_config import names, nvidia
+from topoalign.plugin_config import nvidia_fields, resource_names
 from topoalign.plugin_config.configuration import (
     Configuration,
     Flags,
@@ -347,10 +347,10 @@ def test_what_is_wrong_is_named_by_its_path_with_a_remedy(text: str, path: str, 
 )
 def test_a_resource_has_a_name_that_kubernetes_takes(name: str, taken: bool) -> None:
     if taken:
-        assert name in names.resource("name", name)
+        assert name in resource_names.resource("name", name)
     else:
         with pytest.raises(InvalidField, match="name: "):
-            names.resource("name", name)
+            resource_names.resource("name", name)
 
 
 def test_variables_of_nvidias_plugin_go_before_its_file() -> None:
@@ -410,19 +410,19 @@ def test_a_variable_that_is_wrong_is_named(variable: str, value: str) -> None:
 
 def test_every_variable_stands_for_a_field_that_is_known() -> None:
     values: dict[object, str] = {
-        nvidia.parse_boolean: "true",
-        nvidia.numbers: "1",
-        nvidia.split_values: "envvar",
-        nvidia.keep_text: "/run/nvidia/",
+        nvidia_fields.parse_boolean: "true",
+        nvidia_fields.numbers: "1",
+        nvidia_fields.split_values: "envvar",
+        nvidia_fields.keep_text: "/run/nvidia/",
     }
     special = {
         "SHARED_DEVICES_ALLOCATION_POLICY": "packed",
         "MIG_STRATEGY": "single",
         "DEVICE_DISCOVERY_STRATEGY": "nvml",
         "DEVICE_ID_STRATEGY": "index",
-        "KUBELET_SOCKET": nvidia.KUBELET_SOCKET,
+        "KUBELET_SOCKET": nvidia_fields.KUBELET_SOCKET,
     }
-    for name, variable in nvidia.VARIABLES.items():
+    for name, variable in nvidia_fields.VARIABLES.items():
         if name not in ("CDI_FEATURE_FLAGS", "CDI_DISABLE_HOOKS"):  # refused whatever they are
             assert name in loaded({}, {name: special.get(name) or values[variable.read]}).origins.values()
 
@@ -483,5 +483,5 @@ def test_a_damaged_file_is_understood_or_refused(at: int, length: int, put: str)
 @given(st.text(alphabet="ab*", max_size=6), st.text(alphabet="ab", max_size=6))
 @example("a*a", "a")
 def test_patterns_are_those_of_a_shell(pattern: str, name: str) -> None:
-    assert fnmatchcase(name, pattern) == names.matches_pattern(pattern, name)
-    assert fnmatchcase(name, f"*{pattern}*") == names.found_in(pattern, name)
+    assert fnmatchcase(name, pattern) == resource_names.matches_pattern(pattern, name)
+    assert fnmatchcase(name, f"*{pattern}*") == resource_names.found_in(pattern, name)

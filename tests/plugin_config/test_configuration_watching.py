@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from topoalign.core.model.errors import BadRequest, InvalidField, NotFound
-from topoalign.plugin_config.watching import POLL_SECONDS, ConfigurationFile
+from topoalign.plugin_config.file_watch import POLL_SECONDS, ConfigurationFile
 from topoalign.runtime.context import Context, Reload
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background

@@ -12,7 +12,7 @@ from topoalign.core.model.holdings import handed_out
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.validate import validate
 from topoalign.plugin_config.file import loaded
-from topoalign.plugin_config.offers import offers
+from topoalign.plugin_config.resource_offers import offers
 
 NO_NAME = "no name has this"
 PROFILES = st.none() | st.lists(st.sampled_from(["1g.10gb", "3g.40gb", "1c.3g.40gb", "1g.10gb+me"]), max_size=3)

@@ -11,7 +11,7 @@ from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.model.topology.validate import validate
 from topoalign.machines import catalogue, load_machine
 from topoalign.plugin_config.configuration import Configuration
-from topoalign.plugin_config.offers import offers
+from topoalign.plugin_config.resource_offers import offers
 
 MIXED, SINGLE = "flags: {migStrategy: mixed}\n", "flags: {migStrategy: single}\n"
 SHARE = "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2"

@@ -15,7 +15,7 @@ from slot_support import PLAIN, in_slots
 from unit_support import BEST, DGX, in_units
 from view_support import OneNode, Says, tell_all
 
-from topoalign.cli.cluster import ClusterOptions, ask_cluster
+from topoalign.cli.whole_cluster import ClusterOptions, ask_cluster
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.prediction import predict
 from topoalign.core.demand.share_annotations import InvalidShare

@@ -25,7 +25,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology
 from topoalign.plugin_config.file import loaded
-from topoalign.plugin_config.offers import offers
+from topoalign.plugin_config.resource_offers import offers
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 
 pytestmark = pytest.mark.anyio

@@ -27,8 +27,8 @@ from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.ports import Endpoint
 from topoalign.registry.api import Api
 from topoalign.registry.cluster import Cluster
-from topoalign.runtime.answers import answer_with
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.replies import answer_with
 from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio

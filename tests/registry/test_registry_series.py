@@ -18,7 +18,7 @@ from topoalign.registry.cluster import Cluster
 from topoalign.registry.main import serve
 from topoalign.registry.series import NODES_PER_CHUNK, NodeSeries
 from topoalign.runtime.context import Context
-from topoalign.runtime.health import build_application
+from topoalign.runtime.health_pages import build_application
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import ManualClock

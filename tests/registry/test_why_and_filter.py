@@ -11,7 +11,7 @@ from faults_support import THOROUGH
 from node_filters_support import excluded_by, some_constraints, some_node_object
 from view_support import Says, asked, scheduler_of, some_request, some_says, tell_all
 
-from topoalign.cli import cluster as kubectl
+from topoalign.cli import whole_cluster as kubectl
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, NodeTraits
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import Nodes, NodeStale

@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import NodeName
 from topoalign.runtime import watchdog
-from topoalign.runtime.figures import registry_of
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.metrics import registry_of
 from topoalign.runtime.watchdog import LATE_SECONDS, PERIOD_SECONDS, Watchdog
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]

@@ -9,8 +9,8 @@ from topoalign.core.model.requests import AliveRequest, AnnounceRequest
 from topoalign.core.ports import Bus, Endpoint
 from topoalign.discovery.announcer import Announcer
 from topoalign.discovery.service import Epochs
-from topoalign.runtime.answers import answer_with
 from topoalign.runtime.node_bus import NodeBus
+from topoalign.runtime.replies import answer_with
 
 
 class Discovery:

@@ -31,9 +31,9 @@ from topoalign.registry.scheduling.extender.pages import Extender
 from topoalign.registry.scheduling.service import Scheduling
 from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime.answers import answer_with
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.replies import answer_with
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.fake_scheduler.extender import ExtenderFailed
 from topoalign.testing.fake_scheduler.scheduler import FakeScheduler

@@ -16,7 +16,7 @@ from topoalign.allocator.ledger import record
 from topoalign.core.model.events import Allocation, AllocationGranted, Owner
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.client import FAILURES, call_in_own_task
+from topoalign.kubelet.grpc.kubelet_client import FAILURES, call_in_own_task
 from topoalign.testing.fake_kubelet.pods import Running
 
 Call = Stream[v1beta1.AllocateRequest, v1beta1.AllocateResponse]

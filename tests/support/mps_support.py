@@ -17,8 +17,8 @@ from nvml_support import script, standing_in
 from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.mps.daemon import Daemon
 from topoalign.mps.daemons import Daemons
+from topoalign.plugin_config.file_watch import ConfigurationFile
 from topoalign.plugin_config.mps_files import Serves, serving
-from topoalign.plugin_config.watching import ConfigurationFile
 from topoalign.runtime.context import Reload
 from topoalign.testing.manual_clock import ManualClock
 

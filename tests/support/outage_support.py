@@ -18,9 +18,9 @@ from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.model.requests import SnapshotRequest
 from topoalign.core.ports import Bus, Clock, Endpoint, Message
 from topoalign.core.state.fold import NodeState
-from topoalign.runtime.answers import answer_with
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.replies import answer_with
 
 NODE = NodeName("gpu-7.example.com")
 

@@ -22,7 +22,7 @@ from topoalign.core.model.requests import AdmissionRules, ConfirmRequest, Contai
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
 from topoalign.core.ports import Bus, Stream
-from topoalign.kubelet.grpc.client import FAILURES
+from topoalign.kubelet.grpc.kubelet_client import FAILURES
 from topoalign.machines import Machine
 from topoalign.machines.document import encode_machine
 from topoalign.runtime.clock import SystemClock

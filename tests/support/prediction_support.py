@@ -23,7 +23,7 @@ from topoalign.core.model.requests import ContainerRequest, PodLevelResources, P
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.client import call_once
+from topoalign.kubelet.grpc.kubelet_client import call_once
 from topoalign.kubelet.grpc.plugin_api import API_VERSION, KUBELET_SOCKET
 from topoalign.kubelet.grpc.transport import GrpcServer, Servicer
 from topoalign.machines import catalogue

@@ -10,7 +10,7 @@ from topoalign.core.model.topology.offers import Offer
 from topoalign.kubelet.files import documents
 from topoalign.plugin_config.configuration import Configuration
 from topoalign.plugin_config.file import loaded
-from topoalign.plugin_config.offers import ResourceOffers, offers
+from topoalign.plugin_config.resource_offers import ResourceOffers, offers
 
 A100, L4 = "NVIDIA A100-SXM4-80GB", "NVIDIA L4"
 

@@ -12,8 +12,8 @@ from topoalign.core.model.events import Allocation, TopologyDiscovered
 from topoalign.core.model.processes import Measurement
 from topoalign.core.model.requests import UseRequest
 from topoalign.core.ports import Endpoint
-from topoalign.runtime.answers import answer_with
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.replies import answer_with
 from topoalign.testing.manual_clock import ManualClock
 from topoalign.testing.memory_journal import MemoryJournal
 

@@ -2,8 +2,8 @@
 The `topoalign` command.
 
 Answers go to stdout, everything else to stderr. Every command has `--json`. The exit codes are those of
-`topoalign.cli.errors`. Each command is a module that is imported only when the command runs, so that `topoalign topo` does
-not load the libraries of `topoalign up`.
+`topoalign.cli.exit_codes`. Each command is a module that is imported only when the command runs, so that `topoalign
+topo` does not load the libraries of `topoalign up`.
 """
 
 import os

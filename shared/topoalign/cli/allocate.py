@@ -8,7 +8,7 @@ import click
 
 from topoalign.cli import formatting, options, output
 from topoalign.cli.effects import Effect, printing
-from topoalign.cli.errors import REFUSED
+from topoalign.cli.exit_codes import REFUSED
 from topoalign.cli.formatting import Count, Size
 from topoalign.cli.link import NodeLink, on_node
 from topoalign.core.demand.unserved import UnservedResource, served_by

@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from topoalign.cli import link, output
-from topoalign.cli.errors import FINDINGS, exit_code
+from topoalign.cli.exit_codes import FINDINGS, exit_code
 from topoalign.cli.options import NATS, NODE
 from topoalign.cli.serve import ALLOCATING, add_service_options, flag_variables, on_a_node
 from topoalign.core.model.errors import BadRequest, NotFound, Unavailable, clean
@@ -33,9 +33,9 @@ from topoalign.plugin_config.file import (
     loaded_from,
     read_configuration_file,
 )
+from topoalign.plugin_config.file_watch import first_read
 from topoalign.plugin_config.findings import ConfigurationFinding
-from topoalign.plugin_config.offers import list_findings, offers
-from topoalign.plugin_config.watching import first_read
+from topoalign.plugin_config.resource_offers import list_findings, offers
 from topoalign.runtime.installed import kinds, unread
 from topoalign.runtime.settings import PREFIX, RuntimeSettings, from_environment
 

@@ -11,9 +11,9 @@ import msgspec
 from topoalign.cli import formatting, output
 from topoalign.cli import link as links
 from topoalign.cli.allocate import Changes, changes, pod_request, request_decision, request_options, show_prediction
-from topoalign.cli.cluster import ClusterOptions, ask_cluster, of_cluster, show_where
-from topoalign.cli.divisions import list_partitioning_rows, partitioning_document
+from topoalign.cli.gpu_partitioning import list_partitioning_rows, partitioning_document
 from topoalign.cli.link import NodeLink, on_node
+from topoalign.cli.whole_cluster import ClusterOptions, ask_cluster, of_cluster, show_where
 from topoalign.core.demand.node_filters import Constraints
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Explained

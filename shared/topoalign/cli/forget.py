@@ -8,7 +8,7 @@ import msgspec
 
 from topoalign.cli import options, output
 from topoalign.cli.link import CONNECT_SECONDS, connect_to_bus, located
-from topoalign.client.records import forget_node, has_published
+from topoalign.client.stored_records import forget_node, has_published
 from topoalign.core import wire
 from topoalign.core.model.errors import (
     BadRequest,

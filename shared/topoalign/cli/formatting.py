@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import click
 
 from topoalign.cli import output
-from topoalign.cli.divisions import parts_text
+from topoalign.cli.gpu_partitioning import parts_text
 from topoalign.core.model.allocations import OWNER_CHARACTERS
 from topoalign.core.model.decisions import Alignment, Considered, Decision, Explanation, Refusal
 from topoalign.core.model.errors import clean
@@ -21,7 +21,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.names import NamedDevice, named, named_devices
 from topoalign.core.placement.preference import seam_of
 from topoalign.core.state.divisions import Parts
-from topoalign.kubelet.files.quantities import whole
+from topoalign.kubelet.files.resource_quantities import whole
 
 MOST_HINTS = 8
 """Of one resource, shown to people; all of them are in the JSON."""

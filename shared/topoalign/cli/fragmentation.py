@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from topoalign.cli import options, output
-from topoalign.cli.divisions import list_partitioning_rows, partitioning_document, parts_text
+from topoalign.cli.gpu_partitioning import list_partitioning_rows, partitioning_document, parts_text
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.topology.model import Topology

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
+from topoalign.cli import gpu_usage, output
 from topoalign.cli import link as links
-from topoalign.cli import output, usage
-from topoalign.cli.divisions import holder_text, left_text, mig_document, partitioning_document, way_text
 from topoalign.cli.effects import printing
-from topoalign.cli.errors import FAILURE
+from topoalign.cli.exit_codes import FAILURE
+from topoalign.cli.gpu_partitioning import holder_text, left_text, mig_document, partitioning_document, way_text
 from topoalign.cli.link import AnnouncedNode, NodeLink, on_node
 from topoalign.core.model.events import DeviceHealth
 from topoalign.core.model.ids import DeviceID
@@ -194,7 +194,7 @@ def show_usage(link: NodeLink) -> None:
       topoalign gpu usage --node gpu-1
       topoalign gpu usage --json | jq '.devices[] | select(.others != [])'
     """
-    usage.print_usage(link)
+    gpu_usage.print_usage(link)
 
 
 @gpu.command()

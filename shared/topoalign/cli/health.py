@@ -64,7 +64,7 @@ SECONDS = 2.0
 READY = "/readyz"
 LIVE = "/livez"
 UNAVAILABLE = 69
-"""The exit code for a service that is not there, as in `topoalign.cli.errors`, which would import the command line."""
+"""The exit code for a service that is not there, as in `topoalign.cli.exit_codes`, which would import the command line."""
 URL_PREFIX = "http://"
 
 Page = tuple[str, int, str]

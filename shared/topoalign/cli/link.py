@@ -22,7 +22,7 @@ import msgspec
 from topoalign.cli import options, output, running, this_machine
 from topoalign.cli.effects import AllocatorRequest, Effect, put, undone_unless
 from topoalign.client import Client
-from topoalign.client.records import newest_reservations
+from topoalign.client.stored_records import newest_reservations
 from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, NotFound, TopoalignError, Unavailable, clean, quoted
 from topoalign.core.model.events import (

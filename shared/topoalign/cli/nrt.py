@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from topoalign.cli import options, output
-from topoalign.cli.cluster import FILE, read_cluster_record
+from topoalign.cli.whole_cluster import FILE, read_cluster_record
 from topoalign.core.diagnosis.nodes import Nodes
 from topoalign.core.model.errors import NoFit, NotFound, clean
 from topoalign.core.model.ids import NodeName

@@ -30,13 +30,13 @@ from topoalign.core.sharing.pod_checks import offers_of
 from topoalign.core.sharing.slot_defaults import slot_defaults, with_defaults
 from topoalign.core.state.fold import NodeState, announced
 from topoalign.core.state.share_amounts import held_by_slot
-from topoalign.kubelet.files import configuration
+from topoalign.kubelet.files import kubelet_configuration
 from topoalign.kubelet.files.node_state import KubeletNode, node_state
 from topoalign.kubelet.files.settling import unsettled_reason
 from topoalign.machines import Machine, load_machine
 from topoalign.plugin_config.configuration import PluginFlags
 from topoalign.plugin_config.file import load_plugin_config
-from topoalign.plugin_config.offers import offers
+from topoalign.plugin_config.resource_offers import offers
 
 
 def filled_in(pod: PodRequest, machine: Topology) -> tuple[PodRequest, tuple[str, ...]]:
@@ -83,7 +83,7 @@ class Described:
         taken = None
         rules = AdmissionRules(mode=Mode.KUBELET)
         if self.kubelet_config is not None:
-            rules, taken = configuration.load_with_note(self.kubelet_config)
+            rules, taken = kubelet_configuration.load_with_note(self.kubelet_config)
         node = self.node(machine, rules)
         pod = validate_pod(pod)
         rules = overridden(rules, changes)

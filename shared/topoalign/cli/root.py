@@ -13,7 +13,7 @@ from typing import NamedTuple
 import click
 from click.shell_completion import CompletionItem
 
-from topoalign.cli import errors
+from topoalign.cli import exit_codes
 from topoalign.runtime.collector import importing
 
 ENTRY_POINTS = "topoalign.commands"
@@ -115,7 +115,7 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, but an unknown name fails with suggestions."""
         if not ctx.resilient_parsing and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            raise errors.unknown_name_error("command", args[0], self.list_commands(ctx), ctx)
+            raise exit_codes.unknown_name_error("command", args[0], self.list_commands(ctx), ctx)
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -158,6 +158,6 @@ def run_command_line(arguments: Sequence[str]) -> int:
     try:
         status = topoalign.main(list(arguments), prog_name="topoalign", standalone_mode=False)
         sys.stdout.flush()
-    except errors.REPORTED as error:
-        return errors.report(error, as_json)
-    return status if isinstance(status, int) else errors.OK
+    except exit_codes.REPORTED as error:
+        return exit_codes.report(error, as_json)
+    return status if isinstance(status, int) else exit_codes.OK

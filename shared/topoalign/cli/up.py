@@ -22,13 +22,13 @@ from topoalign.cli import output, running
 from topoalign.cli.doctor import why_no_driver
 from topoalign.cli.serve import ALLOCATING, NODE, settings
 from topoalign.core.model.errors import clean
-from topoalign.plugin_config import nvidia
-from topoalign.runtime.ending import run_until_signal
+from topoalign.plugin_config import nvidia_fields
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_bus import Access, apply_stores
 from topoalign.runtime.nats_server import NatsServerFailed, local_nats
 from topoalign.runtime.runner import RunningServices, run_services
 from topoalign.runtime.settings import PREFIX, RuntimeSettings, from_environment
+from topoalign.runtime.shutdown import run_until_signal
 from topoalign.runtime.tasks import background
 
 ALL = (*NODE, "registry")
@@ -58,7 +58,7 @@ def up(environment: dict[str, str]) -> None:
       topoalign up --machine pasted.txt --policy restricted
     """
     defaults = {PREFIX + "LOG_LEVEL": "warning", PREFIX + "NATS_WAIT": "10"}
-    environment = {**defaults, **nvidia.left_out(environment)}
+    environment = {**defaults, **nvidia_fields.left_out(environment)}
     if PREFIX + "HTTP_PORT" not in environment:
         environment[PREFIX + "HTTP_PORT"] = str(HTTP_PORT if is_free(HTTP_PORT) else 0)
     if PREFIX + "MACHINE" not in environment and why_no_driver() is not None:

@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from topoalign.cli import cluster, options
+from topoalign.cli import options, whole_cluster
 from topoalign.cli.allocate import pod_name, pod_request, request_options
-from topoalign.cli.cluster import FILE, ClusterOptions, ask_cluster, of_cluster, show_why
 from topoalign.cli.explain import AskedPod, check_pod_manifest, pod_in, rules_alone
+from topoalign.cli.whole_cluster import FILE, ClusterOptions, ask_cluster, of_cluster, show_why
 from topoalign.core.model.errors import Unavailable, clean
 
 
@@ -76,7 +76,7 @@ def pod_of_kubernetes(name: str, pod_file: Path | None, asked: dict[str, Any]) -
     from topoalign.kubelet.files import documents, manifest  # brings in YAML
 
     try:
-        shown = cluster.get("pod", f"--namespace={namespace}", "--output=json", "--", pod)
-    except cluster.KubectlFailed as error:
+        shown = whole_cluster.get("pod", f"--namespace={namespace}", "--output=json", "--", pod)
+    except whole_cluster.KubectlFailed as error:
         raise PodUnknown(name, error.finding) from error
     return check_pod_manifest(manifest.read_manifest(documents.parse_document(shown, "the answer of kubectl")), rules)

@@ -11,7 +11,7 @@ of structlog; `topoalign.runtime.logging.configure_logging` sends them to stderr
 """
 
 from topoalign.client.connecting import connect
-from topoalign.client.fold import Counts, Delivery
+from topoalign.client.node_folds import Counts, Delivery
 from topoalign.client.subscriber import Client
 
 __all__ = ["Client", "Counts", "Delivery", "connect"]

@@ -14,7 +14,7 @@ import anyio
 import msgspec
 import structlog
 
-from topoalign.client.fold import Believed, Fold
+from topoalign.client.node_folds import Believed, Fold
 from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, NoFit, Unavailable
 from topoalign.core.model.ids import NodeName

@@ -22,8 +22,8 @@ import anyio
 import msgspec
 import structlog
 
-from topoalign.client.fold import Counts, Delivery, Fold, abridged, made_up, time_of
 from topoalign.client.healing import ASK_AGAIN_SECONDS, SNAPSHOT_SECONDS, Healer
+from topoalign.client.node_folds import Counts, Delivery, Fold, abridged, made_up, time_of
 from topoalign.client.superseded import KeptNodes, Superseded, newest_snapshots
 from topoalign.client.verifying import Unsettled, Verifier, reading_kind
 from topoalign.core import wire

@@ -19,7 +19,7 @@ from contextlib import suppress
 import anyio
 import structlog
 
-from topoalign.client.fold import Counts, Fold
+from topoalign.client.node_folds import Counts, Fold
 from topoalign.core import wire
 from topoalign.core.model.errors import Undecodable
 from topoalign.core.model.events import LARGEST_NUMBER, AllocationsSnapshot, LedgerFact

@@ -27,7 +27,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import structlog
 
-from topoalign.client.fold import REMEDY, Counts, Delivery, Fold, View
+from topoalign.client.node_folds import REMEDY, Counts, Delivery, Fold, View
 from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, NoFit, Unavailable
 from topoalign.core.model.events import Reading

@@ -101,9 +101,9 @@ def _decoded(raw: bytes) -> str:
 
 def _folder(path: Path) -> Topology:
     """The tree whose root is this folder or one inside it."""
-    from topoalign.machines.sysfs import read_sysfs
     from topoalign.machines.sysfs_cpus import CPUS
     from topoalign.machines.sysfs_files import describe_missing_tree
+    from topoalign.machines.sysfs_machine import read_sysfs
 
     places = [path]
     files = set[str]()

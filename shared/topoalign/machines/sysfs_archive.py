@@ -17,9 +17,9 @@ from pathlib import PurePosixPath
 
 from topoalign.core.model.errors import InvalidMachine, clean
 from topoalign.core.model.topology.model import Topology
-from topoalign.machines.sysfs import read_sysfs
 from topoalign.machines.sysfs_cpus import CPUS
 from topoalign.machines.sysfs_files import LONGEST_FILE, Tree, describe_missing_tree
+from topoalign.machines.sysfs_machine import read_sysfs
 
 MOST_BYTES = 128 << 20
 """In all, unpacked. A machine with 512 CPUs has about half of it, most of it the blocks of tar."""

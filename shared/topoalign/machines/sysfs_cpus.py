@@ -20,8 +20,8 @@ from pathlib import Path
 from topoalign.core.model.errors import InvalidMachine
 from topoalign.core.model.topology.model import Cpu, NumaNode
 from topoalign.core.model.topology.validate import LARGEST_MEMORY, MOST_CPUS, MOST_NODES
-from topoalign.machines.pages import hugepage_totals
-from topoalign.machines.sockets import number_sockets
+from topoalign.machines.cpu_sockets import number_sockets
+from topoalign.machines.hugepages import hugepage_totals
 from topoalign.machines.sysfs_files import Tree, open_tree, parse_number
 
 CPUS = "sys/devices/system/cpu"

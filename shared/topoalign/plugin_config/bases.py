@@ -17,7 +17,7 @@ from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
 from topoalign.core.model.topology.offers import LimitedBy
-from topoalign.plugin_config import names
+from topoalign.plugin_config import resource_names
 from topoalign.plugin_config.checks import MIG_PREFIX
 from topoalign.plugin_config.configuration import Configuration, GpuEntry, MigEntry, NicEntry
 from topoalign.plugin_config.findings import ConfigurationFinding
@@ -126,7 +126,7 @@ def of_profile(profile: str, gpu: Gpu, findings: list[ConfigurationFinding]) -> 
         add_finding(findings, STRATEGY, f"{where} has a part of its slice's compute units: not offered", remedy)
         return None
     try:
-        return names.resource(STRATEGY, f"{MIG_PREFIX}{profile.replace('+', '.')}")
+        return resource_names.resource(STRATEGY, f"{MIG_PREFIX}{profile.replace('+', '.')}")
     except InvalidField:
         add_finding(findings, STRATEGY, f"{where} cannot be the name of a resource: not offered", remedy)
         return None
@@ -184,19 +184,25 @@ def nic_bases(topology: Topology, choices: Sequence[NicEntry], findings: list[Co
 def chooses_gpu(choice: GpuEntry, gpu: Gpu) -> bool:
     """Whether an entry of `resources.gpus` matches this GPU."""
     if choice.pattern:
-        return names.found_in(choice.pattern, gpu.name)
+        return resource_names.found_in(choice.pattern, gpu.name)
     return gpu.id in choice.uuids or gpu.index in choice.indexes
 
 
 def chooses_instance(choice: MigEntry, instance: MigDevice) -> bool:
     """Whether an entry of `resources.mig` matches this MIG instance."""
-    return names.matches_pattern(choice.pattern, instance.profile) if choice.pattern else instance.uuid in choice.uuids
+    return (
+        resource_names.matches_pattern(choice.pattern, instance.profile)
+        if choice.pattern
+        else instance.uuid in choice.uuids
+    )
 
 
 def chooses_nic(choice: NicEntry, nic: Nic) -> bool:
     """Whether an entry of `nics` matches this NIC, by name or PCI address."""
-    by_name = any(names.matches_pattern(name, nic.id) for name in choice.names)
-    return by_name or (nic.pci is not None and any(names.matches_pattern(pattern, nic.pci) for pattern in choice.pci))
+    by_name = any(resource_names.matches_pattern(name, nic.id) for name in choice.names)
+    return by_name or (
+        nic.pci is not None and any(resource_names.matches_pattern(pattern, nic.pci) for pattern in choice.pci)
+    )
 
 
 def add_finding(findings: list[ConfigurationFinding], field: str, finding: str, remedy: str = "") -> None:

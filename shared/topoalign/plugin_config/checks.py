@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.ids import GPU, NIC
-from topoalign.plugin_config import names
+from topoalign.plugin_config import resource_names
 from topoalign.plugin_config.configuration import (
     Configuration,
     Flags,
@@ -27,7 +27,7 @@ from topoalign.plugin_config.configuration import (
     Units,
 )
 
-MIG_PREFIX = f"{names.GPU_DOMAIN}/mig-"
+MIG_PREFIX = f"{resource_names.GPU_DOMAIN}/mig-"
 """What resources of MIG instances are called under the strategy `mixed`."""
 
 S = TypeVar("S", TimeSlicing, Mps)
@@ -121,7 +121,7 @@ def qualify_nic_choice(path: str, choice: NicEntry) -> NicEntry:
     one_way(path, {"names": choice.names, "pci": choice.pci})
     if choice.virtual_functions and choice.exclude:
         raise InvalidField(f"{path}.exclude", "excludes what virtualFunctions offers", "keep one of them")
-    return replace(choice, name=outcome(path, choice.name, exclude=choice.exclude, domain=names.NIC_DOMAIN))
+    return replace(choice, name=outcome(path, choice.name, exclude=choice.exclude, domain=resource_names.NIC_DOMAIN))
 
 
 def one_way(path: str, ways: Mapping[str, object]) -> None:
@@ -132,12 +132,12 @@ def one_way(path: str, ways: Mapping[str, object]) -> None:
         raise InvalidField(path, finding, f"give one of {', '.join(ways)}; several entries may have the same name")
 
 
-def outcome(path: str, name: str, *, exclude: bool, domain: str = names.GPU_DOMAIN) -> str:
+def outcome(path: str, name: str, *, exclude: bool, domain: str = resource_names.GPU_DOMAIN) -> str:
     """What becomes of the devices: the name of a resource, qualified, or empty where they are excluded."""
     if bool(name) == exclude:
         finding = "has a name and is excluded" if exclude else "has no name"
         raise InvalidField(f"{path}.name", finding, "give the resource a name, or say `exclude: true`")
-    return names.resource(f"{path}.name", name, domain) if name else ""
+    return resource_names.resource(f"{path}.name", name, domain) if name else ""
 
 
 def replicated(path: str, section: S) -> S:
@@ -160,11 +160,11 @@ def replicated(path: str, section: S) -> S:
 
 def shared(path: str, resource: SharedResource, rename_by_default: bool) -> SharedResource:
     """The shared resource with complete names. Raises InvalidField with its path."""
-    name = names.resource(f"{path}.name", resource.name)
-    rename = resource.rename or (f"{name}{names.SHARED}" if rename_by_default else "")
+    name = resource_names.resource(f"{path}.name", resource.name)
+    rename = resource.rename or (f"{name}{resource_names.SHARED}" if rename_by_default else "")
     if isinstance(resource.devices, tuple):
         references(f"{path}.devices", resource.devices)
-    return replace(resource, name=name, rename=names.resource(f"{path}.rename", rename) if rename else "")
+    return replace(resource, name=name, rename=resource_names.resource(f"{path}.rename", rename) if rename else "")
 
 
 def check_limiter(found: Configuration) -> None:
@@ -197,12 +197,14 @@ def units(path: str, sharing: SharingSection) -> Units:
         references(f"{path}.devices", found.devices)
     named = replace(
         found,
-        name=names.resource(f"{path}.name", found.name),
-        cores=names.resource(f"{path}.cores", found.cores),
-        memory=names.resource(f"{path}.memory", found.memory),
+        name=resource_names.resource(f"{path}.name", found.name),
+        cores=resource_names.resource(f"{path}.cores", found.cores),
+        memory=resource_names.resource(f"{path}.memory", found.memory),
     )
     for way, others in (("timeSlicing", sharing.time_slicing), ("mps", sharing.mps)):
-        if named.name in {names.qualify_name(each.name, names.GPU_DOMAIN) for each in others.resources}:
+        if named.name in {
+            resource_names.qualify_name(each.name, resource_names.GPU_DOMAIN) for each in others.resources
+        }:
             finding = f"{quoted([named.name])} is shared by sharing.{way}"
             remedy = "share it in one way; resources.gpus can give some GPUs another name"
             raise InvalidField(f"{path}.name", finding, remedy)
@@ -397,16 +399,19 @@ def slots(sharing: SharingSection) -> GpuSlots | None:
         return None
     named = replace(
         found,
-        name=names.resource(f"{PATH}.name", found.name),
-        **{each: names.resource(f"{PATH}.{each}", getattr(found, each)) for each in AMOUNTS},
+        name=resource_names.resource(f"{PATH}.name", found.name),
+        **{each: resource_names.resource(f"{PATH}.{each}", getattr(found, each)) for each in AMOUNTS},
     )
     if named.priorities and sharing.limiter != "hami-core":
         remedy = "add sharing.limiter: hami-core, or leave it out"
         raise InvalidField(f"{PATH}.priorities", "has an effect with the limiter hami-core alone", remedy)
     shared = {"timeSlicing": sharing.time_slicing.resources, "mps": sharing.mps.resources}
-    ways = {way: {names.qualify_name(each.name, names.GPU_DOMAIN) for each in some} for way, some in shared.items()}
+    ways = {
+        way: {resource_names.qualify_name(each.name, resource_names.GPU_DOMAIN) for each in some}
+        for way, some in shared.items()
+    }
     if sharing.units is not None:
-        ways["units"] = {names.qualify_name(sharing.units.name, names.GPU_DOMAIN)}
+        ways["units"] = {resource_names.qualify_name(sharing.units.name, resource_names.GPU_DOMAIN)}
     for way, taken in ways.items():
         if named.name in taken:
             raise InvalidField(

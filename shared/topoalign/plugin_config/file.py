@@ -17,7 +17,7 @@ from topoalign.core.model.errors import BadRequest, InvalidField, clean, quoted
 from topoalign.kubelet.files import configuration_file, documents
 from topoalign.kubelet.files.configuration_file import FieldMapping
 from topoalign.kubelet.files.documents import Document, InvalidDocument
-from topoalign.plugin_config import nvidia
+from topoalign.plugin_config import nvidia_fields
 from topoalign.plugin_config.checks import validate_configuration
 from topoalign.plugin_config.configuration import Configuration
 from topoalign.plugin_config.findings import ConfigurationFinding
@@ -170,12 +170,12 @@ def loaded(document: documents.Document, environment: Mapping[str, str]) -> Load
 
     Raises InvalidField with the path of the first field that is wrong or cannot be met, or with the variable it is from.
     """
-    named = nvidia.other_names(document)
-    document = nvidia.rename_fields(document)
+    named = nvidia_fields.other_names(document)
+    document = nvidia_fields.rename_fields(document)
     origins = dict.fromkeys(flatten_document(document), FROM_FILE)
-    document, variables = nvidia.overlaid(document, environment)
+    document, variables = nvidia_fields.overlaid(document, environment)
     try:
-        document, ignored = nvidia.resolve_nvidia_fields(document)
+        document, ignored = nvidia_fields.resolve_nvidia_fields(document)
         configuration = validate_configuration(section(document, Configuration, ""))
     except InvalidField as error:
         raise InvalidField(*sourced(error, named | variables)) from error
@@ -274,7 +274,7 @@ def advice(key: str, kind: type[msgspec.Struct]) -> str:
     from difflib import get_close_matches
 
     known = keys(kind)
-    theirs = (*nvidia.WITHOUT_EFFECT, *nvidia.REFUSED)
+    theirs = (*nvidia_fields.WITHOUT_EFFECT, *nvidia_fields.REFUSED)
     places = sections(Configuration, key) + [
         field.removesuffix(f".{key}") for field in theirs if field.endswith(f".{key}")
     ]

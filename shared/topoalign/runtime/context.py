@@ -9,8 +9,8 @@ import anyio
 from anyio.abc import TaskStatus
 
 from topoalign.core.ports import Bus, Clock
-from topoalign.plugin_config.watching import ConfigurationFile
-from topoalign.runtime.figures import Collector, registry_of
+from topoalign.plugin_config.file_watch import ConfigurationFile
+from topoalign.runtime.metrics import Collector, registry_of
 from topoalign.runtime.request_turns import RequestTurns
 
 if TYPE_CHECKING:  # a process without HTTP needs neither

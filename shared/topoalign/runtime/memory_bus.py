@@ -17,14 +17,14 @@ import msgspec
 from topoalign.core import wire
 from topoalign.core.model.errors import BusConflict, BusUnavailable, IdTaken, NobodyAnswers, Unavailable, clean
 from topoalign.core.ports import Endpoint, Message, Received, Stream
-from topoalign.runtime import stores
-from topoalign.runtime.answers import reply_to
+from topoalign.runtime import event_stores
+from topoalign.runtime.replies import reply_to
 from topoalign.runtime.tasks import background
 
 MOST_MESSAGES = 100_000
 """Kept per stream; NATS bounds bytes and age instead."""
 KEPT_PER_SUBJECT = {
-    Stream(store.name): store.max_msgs_per_subject for store in stores.STORES if store.max_msgs_per_subject > 0
+    Stream(store.name): store.max_msgs_per_subject for store in event_stores.STORES if store.max_msgs_per_subject > 0
 }
 
 
@@ -113,7 +113,7 @@ class Log:
     def forget(self, subject: str) -> None:
         """Forgets the messages of matching subjects."""
         for index in reversed(range(len(self.kept))):
-            if stores.matches_subject(subject, self.kept[index].message.subject):
+            if event_stores.matches_subject(subject, self.kept[index].message.subject):
                 self.drop(index, index + 1)
 
     def index_after(self, position: int) -> int:
@@ -123,7 +123,7 @@ class Log:
     def after(self, position: int, subject: str) -> Received | None:
         """The first message after this position whose subject matches."""
         for index in range(self.index_after(position), len(self.kept)):
-            if stores.matches_subject(subject, self.kept[index].message.subject):
+            if event_stores.matches_subject(subject, self.kept[index].message.subject):
                 return self.kept[index]
         return None
 
@@ -200,14 +200,14 @@ class MemoryBus:
 
     async def publish(self, message: Message, expected_last: int | None = None) -> int:
         """Store a message and return its position. Raises IdTaken, and BusConflict for another newest message."""
-        log = self._logs[stores.store_of(message)]
+        log = self._logs[event_stores.store_of(message)]
         await anyio.lowlevel.checkpoint()
         there = None if expected_last is None else log.check_expected(message, expected_last)
         return log.append(message) if there is None else there
 
     async def publish_batch(self, batch: Sequence[tuple[Message, int]]) -> Sequence[int]:
         """As `Bus.publish_batch`."""
-        stream = stores.store_of_batch([message for message, _ in batch])
+        stream = event_stores.store_of_batch([message for message, _ in batch])
         await anyio.lowlevel.checkpoint()
         return self._logs[stream].append_all(batch)
 
@@ -235,7 +235,7 @@ class MemoryBus:
         """The position of the newest message on a subject; 0 if there is none."""
         await anyio.lowlevel.checkpoint()
         for received in reversed(self._logs[stream].kept):
-            if stores.matches_subject(subject, received.message.subject):
+            if event_stores.matches_subject(subject, received.message.subject):
                 return received.position
         return 0
 
@@ -246,13 +246,13 @@ class MemoryBus:
 
     def answers(self, subject: str) -> bool:
         """Whether somebody in this process answers there."""
-        return any(stores.matches_subject(responder.endpoint.subject, subject) for responder in self._responders)
+        return any(event_stores.matches_subject(responder.endpoint.subject, subject) for responder in self._responders)
 
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
         """The answer to a request. Raises NobodyAnswers, and BusUnavailable after `within` seconds."""
-        stores.check_size(subject, body)
+        event_stores.check_size(subject, body)
         for responder in self._responders:
-            if stores.matches_subject(responder.endpoint.subject, subject):
+            if event_stores.matches_subject(responder.endpoint.subject, subject):
                 return await responder.ask(body, within)
         raise NobodyAnswers(f"nobody answers on {clean(subject, 200)}")
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from topoalign.core import wire
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Stream
-from topoalign.runtime.stores import NEWS
+from topoalign.runtime.event_stores import NEWS
 
 STORES = "TOPOALIGN"
 ADMIN = "TOPOALIGN_ADMIN"

@@ -63,7 +63,7 @@ async def run_services(
     Runs these services until SIGTERM, SIGINT or cancellation; calls `ready` once all of them serve.
 
     `bus` None connects to NATS as the settings say. `signals` False is for services that are a part of a program
-    (`runtime.ending`): only cancellation ends them, and SIGHUP is then no wish to have files read anew.
+    (`runtime.shutdown`): only cancellation ends them, and SIGHUP is then no wish to have files read anew.
 
     Raises InvalidField, NotFound for a service that is not installed, ServiceFailed for one that does not start,
     AddressInUse, StoppedUnasked for what ends although no signal came, and whatever error ended a service.
@@ -135,7 +135,7 @@ async def serve_pages(tasks: TaskGroup, context: Context, settings: RuntimeSetti
     """Starts the HTTP pages and returns their URL; None without HTTP. Raises what `serve_http` does."""
     if settings.http_port is None:
         return None
-    from topoalign.runtime.health import serve_http  # a hundred modules, where they are wanted
+    from topoalign.runtime.health_pages import serve_http  # a hundred modules, where they are wanted
 
     url: str = await tasks.start(serve_http, context, settings.http_host, settings.http_port)
     return url

@@ -10,7 +10,7 @@ import structlog
 
 from topoalign.core.ports import Clock
 from topoalign.runtime.clock import until_tick
-from topoalign.runtime.figures import Figure
+from topoalign.runtime.metrics import Figure
 
 PERIOD_SECONDS = 1.0
 LATE_SECONDS = 1.0

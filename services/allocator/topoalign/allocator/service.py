@@ -25,8 +25,8 @@ from topoalign.core.model.errors import InvalidField, StateFault, Unavailable, c
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AliveRequest, AnnounceRequest, ExplainRequest, WriterPosition
 from topoalign.core.ports import Bus, Clock, Endpoint
-from topoalign.runtime.answers import answer_with
 from topoalign.runtime.clock import until_tick
+from topoalign.runtime.replies import answer_with
 
 # What this allocator stands by, for whoever asks whether it is there.
 #

@@ -18,7 +18,7 @@ from topoalign.discovery.service import Discovery
 from topoalign.discovery.settings import DiscoverySettings
 from topoalign.discovery.use_meter import UseMeter
 from topoalign.discovery.xids import xid_rules
-from topoalign.plugin_config.watching import ConfigurationFile
+from topoalign.plugin_config.file_watch import ConfigurationFile
 from topoalign.runtime.boot import boot_id
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.context import Context

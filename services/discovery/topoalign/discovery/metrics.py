@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import HardwareEvent
-from topoalign.runtime.figures import Collector, Figure, Histogram
+from topoalign.runtime.metrics import Collector, Figure, Histogram
 
 CORDONED = "cordoned"
 MOST_XIDS = 1000

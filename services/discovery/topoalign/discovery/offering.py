@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Topology
 from topoalign.plugin_config.configuration import Configuration
+from topoalign.plugin_config.file_watch import ConfigurationFile
 from topoalign.plugin_config.findings import ConfigurationFinding
-from topoalign.plugin_config.offers import offers
-from topoalign.plugin_config.watching import ConfigurationFile
-from topoalign.runtime.figures import Figure
+from topoalign.plugin_config.resource_offers import offers
+from topoalign.runtime.metrics import Figure
 
 log = structlog.get_logger("topoalign.discovery")
 

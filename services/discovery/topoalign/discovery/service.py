@@ -32,8 +32,8 @@ from topoalign.discovery.announcer import Announcer
 from topoalign.discovery.device_health import HealthKeeper
 from topoalign.discovery.metrics import Metrics
 from topoalign.discovery.names import meant
-from topoalign.runtime.answers import answer_with
 from topoalign.runtime.clock import backoff_seconds
+from topoalign.runtime.replies import answer_with
 
 # Keeps devices listed that are no longer found.
 #

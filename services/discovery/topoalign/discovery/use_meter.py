@@ -19,8 +19,8 @@ from topoalign.core.model.errors import DriverFault, InvalidField
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import UseRequest
 from topoalign.core.ports import Clock, Driver, Endpoint
-from topoalign.runtime.answers import answer_with
 from topoalign.runtime.driver_thread import CallProgress, DriverThread
+from topoalign.runtime.replies import answer_with
 
 if TYPE_CHECKING:  # nobody measures at the start
     from topoalign.core.model.processes import DeviceUse, Measurement, ProcessIdentity

@@ -18,7 +18,7 @@ from topoalign.core.model.events import TopologyDiscovered
 from topoalign.core.model.hints import HintAnswer, HintQuestion
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Endpoint
-from topoalign.runtime.answers import answer_with
+from topoalign.runtime.replies import answer_with
 
 # The settings of hinting.
 

@@ -20,8 +20,8 @@ from topoalign.mps.control import Control
 from topoalign.mps.daemon import FIRST_PAUSE, LONGEST_PAUSE, Daemon
 from topoalign.mps.nvml import Nvml
 from topoalign.mps.shares import Share, shares_of
+from topoalign.plugin_config.file_watch import ConfigurationFile
 from topoalign.plugin_config.mps_files import SHM, root_here
-from topoalign.plugin_config.watching import ConfigurationFile
 from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.tasks import either
 

@@ -6,7 +6,7 @@ from anyio.abc import TaskStatus
 
 from topoalign.mps.daemons import Daemons
 from topoalign.runtime.context import Context
-from topoalign.runtime.figures import Figure
+from topoalign.runtime.metrics import Figure
 from topoalign.runtime.settings import from_environment
 from topoalign.runtime.tasks import background
 

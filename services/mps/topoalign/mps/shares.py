@@ -18,7 +18,7 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.plugin_config.configuration import Configuration
 from topoalign.plugin_config.mps_files import Serves
-from topoalign.plugin_config.offers import offers
+from topoalign.plugin_config.resource_offers import offers
 
 MIB = 1 << 20
 MANY_CLIENTS = 48

@@ -42,9 +42,9 @@ from topoalign.core.sharing.hami.foreign import (
 )
 from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredCard
 from topoalign.kubelet.files.manifest import ManifestSpec, PodManifest
-from topoalign.kubelet.files.quantities import whole
+from topoalign.kubelet.files.resource_quantities import whole
 from topoalign.registry.ports import SeenNode, SeenPod
-from topoalign.runtime.answers import answer_with
+from topoalign.runtime.replies import answer_with
 from topoalign.runtime.request_turns import TaskTurns
 
 HAMI = "hami"

@@ -19,7 +19,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster, Member
-from topoalign.runtime.figures import LONGEST_LABEL, format_sample, header
+from topoalign.runtime.metrics import LONGEST_LABEL, format_sample, header
 from topoalign.runtime.request_turns import TaskTurns
 
 # Goes through many rows with turns of the event loop in between, so that no long answer holds up the others.

@@ -18,7 +18,7 @@ import structlog
 from anyio.abc import TaskStatus
 
 from topoalign.client import Client, Delivery
-from topoalign.client.records import has_published
+from topoalign.client.stored_records import has_published
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import LedgerFact
 from topoalign.core.model.ids import NodeName

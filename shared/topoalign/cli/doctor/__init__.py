@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from topoalign.cli import output, running
-from topoalign.cli.doctor.findings import CheckResult, Subject, Verdict, failure_finding, ok, warning_finding
+from topoalign.cli.doctor.check_results import CheckResult, Subject, Verdict, failure_finding, ok, warning_finding
 from topoalign.cli.doctor.kubelets import (
     aligned_slots,
     check_allocator,
@@ -29,7 +29,7 @@ from topoalign.cli.doctor.kubelets import (
 )
 from topoalign.cli.doctor.merging import kubelet_merge
 from topoalign.cli.doctor.state_files import cpu_manager_state, device_manager_state, memory_manager_state
-from topoalign.cli.errors import FINDINGS, REMEDIES
+from topoalign.cli.exit_codes import FINDINGS, REMEDIES
 from topoalign.core.model.errors import BusUnavailable, TopoalignError, clean
 from topoalign.core.model.topology.cpuset import parse_cpuset
 

@@ -11,14 +11,14 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from topoalign.cli.doctor.findings import CheckResult, Subject, Verdict, failure_finding, ok, warning_finding
+from topoalign.cli.doctor.check_results import CheckResult, Subject, Verdict, failure_finding, ok, warning_finding
 from topoalign.core.model.errors import NotFound, StateFault, TopoalignError, clean, quoted
 from topoalign.core.model.holdings import unit_kind
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
 from topoalign.core.policy import POLICIES
-from topoalign.kubelet.grpc.sockets import BUSY, server_of
+from topoalign.kubelet.grpc.unix_sockets import BUSY, server_of
 
 LONGEST_DIRECTORY = 79
 """Bytes of its path: a socket's has 107 at most, and our shortest name has 27."""
@@ -79,10 +79,10 @@ def read_kubelet_rules(subject: Subject) -> AdmissionRules | None:
     path = configuration_file(subject)
     if path is None:
         return None
-    from topoalign.kubelet.files import configuration  # as below
+    from topoalign.kubelet.files import kubelet_configuration  # as below
 
     try:
-        return configuration.load_configuration(path)
+        return kubelet_configuration.load_configuration(path)
     except TopoalignError:
         return None
 
@@ -92,10 +92,10 @@ def kubelet_configuration(subject: Subject) -> CheckResult | None:
     path = configuration_file(subject)
     if path is None:
         return None
-    from topoalign.kubelet.files import configuration  # brings in YAML; the other checks work without
+    from topoalign.kubelet.files import kubelet_configuration  # brings in YAML; the other checks work without
 
     try:
-        rules = configuration.load_configuration(path)
+        rules = kubelet_configuration.load_configuration(path)
     except NotFound as error:
         remedy = "give its path with --kubelet-config"
         return warning_finding(f"{error.finding}; what-if uses topoalign's own settings instead", remedy)
@@ -156,19 +156,19 @@ def aligned_slots(subject: Subject) -> CheckResult | None:
     near several: what then never fits.
     """
     from topoalign.cli import this_machine  # brings in the drivers
-    from topoalign.plugin_config import offers, watching  # brings in YAML; the other checks work without
+    from topoalign.plugin_config import file_watch, resource_offers  # brings in YAML; the other checks work without
 
     try:
-        configuration = watching.first_read(os.environ)[2].configuration
-        found = offers.offers(this_machine.read_inventory().topology, configuration).findings
+        kubelet_configuration = file_watch.first_read(os.environ)[2].configuration
+        found = resource_offers.offers(this_machine.read_inventory().topology, kubelet_configuration).findings
     except TopoalignError:  # reported by `config check`, or by the check of the hardware
         return None
-    beyond = next((each for each in found if each.field == offers.NUMA_TOPOLOGY), None)
+    beyond = next((each for each in found if each.field == resource_offers.NUMA_TOPOLOGY), None)
     if beyond is None:
         return None
     rules = read_kubelet_rules(subject)
     if rules is not None and not POLICIES[rules.policy].asks:
-        return ok(f"{offers.NUMA_TOPOLOGY}: the kubelet's policy {rules.policy} aligns nothing")
+        return ok(f"{resource_offers.NUMA_TOPOLOGY}: the kubelet's policy {rules.policy} aligns nothing")
     return warning_finding(str(beyond), beyond.remedy)
 
 

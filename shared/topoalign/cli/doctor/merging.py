@@ -5,7 +5,7 @@ It is computed from files alone: the NUMA nodes, the sizes of hugepages, the kub
 its checkpoint.
 """
 
-from topoalign.cli.doctor.findings import CheckResult, Subject, ok, warning_finding
+from topoalign.cli.doctor.check_results import CheckResult, Subject, ok, warning_finding
 from topoalign.cli.doctor.kubelets import numa_node_count, read_kubelet_rules, registered_devices
 from topoalign.core.model.ids import CPU, MEMORY, ResourceName
 from topoalign.core.model.requests import AdmissionRules
@@ -51,7 +51,7 @@ def count_resource_nodes(subject: Subject, rules: AdmissionRules, nodes: int) ->
 
 def list_hugepages(subject: Subject) -> list[ResourceName]:
     """The sizes of which some NUMA node has pages."""
-    from topoalign.machines import pages  # brings in the readers of machines
+    from topoalign.machines import hugepages  # brings in the readers of machines
 
     sizes = set()
     for file in (subject.sysfs_root / "devices/system/node").glob("node*/hugepages/hugepages-*kB/nr_hugepages"):
@@ -60,4 +60,4 @@ def list_hugepages(subject: Subject) -> list[ResourceName]:
                 sizes.add(int(file.parent.name.removeprefix("hugepages-").removesuffix("kB")))
         except (OSError, ValueError):
             continue
-    return [pages.hugepages_resource(kib << 10) for kib in sorted(sizes)]
+    return [hugepages.hugepages_resource(kib << 10) for kib in sorted(sizes)]

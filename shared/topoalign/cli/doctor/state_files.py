@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from topoalign.cli import this_machine
-from topoalign.cli.doctor.findings import CheckResult, Subject, failure_finding, ok, warning_finding
+from topoalign.cli.doctor.check_results import CheckResult, Subject, failure_finding, ok, warning_finding
 from topoalign.cli.doctor.kubelets import read_kubelet_rules
 from topoalign.core.model.errors import StateFault, TopoalignError, clean, quoted
 from topoalign.core.model.requests import AdmissionRules
@@ -120,7 +120,7 @@ def file_exists(path: Path) -> bool:
 def described_or_real(subject: Subject) -> Topology | None:
     """The machine as files show it, or the one that TOPOALIGN_MACHINE describes; None where it cannot be read."""
     from topoalign import machines  # the readers; the other checks work without
-    from topoalign.machines.sysfs import read_sysfs
+    from topoalign.machines.sysfs_machine import read_sysfs
 
     described = this_machine.played()
     try:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from topoalign.cli import formatting
-from topoalign.cli.divisions import MIB, holder_text, left_text, parts_text, way_text
 from topoalign.cli.formatting import binary
+from topoalign.cli.gpu_partitioning import MIB, holder_text, left_text, parts_text, way_text
 from topoalign.core.model.errors import clean
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState, Owner
 from topoalign.core.model.ids import AllocationID, DeviceID

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from topoalign.cli.draw.device import DrawnDevice, device_of, list_holders, seams_of
-from topoalign.cli.draw.links import DrawnNvLinks, nvlinks_of
-from topoalign.cli.draw.tree import MEANINGS, PATHS, Child, devices_in, paths_in, pcie_tree
+from topoalign.cli.draw.nvlinks import DrawnNvLinks, nvlinks_of
+from topoalign.cli.draw.pci_bridges import MEANINGS, PATHS, Child, devices_in, paths_in, pcie_tree
 from topoalign.cli.formatting import binary
 from topoalign.core.model.errors import clean
 from topoalign.core.model.events import Allocation, DeviceHealth

@@ -10,9 +10,10 @@ from itertools import zip_longest
 
 from topoalign.cli.draw import scene
 from topoalign.cli.draw.device import DrawnDevice, holder_letter
-from topoalign.cli.draw.devices import NIC_HEIGHT, WIDTH, device_items, draw_cordon, gpu_height, hatching
+from topoalign.cli.draw.device_boxes import NIC_HEIGHT, WIDTH, device_items, draw_cordon, gpu_height, hatching
 from topoalign.cli.draw.diagram import Diagram, DrawnNumaNode, Group
-from topoalign.cli.draw.links import arcs_fit, link_items
+from topoalign.cli.draw.nvlinks import arcs_fit, link_items
+from topoalign.cli.draw.pci_bridges import MEANINGS, Bridge, Child, levels
 from topoalign.cli.draw.scene import (
     FAINT,
     INK,
@@ -26,7 +27,6 @@ from topoalign.cli.draw.scene import (
     text_width,
     wrap_text,
 )
-from topoalign.cli.draw.tree import MEANINGS, Bridge, Child, levels
 from topoalign.core.model.ids import DeviceID
 
 # Sizes of all parts of a drawing: the first half of the layout, which only measures.

@@ -20,7 +20,7 @@ import click
 
 from topoalign.cli.draw.device import DrawnDevice, holder_letter
 from topoalign.cli.draw.diagram import Diagram, DrawnNumaNode, Group
-from topoalign.cli.draw.tree import Bridge, Child
+from topoalign.cli.draw.pci_bridges import Bridge, Child
 from topoalign.core.model.topology.cpuset import format_cpuset
 
 T = TypeVar("T")

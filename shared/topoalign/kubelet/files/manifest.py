@@ -27,8 +27,8 @@ from topoalign.core.model.ids import (
     is_native,
 )
 from topoalign.core.model.requests import ContainerRequest, PodLevelResources, PodRequest
-from topoalign.kubelet.files import documents, quantities
-from topoalign.kubelet.files.quantities import whole
+from topoalign.kubelet.files import documents, resource_quantities
+from topoalign.kubelet.files.resource_quantities import whole
 
 KIND = "Pod"
 API_VERSION = "v1"
@@ -239,12 +239,12 @@ def read_amounts(path: str, given: Amounts) -> dict[ResourceName, int]:
 
 def amount(field: str, value: str | float, unit: Literal["cpu", "bytes", "devices"]) -> int:
     """An amount in thousandths of a CPU, bytes or devices. Raises InvalidField with its path."""
-    read = quantities.thousandths if unit == "cpu" else quantities.whole
+    read = resource_quantities.thousandths if unit == "cpu" else resource_quantities.whole
     found = read(str(value))
-    if found is None or (unit == "devices" and quantities.exact(str(value)) != found):
-        why = quantities.quantity_finding(str(value)) if found is None else "is no amount"
+    if found is None or (unit == "devices" and resource_quantities.exact(str(value)) != found):
+        why = resource_quantities.quantity_finding(str(value)) if found is None else "is no amount"
         examples = {"cpu": "500m or 2", "bytes": "64Gi or a number of bytes", "devices": "a whole number, 0 or more"}
-        remedy = "ask for less" if why == quantities.TOO_LARGE else f"write {examples[unit]}"
+        remedy = "ask for less" if why == resource_quantities.TOO_LARGE else f"write {examples[unit]}"
         raise InvalidField(field, f"{quoted([str(value)])} {why}", remedy)
     return found
 

@@ -35,8 +35,8 @@ from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files import checkpoint, cpu_checkpoint, device_checkpoint, memory_checkpoint
 from topoalign.kubelet.files.cpu_checkpoint import CpuManagerState
 from topoalign.kubelet.files.device_checkpoint import CheckpointData
-from topoalign.kubelet.files.listed_pods import ListedPods
 from topoalign.kubelet.files.memory_checkpoint import MemoryCheckpointBlock, MemoryManagerState
+from topoalign.kubelet.files.pod_list import ListedPods
 
 ROOT = Path("/var/lib/kubelet")
 """Where a kubelet keeps its files, unless it was told otherwise (kubelet v1.36.3, --root-dir)."""

@@ -24,8 +24,8 @@ from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from topoalign.core.ports import Clock
-from topoalign.kubelet.grpc import sockets
-from topoalign.kubelet.grpc.client import Lost, TurnedAway, call_until_answered, channel_to, describe_call_error
+from topoalign.kubelet.grpc import unix_sockets
+from topoalign.kubelet.grpc.kubelet_client import Lost, TurnedAway, call_until_answered, channel_to, describe_call_error
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ class KeptChannel:
     @contextmanager
     def _lent(self) -> Iterator["SharedChannel"]:
         """The connection, for one call."""
-        identity = sockets.identity(self.path)
+        identity = unix_sockets.identity(self.path)
         if self._kept is not None and (self._kept.identity != identity or self._kept.begun >= MOST_CALLS):
             self.close()
         if self._kept is None:
@@ -101,7 +101,7 @@ class KeptChannel:
 class SharedChannel:
     """A channel that calls share."""
 
-    def __init__(self, channel: Channel, identity: sockets.Identity | None) -> None:
+    def __init__(self, channel: Channel, identity: unix_sockets.Identity | None) -> None:
         """`identity`: of the socket when the channel was made."""
         self.channel = channel
         self.identity = identity

@@ -29,11 +29,11 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
 from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, clean
-from topoalign.kubelet.grpc import sockets
+from topoalign.kubelet.grpc import unix_sockets
 from topoalign.kubelet.grpc.arriving import LARGEST_REQUEST, SMALL_REQUEST, Arriving
 from topoalign.kubelet.grpc.codec import QuickCodec
-from topoalign.kubelet.grpc.connection import CHUNK, PING_SECONDS, CallConnection, GrpcConnection
 from topoalign.kubelet.grpc.decoding import NAMING, Decoding
+from topoalign.kubelet.grpc.grpc_connection import CHUNK, PING_SECONDS, CallConnection, GrpcConnection
 from topoalign.kubelet.grpc.turns import TurnQueue
 
 MOST_CONNECTIONS = 32
@@ -179,7 +179,7 @@ class GrpcServer(grpclib.server.Server):
         self.servicer = servicer
         self.path = path
         self.field = field
-        self.identity: sockets.Identity | None = None
+        self.identity: unix_sockets.Identity | None = None
         self.connections: set[GrpcConnection] = set()
         self.draining = False
         load = load or Load()
@@ -192,20 +192,20 @@ class GrpcServer(grpclib.server.Server):
 
     async def listen(self) -> None:
         """Binds and serves. Raises what `sockets.listen_on_path` raises."""
-        listening = sockets.listen_on_path(self.path, self.field, self.mode, self.guard)
-        self.identity = sockets.identity(self.path)
+        listening = unix_sockets.listen_on_path(self.path, self.field, self.mode, self.guard)
+        self.identity = unix_sockets.identity(self.path)
         await self.start(sock=listening, backlog=ACCEPTED_AT_ONCE)
-        listening.listen(sockets.BACKLOG)  # asyncio has one number for what may wait and what is accepted at once
+        listening.listen(unix_sockets.BACKLOG)  # asyncio has one number for what may wait and what is accepted at once
 
     @property
     def in_place(self) -> bool:
         """Whether the socket is still where it was made."""
-        return self.identity is not None and sockets.identity(self.path) == self.identity
+        return self.identity is not None and unix_sockets.identity(self.path) == self.identity
 
     async def stop(self, within: float) -> None:
         """Takes no new connections, lets the calls that go on end for `within` seconds, then closes. Not to be cancelled."""
         self.draining = True
-        sockets.remove_socket(self.path, self.identity)
+        unix_sockets.remove_socket(self.path, self.identity)
         self.identity = None
         with anyio.move_on_after(within, shield=True):
             await self.servicer.drained()
@@ -219,7 +219,7 @@ class GrpcServer(grpclib.server.Server):
 
     def admits(self, connection: GrpcConnection) -> bool:
         """Whether a peer is served. If so, it is counted, and has a place. Why not is logged, once per cause."""
-        connection.peer = who = sockets.peer(connection.transport.get_extra_info("socket"))
+        connection.peer = who = unix_sockets.peer(connection.transport.get_extra_info("socket"))
         if self.draining:
             return False
         if not self.is_welcome(who):
@@ -230,7 +230,7 @@ class GrpcServer(grpclib.server.Server):
         self.connections.add(connection)
         return True
 
-    def is_welcome(self, peer: sockets.Peer) -> bool:
+    def is_welcome(self, peer: unix_sockets.Peer) -> bool:
         """Whether this process may connect."""
         return peer.uid in (0, os.geteuid())
 

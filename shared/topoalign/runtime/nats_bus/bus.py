@@ -27,17 +27,17 @@ from topoalign.core.model.errors import (
 )
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Endpoint, Message, Received, Stream
-from topoalign.runtime import stores
-from topoalign.runtime.answers import reply_to
+from topoalign.runtime import event_stores
 from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.nats_bus.access import Access, hide_credentials, split_addresses
-from topoalign.runtime.nats_bus.connection import NatsConnection, open_connection
 from topoalign.runtime.nats_bus.delivered import Delivered
 from topoalign.runtime.nats_bus.follower import NatsFollower
-from topoalign.runtime.nats_bus.library import contained
+from topoalign.runtime.nats_bus.nats_connection import NatsConnection, open_connection
+from topoalign.runtime.nats_bus.nats_library import contained
 from topoalign.runtime.nats_bus.publication import publish_atomic, publish_many, publish_one
 from topoalign.runtime.nats_bus.selftest import SelfTest
 from topoalign.runtime.nats_bus.stored import find_message, purge, received_of
+from topoalign.runtime.replies import reply_to
 from topoalign.runtime.tasks import background, lasting
 
 PUBLISH_SECONDS = 2.0
@@ -82,7 +82,7 @@ class NatsBus:
 
     async def publish(self, message: Message, expected_last: int | None = None) -> int:
         """As `Bus.publish`."""
-        stores.store_of(message)
+        event_stores.store_of(message)
         connection = self.live()
         try:
             return await publish_one(connection, message, expected_last, PUBLISH_SECONDS)
@@ -91,7 +91,7 @@ class NatsBus:
 
     async def publish_batch(self, batch: Sequence[tuple[Message, int]]) -> Sequence[int]:
         """As `Bus.publish_batch`."""
-        stores.store_of_batch([message for message, _ in batch])
+        event_stores.store_of_batch([message for message, _ in batch])
         connection = self.live()
         try:
             return await publish_atomic(connection, batch, PUBLISH_SECONDS)
@@ -129,7 +129,7 @@ class NatsBus:
 
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
         """As `Bus.ask`."""
-        stores.check_size(subject, body)
+        event_stores.check_size(subject, body)
         return (await self.live().request(subject, body, within, accept=is_service_reply)).body
 
     @asynccontextmanager
@@ -309,6 +309,6 @@ async def apply_stores(url: str, access: Access = Access(), replicas: int | None
     """
     connection = await open_connection(split_addresses(url), NAME, access)
     try:
-        return await stores.create_or_change_stores(connection.api, replicas)
+        return await event_stores.create_or_change_stores(connection.api, replicas)
     finally:
         await connection.close()

@@ -25,11 +25,11 @@ from topoalign.core.model.errors import BusRefused, BusUnavailable, clean
 from topoalign.core.ports import Received, Stream
 from topoalign.core.wire import PREFIX
 from topoalign.runtime.clock import backoff_seconds, until_tick
-from topoalign.runtime.nats_bus.connection import NatsConnection
+from topoalign.runtime.event_stores import NEWS
 from topoalign.runtime.nats_bus.delivered import Delivered, InStore
-from topoalign.runtime.nats_bus.library import CLOCK
+from topoalign.runtime.nats_bus.nats_connection import NatsConnection
+from topoalign.runtime.nats_bus.nats_library import CLOCK
 from topoalign.runtime.nats_bus.stored import find_message, nobody_reads, source_of
-from topoalign.runtime.stores import NEWS
 
 BATCH = 128
 LARGEST_BATCH = 1000

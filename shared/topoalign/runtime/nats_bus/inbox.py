@@ -14,7 +14,7 @@ from secrets import token_hex
 from nats.errors import NoRespondersError
 
 from topoalign.runtime.nats_bus.delivered import Delivered
-from topoalign.runtime.nats_bus.library import TolerantClient
+from topoalign.runtime.nats_bus.nats_library import TolerantClient
 
 NO_RESPONDERS = "503"
 """The status of what the server answers where nobody is subscribed to the subject of a question."""

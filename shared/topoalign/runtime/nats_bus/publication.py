@@ -19,8 +19,8 @@ from nats.aio.msg import Msg
 from topoalign.core import wire
 from topoalign.core.model.errors import BusConflict, BusRefused, BusUnavailable, IdTaken, Unavailable, clean
 from topoalign.core.ports import Message, Stream
-from topoalign.runtime import stores
-from topoalign.runtime.nats_bus.connection import NatsConnection
+from topoalign.runtime import event_stores
+from topoalign.runtime.nats_bus.nats_connection import NatsConnection
 from topoalign.runtime.nats_bus.stored import Acknowledgement, compare, find_message, message_of
 
 WRONG_LAST = 10071
@@ -32,14 +32,14 @@ INCOMPLETE_BATCH = 10176
 
 async def publish_one(connection: NatsConnection, message: Message, expected: int | None, seconds: float) -> int:
     """As `Bus.publish`, on this connection. Raises NobodyAnswers where no store takes the subject."""
-    stream = stores.store_of(message)
+    stream = event_stores.store_of(message)
     headers = message.headers if expected is None else {**message.headers, wire.EXPECTED_LAST: str(expected)}
     said = read_acknowledgement(
         (await connection.request(message.subject, message.body, seconds, headers)).body, message
     )
     if said.error is not None:
         if expected is None or said.error.err_code not in (WRONG_LAST, WRONG_LAST_IN_BATCH):
-            raise stores.store_error(f"publishing on {clean(message.subject, 200)}", said.error)
+            raise event_stores.store_error(f"publishing on {clean(message.subject, 200)}", said.error)
         position = await repeated_at(connection, stream, message, expected)
         if position is None:
             raise BusConflict(message.subject, expected)
@@ -57,7 +57,7 @@ async def publish_many(connection: NatsConnection, messages: Sequence[Message], 
             break
         if answer.duplicate:
             try:
-                await compare(connection, stores.store_of(message), answer.seq, message)
+                await compare(connection, event_stores.store_of(message), answer.seq, message)
             except Unavailable:  # an id that is taken among them
                 break
         positions.append(answer.seq)
@@ -68,7 +68,7 @@ async def publish_atomic(
     connection: NatsConnection, batch: Sequence[tuple[Message, int]], seconds: float
 ) -> Sequence[int]:
     """As `Bus.publish_batch`, on this connection. Raises NobodyAnswers where no store takes the last subject."""
-    stream = stores.store_of_batch([message for message, _ in batch])
+    stream = event_stores.store_of_batch([message for message, _ in batch])
     name = token_hex(16)
     (first, before), (last, _) = batch[0], batch[-1]
     conditional = [conditioned(message, expected, name, place) for place, (message, expected) in enumerate(batch, 1)]
@@ -86,7 +86,7 @@ async def publish_atomic(
     if said.error.err_code == INCOMPLETE_BATCH:
         raise BusUnavailable(f"a batch of {len(batch)} messages was lost on the way; nothing of it was stored")
     if said.error.err_code not in (WRONG_LAST, WRONG_LAST_IN_BATCH, DUPLICATE_IN_BATCH):
-        raise stores.store_error(f"a batch of {len(batch)} messages", said.error)
+        raise event_stores.store_error(f"a batch of {len(batch)} messages", said.error)
     position = await repeated_at(connection, stream, first, before)
     if position is not None and await repeated_at(connection, stream, *batch[-1]) == position + len(batch) - 1:
         return range(position, position + len(batch))

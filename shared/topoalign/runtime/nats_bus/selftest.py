@@ -14,8 +14,8 @@ import structlog
 from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, NobodyAnswers
 from topoalign.core.ports import Message, Stream
-from topoalign.runtime import stores
-from topoalign.runtime.nats_bus.connection import NatsConnection
+from topoalign.runtime import event_stores
+from topoalign.runtime.nats_bus.nats_connection import NatsConnection
 from topoalign.runtime.nats_bus.stored import Acknowledgement, find_message
 
 TRY_SECONDS = 2.0
@@ -48,7 +48,7 @@ class SelfTest:
             if len(lacking) == len(self._speaks):
                 raise error
             self.log_once(f"facts cannot be published on {subject}", error, NOT_TAKEN)
-        streams = {stores.store_of(Message(subject=subject, headers={}, body=b"")) for subject in self._speaks}
+        streams = {event_stores.store_of(Message(subject=subject, headers={}, body=b"")) for subject in self._speaks}
         for stream in sorted(streams):
             await self.read(connection, stream)
 
@@ -60,7 +60,7 @@ class SelfTest:
             return False
         refusal = msgspec.json.decode(answer.body, type=Acknowledgement).error
         if refusal is None or refusal.err_code != EXPECTED_STREAM_DIFFERS:
-            raise stores.store_error(f"self-test on {subject}", refusal or stores.StoreRefusal(code=500))
+            raise event_stores.store_error(f"self-test on {subject}", refusal or event_stores.StoreRefusal(code=500))
         return True
 
     async def read(self, connection: NatsConnection, stream: Stream) -> None:

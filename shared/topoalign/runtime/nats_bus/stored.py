@@ -5,9 +5,9 @@ import msgspec
 from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken, NobodyAnswers, clean
 from topoalign.core.ports import Message, Received, Stream
-from topoalign.runtime import stores
-from topoalign.runtime.nats_bus.connection import NatsConnection
+from topoalign.runtime import event_stores
 from topoalign.runtime.nats_bus.delivered import Delivered
+from topoalign.runtime.nats_bus.nats_connection import NatsConnection
 
 READ_SECONDS = 3.0
 NO_MESSAGE = "404"
@@ -20,7 +20,7 @@ class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
     seq: int = 0
     duplicate: bool = False
     """It stored nothing, because a message of the same id is there already, at this `seq`."""
-    error: stores.StoreRefusal | None = None
+    error: event_stores.StoreRefusal | None = None
 
 
 async def find_message(connection: NatsConnection, stream: Stream, wanted: dict[str, object]) -> Delivered | None:
@@ -57,15 +57,17 @@ def nobody_reads(stream: Stream) -> BusRefused:
 async def purge(connection: NatsConnection, stream: Stream, subject: str) -> None:
     """Deletes the messages of matching subjects. Raises BusUnavailable, and BusRefused where it may not be done."""
     wish = msgspec.json.encode({"filter": subject})
-    error = msgspec.json.decode(await connection.api(f"$JS.API.STREAM.PURGE.{stream}", wish), type=stores.Info).error
-    if error is not None and error.err_code == stores.NO_JETSTREAM:  # in an account beside that of the stores
+    error = msgspec.json.decode(
+        await connection.api(f"$JS.API.STREAM.PURGE.{stream}", wish), type=event_stores.Info
+    ).error
+    if error is not None and error.err_code == event_stores.NO_JETSTREAM:  # in an account beside that of the stores
         try:
             answer = await connection.request(f"{wire.PREFIX}.purge.{stream}", wish, READ_SECONDS)
-            error = msgspec.json.decode(answer.body, type=stores.Info).error
+            error = msgspec.json.decode(answer.body, type=event_stores.Info).error
         except NobodyAnswers:
             pass
-    if error is not None and error.err_code != stores.NOT_FOUND:
-        raise stores.store_error(f"deleting from store {stream}", error)
+    if error is not None and error.err_code != event_stores.NOT_FOUND:
+        raise event_stores.store_error(f"deleting from store {stream}", error)
 
 
 async def compare(connection: NatsConnection, stream: Stream, position: int, message: Message) -> None:

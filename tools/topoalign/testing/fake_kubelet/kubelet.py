@@ -35,7 +35,7 @@ from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
-from topoalign.kubelet.grpc.client import FAILURES, describe_call_error
+from topoalign.kubelet.grpc.kubelet_client import FAILURES, describe_call_error
 from topoalign.kubelet.grpc.plugin_api import KUBELET_SOCKET
 from topoalign.kubelet.grpc.transport import GrpcServer
 from topoalign.runtime.clock import SystemClock

@@ -15,7 +15,7 @@ from topoalign.core.hints.providers import answer
 from topoalign.core.model.decisions import Decision, Explanation, PreferenceQuestion, Refusal
 from topoalign.core.model.ids import DeviceID
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.client import FAILURES, KubeletAway, call_in_own_task, describe_call_error
+from topoalign.kubelet.grpc.kubelet_client import FAILURES, KubeletAway, call_in_own_task, describe_call_error
 from topoalign.testing.fake_kubelet.admission import Admitting, HandOut
 from topoalign.testing.fake_kubelet.plugins import Plugins
 from topoalign.testing.fake_kubelet.pods import Running

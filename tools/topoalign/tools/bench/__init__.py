@@ -8,7 +8,7 @@ from importlib import import_module
 import click
 
 from topoalign.cli import output
-from topoalign.cli.errors import unknown_name_error
+from topoalign.cli.exit_codes import unknown_name_error
 
 Cases = Callable[[], Iterator[dict[str, object]]]
 

@@ -15,7 +15,7 @@ from statistics import fmean
 import click
 
 from topoalign.cli import output
-from topoalign.cli.errors import FAILURE, unknown_name_error
+from topoalign.cli.exit_codes import FAILURE, unknown_name_error
 from topoalign.core.model.errors import clean
 from topoalign.tools.conformance.suite import CaseResult, RatedResult, Suite
 

@@ -31,8 +31,8 @@ from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.machines.nvidia_smi_print import print_matrix
 from topoalign.runtime.clock import SystemClock
-from topoalign.runtime.ending import run_until_signal
 from topoalign.runtime.settings import PREFIX
+from topoalign.runtime.shutdown import run_until_signal
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.tools.demo.listener import EventListener, discovered, time_limit

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from topoalign.cli import output
-from topoalign.cli.errors import FINDINGS
+from topoalign.cli.exit_codes import FINDINGS
 from topoalign.core.model.requests import Policy
-from topoalign.runtime.ending import run_until_signal
 from topoalign.runtime.logging import configure_logging
+from topoalign.runtime.shutdown import run_until_signal
 from topoalign.tools.simulate import simulate as run
 from topoalign.tools.simulate.cases import lines
 from topoalign.tools.simulate.load import read_shape

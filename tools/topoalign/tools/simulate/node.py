@@ -17,7 +17,8 @@ from topoalign.core.model.decisions import Refusal
 from topoalign.core.model.events import HealthState
 from topoalign.core.model.ids import DeviceID, Namespace, NodeName, PodName
 from topoalign.core.model.requests import AdmissionRules, PodRequest
-from topoalign.kubelet.files import configuration, manifest
+from topoalign.kubelet.files import kubelet_configuration as configuration
+from topoalign.kubelet.files import manifest
 from topoalign.machines import load_machine
 from topoalign.runtime.runner import RunningServices, run_services
 from topoalign.runtime.settings import PREFIX

@@ -36,7 +36,7 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import MOST_CONTAINERS
 from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.connection import GrpcConnection
+from topoalign.kubelet.grpc.grpc_connection import GrpcConnection
 from topoalign.kubelet.grpc.transport import Servicer, caller
 
 # The ListAndWatch streams of one resource: the kubelet's, and those of other clients.

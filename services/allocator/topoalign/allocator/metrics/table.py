@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from topoalign.allocator.service import Allocator
-from topoalign.runtime.figures import Figure, Kind
+from topoalign.runtime.metrics import Figure, Kind
 
 TABLE: tuple[tuple[Kind, str, str, Callable[[Allocator], int]], ...] = (
     (

@@ -16,7 +16,7 @@ from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.state.divisions import Division, Parts
 from topoalign.core.usage.attribution import DeviceShares, Excess, HolderUse, NodeShares
 from topoalign.core.usage.given import WHOLE_DEVICE
-from topoalign.runtime.figures import format_sample, header
+from topoalign.runtime.metrics import format_sample, header
 
 MIB = 1 << 20
 

@@ -21,7 +21,7 @@ from topoalign.core.model.requests import UseRequest
 from topoalign.core.ports import Bus, Clock
 from topoalign.core.usage.given import has_amounts
 from topoalign.runtime.clock import until_tick
-from topoalign.runtime.figures import format_sample, header
+from topoalign.runtime.metrics import format_sample, header
 
 if TYPE_CHECKING:  # nobody scrapes at the start
     from topoalign.allocator.metrics.use_families import Row

@@ -24,12 +24,12 @@ from topoalign.core.model.topology.validate import MOST_OTHERS
 from topoalign.core.ports import Clock
 from topoalign.kubelet.files import checkpoint, device_checkpoint, pod_directories
 from topoalign.kubelet.files.pod_directories import PodDirectories
-from topoalign.kubelet.grpc import sockets
+from topoalign.kubelet.grpc import unix_sockets
 from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.client import KubeletAway
 from topoalign.kubelet.grpc.decoding import field
 from topoalign.kubelet.grpc.kept_channel import KeptChannel
-from topoalign.kubelet.grpc.listed_pods import UNCHANGED, ComparingCodec, Devices, Fields, ListedPodsCodec
+from topoalign.kubelet.grpc.kubelet_client import KubeletAway
+from topoalign.kubelet.grpc.pod_resources_codec import UNCHANGED, ComparingCodec, Devices, Fields, ListedPodsCodec
 from topoalign.kubelet.grpc.transport import Complaints
 from topoalign.runtime.clock import SystemClock
 
@@ -96,7 +96,7 @@ class PodResourcesClient:
         seconds at most, `LIST_SECONDS` where None. A checkpoint, or pod directories, that take longer than
         `READ_SECONDS` count as such that cannot be read.
         """
-        kubelet = sockets.identity(self._socket)
+        kubelet = unix_sockets.identity(self._socket)
         within = LIST_SECONDS if seconds is None else seconds
         codec = ListedPodsCodec()
         listed = await self.channel.ask(lambda channel: v1.PodResourcesListerStub(channel).list(LIST), within, codec)

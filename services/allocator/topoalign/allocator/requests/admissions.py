@@ -67,7 +67,7 @@ from topoalign.core.model.requests import (
 from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.ports import Bus, Clock, Endpoint
 from topoalign.core.state.fold import NodeState
-from topoalign.runtime.answers import answer_with
+from topoalign.runtime.replies import answer_with
 
 # What a pod holds already, and whether it asks for just that again: then it gets the same answer.
 

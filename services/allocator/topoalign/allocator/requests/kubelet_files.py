@@ -30,9 +30,15 @@ from topoalign.core.model.requests import AdmissionRules, Mode
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
-from topoalign.kubelet.files import configuration, cpu_checkpoint, device_checkpoint, memory_checkpoint, pod_directories
-from topoalign.kubelet.files.listed_pods import ListedPods
+from topoalign.kubelet.files import (
+    cpu_checkpoint,
+    device_checkpoint,
+    kubelet_configuration,
+    memory_checkpoint,
+    pod_directories,
+)
 from topoalign.kubelet.files.node_state import DEVICE_PLUGINS, ManagerHoldings, held_cpus, held_devices, held_memory
+from topoalign.kubelet.files.pod_list import ListedPods
 from topoalign.kubelet.files.settling import SETTLE_SECONDS, SOCKET, started
 from topoalign.runtime.clock import backoff_seconds, until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
@@ -164,7 +170,7 @@ class KubeletFiles:
         rules = self._rules
         unknown = ""
         try:
-            found = configuration.load_configuration(self._config, rules.placement)
+            found = kubelet_configuration.load_configuration(self._config, rules.placement)
             rules = msgspec.structs.replace(found, compat=rules.compat)
         except TopoalignError as error:
             unknown = f"{OWN_SETTINGS}: {error.finding}"

@@ -15,7 +15,7 @@ from topoalign.core.model.errors import DriverFault, InvalidMachine
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock, Inventory, Listener
 from topoalign.discovery.drivers.health import nic_health, unknown
-from topoalign.machines.sysfs import is_named_by_address, read_sysfs
+from topoalign.machines.sysfs_machine import is_named_by_address, read_sysfs
 from topoalign.runtime.driver_thread import CallProgress, DriverThread
 
 if TYPE_CHECKING:  # nobody measures at the start

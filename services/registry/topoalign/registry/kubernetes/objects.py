@@ -17,7 +17,7 @@ from topoalign.core.model.ids import GPU, NodeName
 from topoalign.core.sharing.hami.foreign import NodeAnnotations
 from topoalign.kubelet.files import manifest
 from topoalign.kubelet.files.manifest import read_quota_limits
-from topoalign.kubelet.files.quantities import whole
+from topoalign.kubelet.files.resource_quantities import whole
 from topoalign.registry.ports import (
     ApiConflict,
     ApiNotFound,

@@ -15,7 +15,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AliveRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Endpoint
-from topoalign.runtime.answers import answer_with
+from topoalign.runtime.replies import answer_with
 
 HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 UNHEALTHY = DeviceHealth(state=HealthState.UNHEALTHY, reason="played")

@@ -14,7 +14,7 @@ from topoalign.core.model.ids import GPU, NodeName, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.files.documents import parse_document
 from topoalign.plugin_config.file import loaded
-from topoalign.plugin_config.offers import offers
+from topoalign.plugin_config.resource_offers import offers
 from topoalign.runtime.nats_server import local_nats
 from topoalign.tools.bench.device_plugin import nvml, pods, shares, slots, units
 from topoalign.tools.bench.device_plugin.agent import Agent

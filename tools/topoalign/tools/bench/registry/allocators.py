@@ -23,7 +23,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AliveRequest, WriterPosition
 from topoalign.core.ports import Endpoint
 from topoalign.core.state.fold import NodeState
-from topoalign.runtime.answers import answer_with
+from topoalign.runtime.replies import answer_with
 
 ALL = wire.admission_subject(NodeName("node"), "alive").replace(".node.", ".*.")
 

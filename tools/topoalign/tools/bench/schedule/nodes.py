@@ -26,8 +26,8 @@ from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AliveRequest, ConfirmRequest, WriterPosition
 from topoalign.core.ports import Bus, Endpoint, Stream
-from topoalign.runtime.answers import answer_with
 from topoalign.runtime.clock import SystemClock
+from topoalign.runtime.replies import answer_with
 from topoalign.runtime.tasks import background
 from topoalign.tools.bench.filter.cluster import HALF, BusyNode, kind
 from topoalign.tools.bench.registry.allocators import AllocatorsEnded, standing

@@ -12,9 +12,9 @@ from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.requests import UseRequest
 from topoalign.core.ports import Clock, Endpoint
 from topoalign.core.state.fold import NodeState
-from topoalign.runtime.answers import answer_with
 from topoalign.runtime.clock import until_tick
-from topoalign.runtime.figures import Figure
+from topoalign.runtime.metrics import Figure
+from topoalign.runtime.replies import answer_with
 
 if TYPE_CHECKING:
     from topoalign.allocator.containers.hami_core.directories import Allocations

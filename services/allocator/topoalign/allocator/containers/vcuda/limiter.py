@@ -40,9 +40,9 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import Holder
 from topoalign.core.usage.cgroups import container_name_of, placement_of
 from topoalign.kubelet.control_groups import container_group, directory_of, processes_in, read_proc_text
-from topoalign.kubelet.grpc import sockets
+from topoalign.kubelet.grpc import unix_sockets
 from topoalign.kubelet.grpc.api import vcuda
-from topoalign.kubelet.grpc.connection import GrpcConnection
+from topoalign.kubelet.grpc.grpc_connection import GrpcConnection
 from topoalign.kubelet.grpc.transport import LONGEST_MESSAGE, GrpcServer, Load, Servicer, caller
 from topoalign.runtime.clock import until_tick
 
@@ -173,7 +173,7 @@ class RegistrationServer(GrpcServer):
         self._others = others
         self.guard = directory.parent  # a container may lock its own: for that it is enough to read it
 
-    def is_welcome(self, peer: sockets.Peer) -> bool:
+    def is_welcome(self, peer: unix_sockets.Peer) -> bool:
         """Every process that reaches the socket: it is mounted into one container."""
         if sum(len(each.connections) for each in self._others) >= MOST_TOGETHER:
             max(self._others, key=lambda each: len(each.connections)).make_room(MOST_TOGETHER)

@@ -11,7 +11,7 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
 from topoalign.runtime.clock import until_tick
-from topoalign.runtime.figures import Figure
+from topoalign.runtime.metrics import Figure
 
 if TYPE_CHECKING:
     from topoalign.allocator.containers.vcuda.limiter import Allocations, VcudaLimiter

@@ -12,7 +12,7 @@ from topoalign.runtime.strict_json import refuse_malformed
 
 Q = TypeVar("Q")
 
-log = structlog.get_logger("topoalign.runtime.answers")
+log = structlog.get_logger("topoalign.runtime.replies")
 
 
 def answer_with(kind: type[Q], handle: Callable[[Q], Awaitable[object]]) -> Answer:

@@ -21,7 +21,7 @@ LOG_SECONDS = 60.0
 NOTE_SECONDS = 3600.0
 """For so long after the last taken id it is noted."""
 
-log = structlog.get_logger("topoalign.runtime.speaker")
+log = structlog.get_logger("topoalign.runtime.fact_publisher")
 
 
 class FactPublisher:

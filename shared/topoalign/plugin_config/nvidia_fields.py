@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from topoalign.core.model.errors import InvalidField, clean, quoted
-from topoalign.kubelet.files.configuration import FALSE, TRUE
+from topoalign.kubelet.files.kubelet_configuration import FALSE, TRUE
 
 KUBELET_SOCKET = "/var/lib/kubelet/device-plugins/kubelet.sock"
 

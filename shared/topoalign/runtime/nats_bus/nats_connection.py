@@ -28,7 +28,7 @@ from topoalign.runtime.nats_bus.access import Access, hide_credentials
 from topoalign.runtime.nats_bus.deferred import load_websockets
 from topoalign.runtime.nats_bus.delivered import Delivered
 from topoalign.runtime.nats_bus.inbox import Accept, Inbox, anything
-from topoalign.runtime.nats_bus.library import CLOCK, TolerantClient, abandon, contained, parked, socket_of
+from topoalign.runtime.nats_bus.nats_library import CLOCK, TolerantClient, abandon, contained, parked, socket_of
 
 OLDEST_SERVER = (2, 12)
 """Older ones silently ignore settings of our stores: atomic batches, per-message expiry (measured with 2.9.10)."""

@@ -11,7 +11,7 @@ from contextlib import aclosing
 import anyio
 import msgspec
 
-from topoalign.client.fold import Delivery
+from topoalign.client.node_folds import Delivery
 from topoalign.client.subscriber import Client
 from topoalign.client.verifying import writer_position_of
 from topoalign.core import wire

@@ -15,7 +15,7 @@ from anyio import to_thread
 
 from topoalign.core.model.errors import BadRequest, InvalidField, clean
 from topoalign.core.ports import Clock
-from topoalign.plugin_config import nvidia
+from topoalign.plugin_config import nvidia_fields
 from topoalign.plugin_config.configuration import Configuration
 from topoalign.plugin_config.file import Loaded, load_content, loaded
 from topoalign.plugin_config.file import read_configuration_file as content_of
@@ -117,13 +117,13 @@ class ConfigurationFile:
         """Nothing where there is nothing to say: no file, and no variable of NVIDIA's."""
         findings = [str(finding) for finding in self.loaded.findings]
         if self.path is not None or self.loaded.origins:
-            variables = sorted(set(self.loaded.origins.values()) & nvidia.VARIABLES.keys())
+            variables = sorted(set(self.loaded.origins.values()) & nvidia_fields.VARIABLES.keys())
             log.info(event, file=str(self.path or ""), variables=variables, findings=findings)
 
 
 def file_named(environment: Mapping[str, str]) -> Path | None:
     """Ours goes before NVIDIA's. None where neither names one."""
-    name = environment.get(VARIABLE) or environment.get(nvidia.FILE)
+    name = environment.get(VARIABLE) or environment.get(nvidia_fields.FILE)
     return Path(name) if name else None
 
 

@@ -22,7 +22,7 @@ from h2.events import DataReceived, RequestReceived
 from h2.settings import SettingCodes, Settings
 
 from topoalign.core.model.errors import clean
-from topoalign.kubelet.grpc import sockets
+from topoalign.kubelet.grpc import unix_sockets
 from topoalign.kubelet.grpc.frames import LONGEST_HEADERS, Frames
 from topoalign.kubelet.grpc.turns import TurnTaker
 
@@ -79,7 +79,7 @@ class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
 
     server: "GrpcServer"
     transport: Transport
-    peer: sockets.Peer
+    peer: unix_sockets.Peer
     spoke = 0
     """Grows with each word of a peer of this server: the smallest is of the peer that has been silent longest."""
     silent = 0

@@ -22,7 +22,7 @@ from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.ids import CPU, MEMORY, ResourceName, is_hugepages
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode, Placement, Policy, Scope
 from topoalign.core.model.topology.cpuset import parse_cpuset
-from topoalign.kubelet.files import configuration_file, documents, quantities
+from topoalign.kubelet.files import configuration_file, documents, resource_quantities
 from topoalign.kubelet.files.configuration_file import API_VERSION, KIND
 
 TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
@@ -219,9 +219,9 @@ def parse_reserved_cpus(text: str) -> frozenset[int]:
 
 def parse_thousandths(field: str, text: str, example: str) -> int:
     """Thousandths."""
-    amount = quantities.thousandths(text)
+    amount = resource_quantities.thousandths(text)
     if amount is None:
-        raise InvalidField(field, f"{quoted([text])} {quantities.quantity_finding(text)}", f"write {example}")
+        raise InvalidField(field, f"{quoted([text])} {resource_quantities.quantity_finding(text)}", f"write {example}")
     return amount
 
 
@@ -237,11 +237,11 @@ def reserved_memory(found: KubeletConfiguration, manager: str) -> dict[int, dict
         for name, amount in entry.limits.items():
             field = f"{where}.limits[{clean(name)}]"
             resource = ResourceName(name)
-            size = quantities.whole(str(amount))
+            size = resource_quantities.whole(str(amount))
             if resource != MEMORY and not is_hugepages(resource):
                 raise InvalidField(field, "neither memory nor hugepages", "reserve memory or hugepages-<size> here")
             if not size:
-                why = "is no amount above 0" if size == 0 else quantities.quantity_finding(str(amount))
+                why = "is no amount above 0" if size == 0 else resource_quantities.quantity_finding(str(amount))
                 raise InvalidField(field, f"{quoted([str(amount)])} {why}", "write 1Gi or a number of bytes")
             if resource in reserved.setdefault(entry.numa_node, {}):
                 raise InvalidField(field, "the node has it already", "name each resource of a node once")

@@ -18,9 +18,9 @@ import msgspec
 
 from topoalign.cli import formatting, link, output
 from topoalign.cli.allocate import Changes
-from topoalign.cli.errors import REFUSED
+from topoalign.cli.exit_codes import REFUSED
 from topoalign.cli.formatting import Count
-from topoalign.client.records import read_cluster
+from topoalign.client.stored_records import read_cluster
 from topoalign.core.admission.pipeline import HALVES_BY_RESERVATION
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, NodeTraits, Taint
 from topoalign.core.demand.pod_demand import read_pod
