@@ -155,7 +155,7 @@ async def test_a_forged_snapshot_with_a_large_number_is_healed_and_counted(world
         assert ({"GPU-1"}, {"GPU-0"}) == (believed, world.held())
         assert world.agrees()
         assert 1 == world.differences("allocations")
-        assert 1 == len([line for line in logs if line["event"].startswith("an allocator does not stand by")])
+        assert 1 == len([line for line in logs if line["event"].startswith("an allocator does not confirm")])
         world.grant("next", "GPU-1")
         await all_tasks_blocked()
         assert world.agrees(), "its next facts are received as ever"

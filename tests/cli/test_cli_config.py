@@ -10,7 +10,7 @@ from serving_support import gpu, machine
 
 from topoalign.cli import config, exit_codes, root
 from topoalign.machines import Machine, document
-from topoalign.runtime.installed import kinds
+from topoalign.runtime.installed import settings_by_service
 from topoalign.runtime.settings import RuntimeSettings
 
 SHARED = "version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 4, rename: small, devices: 2}]}}\n"
@@ -45,11 +45,11 @@ def test_every_setting_of_every_service_is_shown_with_where_it_is_from(
     monkeypatch.setenv("TOPOALIGN_SCOPE", "pod")
     found = {(each["service"], each["name"]): each for each in shown(capsys, "--scope", "container")["settings"]}
 
-    for service, kind in kinds().items():
+    for service, kind in settings_by_service().items():
         for field in msgspec.structs.fields(kind):
             if kind is RuntimeSettings or field.name != "node":
                 assert (service, f"TOPOALIGN_{field.name.upper()}") in found
-    assert ["every service", "discovery", "hinting", "allocator", "mps", "registry"] == list(kinds())
+    assert ["every service", "discovery", "hinting", "allocator", "mps", "registry"] == list(settings_by_service())
     assert ("3.0", "environment") == value_of(found[("discovery", "TOPOALIGN_READ_SECONDS")])
     assert ("container", "flag") == value_of(found[("allocator", "TOPOALIGN_SCOPE")])
     assert ("best-effort", "default") == value_of(found[("allocator", "TOPOALIGN_POLICY")])

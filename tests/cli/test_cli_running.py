@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from topoalign.cli import running
-from topoalign.cli.link import NothingRuns, located
+from topoalign.cli.link import NothingRuns, locate_bus
 from topoalign.cli.running import RunningUp
 from topoalign.core.model.ids import NodeName
 
@@ -74,9 +74,9 @@ def test_a_damaged_file_counts_as_none(environment: dict[str, str], content: byt
 
 def test_an_option_goes_before_up_and_without_either_the_remedy_is_told(environment: dict[str, str]) -> None:
     with running.announce_running(up(), environment):
-        assert ("nats://127.0.0.1:4222", "laptop") == located(None, None, environment)
-        assert ("nats://127.0.0.1:4222", "other") == located(None, "other", environment)
-        assert ("nats://far:1", os.uname().nodename) == located("nats://far:1", None, environment)
+        assert ("nats://127.0.0.1:4222", "laptop") == locate_bus(None, None, environment)
+        assert ("nats://127.0.0.1:4222", "other") == locate_bus(None, "other", environment)
+        assert ("nats://far:1", os.uname().nodename) == locate_bus("nats://far:1", None, environment)
     with pytest.raises(NothingRuns) as refused:
-        located(None, None, environment)
+        locate_bus(None, None, environment)
     assert "topoalign up" in refused.value.remedy

@@ -110,7 +110,7 @@ async def test_a_node_that_is_doubted_again_is_asked_at_once(monkeypatch: pytest
     break_nodes(fold, "a", "b")
     await healer.heal(fold)
     bus.nodes.clear()
-    fold.doubt(NodeName("a"), None)
+    fold.mark_unconfirmed(NodeName("a"), None)
     await healer.heal(fold)
 
     assert ["a"] == bus.nodes

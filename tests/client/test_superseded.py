@@ -298,8 +298,8 @@ async def test_the_past_is_taken_in_pieces_of_a_few_megabytes(monkeypatch: pytes
     for event in (writer.snapshot(), writer.grant("1", "GPU-0"), writer.snapshot()):
         await bus.publish(wire.encode(event, 1.0))
     client = Client(bus, ManualClock())
-    some = client._some
-    monkeypatch.setattr(client, "_some", lambda *args, **more: noted(taken, some(*args, **more)))
+    some = client._take_some
+    monkeypatch.setattr(client, "_take_some", lambda *args, **more: noted(taken, some(*args, **more)))
     async with aclosing(client.allocations(0)) as events:
         delivery = [await anext(events) for _ in writer.said]
 

@@ -23,7 +23,7 @@ from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.ports import Endpoint, Stream
 from topoalign.runtime.nats_bus import Access, NatsBus, bus, connect_bus, nats_connection
 from topoalign.runtime.nats_bus.nats_connection import NatsConnection, open_connection
-from topoalign.runtime.nats_bus.nats_library import CancelledInside, contained
+from topoalign.runtime.nats_bus.nats_library import CancelledInside, contain_cancellation
 from topoalign.runtime.tasks import StoppedUnasked
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900 if THOROUGH else 300)]
@@ -110,7 +110,7 @@ async def test_a_cancellation_that_is_meant_for_the_task_passes() -> None:
     async def wait(future: "asyncio.Future[None]") -> None:
         nonlocal passed
         try:
-            with contained():
+            with contain_cancellation():
                 await future
         except asyncio.CancelledError:
             passed += 1
@@ -133,7 +133,7 @@ async def test_a_cancellation_that_is_meant_for_the_task_passes() -> None:
         assert task.cancelled()
     assert 4 == passed
 
-    with anyio.CancelScope() as scope, pytest.raises(CancelledInside), contained():
+    with anyio.CancelScope() as scope, pytest.raises(CancelledInside), contain_cancellation():
         await refuse()
     assert not scope.cancelled_caught
 
@@ -146,7 +146,7 @@ async def test_an_inner_cancellation_is_told_from_an_earlier_outer_one() -> None
             scope.cancel()
             await anyio.sleep_forever()
         finally:
-            with anyio.CancelScope(shield=True), pytest.raises(CancelledInside), contained():
+            with anyio.CancelScope(shield=True), pytest.raises(CancelledInside), contain_cancellation():
                 await refuse()
             closed = True
 

@@ -21,14 +21,14 @@ async def test_a_message_that_got_lost_on_its_way_is_fetched_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each message of a batch has the position of the one before it, and one is missing."""
-    arrive = FollowerReading.hear
+    arrive = FollowerReading.receive
     losses = chain([False, False, True], repeat(False))
 
     def lose(self: FollowerReading, delivered: Delivered) -> None:
         if not delivered.is_of_a_store or not next(losses):
             arrive(self, delivered)
 
-    monkeypatch.setattr(FollowerReading, "hear", lose)
+    monkeypatch.setattr(FollowerReading, "receive", lose)
     async with killable(tmp_path) as server, connect_bus(server.url) as bus:
         for number in range(10):
             await bus.publish(said(number))

@@ -349,7 +349,7 @@ async def test_a_bus_away_for_long_is_logged_once_for_each_reason(
                 raise BusUnavailable(f"no way to {tries % 2}")
             return await super().connection()
 
-    unlucky = Unlucky(server.url, "test", Access(), node=None, speaks=())
+    unlucky = Unlucky(server.url, "test", Access(), node=None, publishes=())
     with capture_logs() as logs:
         for outage in (1, 2):
             async with anyio.create_task_group() as tasks:

@@ -26,9 +26,9 @@ async def test_acknowledgements_in_any_order_find_their_messages() -> None:
     """One that cannot be read, as of a subject that no store takes, is none; all have to be heard."""
     answers = Acknowledgements(4)
     for number, body in ((2, b'{"seq": 12}'), (0, b'{"seq": 10}'), (3, b"")):
-        await answers.hear(answered(number, body))
+        await answers.receive(answered(number, body))
     before = answers.complete.is_set()
-    await answers.hear(answered(1, b'{"seq": 11, "duplicate": true}'))
+    await answers.receive(answered(1, b'{"seq": 11, "duplicate": true}'))
 
     assert (False, True) == (before, answers.complete.is_set())
     assert [10, 11, 12, None] == [each.seq if each is not None else None for each in answers.acknowledgements]

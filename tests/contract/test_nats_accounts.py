@@ -27,7 +27,7 @@ from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Endpoint, Stream
 from topoalign.runtime import event_stores
-from topoalign.runtime.nats_accounts import EVERY_NODE, OF_ADMIN, OF_REGISTRY, accounts
+from topoalign.runtime.nats_accounts import EVERY_NODE, OF_ADMIN, OF_REGISTRY, format_accounts
 from topoalign.runtime.nats_bus import Access, apply_stores, connect_bus
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
@@ -371,7 +371,7 @@ async def test_a_stolen_key_opens_no_other_account_and_no_leaf(hub: Hub, tmp_pat
             async with connect_bus(hub.server.url, access=access):
                 raise AssertionError
 
-    assert not {"leafnodes", "gateway", "cluster"} & {*accounts({NODE: "U"}, "U", "U", "U", "U").split()}
+    assert not {"leafnodes", "gateway", "cluster"} & {*format_accounts({NODE: "U"}, "U", "U", "U", "U").split()}
 
 
 def test_keys_are_kept_and_private(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_each_subject_of_the_table_has_exactly_one_store() -> None:
     """The store is that of the event's base."""
     for event, (pattern, _) in wire.SUBJECTS.items():
         subject = f"{wire.PREFIX}.{pattern.format(node='node-1')}"
-        taken = [store.name for store in event_stores.STORES if event_stores.takes(store.subjects, subject)]
+        taken = [store.name for store in event_stores.STORES if event_stores.takes_subject(store.subjects, subject)]
         assert [wire.STORED[event]] == taken, subject
 
 
@@ -57,7 +57,10 @@ def test_no_store_takes_a_request_or_news() -> None:
     ]
 
     assert [] == [
-        subject for subject in asked for store in event_stores.STORES if event_stores.takes(store.subjects, subject)
+        subject
+        for subject in asked
+        for store in event_stores.STORES
+        if event_stores.takes_subject(store.subjects, subject)
     ]
     assert {*event_stores.ANSWERED} == {subject.split(".")[2] for subject in asked}
 
@@ -86,7 +89,7 @@ async def test_a_store_of_an_older_version_takes_what_it_did(
     """
     upgrade(monkeypatch)
     with capture_logs() as logs:
-        async with connect_bus(server.url, speaks=[HEALTH, LATER]) as bus:
+        async with connect_bus(server.url, publishes=[HEALTH, LATER]) as bus:
             await bus.publish(said(1, HEALTH))
             with pytest.raises(BusUnavailable, match=r"no store took topoalign\.v1\.later\.node-1.*stores apply"):
                 await bus.publish(said(2, LATER))
@@ -107,7 +110,7 @@ async def test_a_store_of_a_newer_version_is_used(server: KillableServer, monkey
         async with connect_bus(server.url) as bus:
             await bus.publish(said(1, LATER))
     with capture_logs() as logs:
-        async with connect_bus(server.url, speaks=[HEALTH]) as bus:
+        async with connect_bus(server.url, publishes=[HEALTH]) as bus:
             assert 2 == await bus.publish(said(2, HEALTH))
 
     assert [] == [line["event"] for line in logs if line["log_level"] == "warning"]

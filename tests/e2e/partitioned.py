@@ -48,7 +48,7 @@ async def main(folder: Path, direction: str, seconds: float, ping_seconds: float
                 come_and_go(ledger, 20)
                 with anyio.fail_after(60):
                     await disconnected(bus)
-                happened["seen"] = bus.trouble
+                happened["seen"] = bus.reason_not_connected
                 come_and_go(ledger, 20)
                 try:
                     await bus.last_position(Stream.ALLOCATIONS)

@@ -108,7 +108,7 @@ async def test_a_kubelet_that_is_away_is_looked_for_without_being_told(monkeypat
         while any(plugin._registration.is_registered for plugin in it.front.plugins.values()):
             await clock.advance(SETTLE_SECONDS)
         await clock.advance(until_tick(clock, POLL_SECONDS))
-        monkeypatch.setattr(it.front._changes, "tell", lambda: None)
+        monkeypatch.setattr(it.front._changes, "wake", lambda: None)
         polls.clear()
         for _ in range(3):
             await clock.advance(POLL_SECONDS)

@@ -10,7 +10,7 @@ from topoalign.cli import root
 from topoalign.kubelet.files import documents
 from topoalign.plugin_config import nvidia_fields
 from topoalign.plugin_config.configuration import Configuration, GpuSlots, SharedResource, Units
-from topoalign.plugin_config.file import flatten_document, load_plugin_config, loaded
+from topoalign.plugin_config.file import flatten_document, interpret_document, load_plugin_config
 from topoalign.plugin_config.file_watch import VARIABLE
 
 REPOSITORY = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ def rows(first: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("text", EXAMPLES)
 def test_every_example_is_a_configuration(text: str) -> None:
-    found = loaded(documents.parse_document(text.encode(), "docs/configuration.md"), {})
+    found = interpret_document(documents.parse_document(text.encode(), "docs/configuration.md"), {})
 
     assert Configuration() != found.configuration
     assert () == found.findings
@@ -70,7 +70,7 @@ def test_every_variable_and_unsupported_field_of_nvidias_is_listed() -> None:
     """The page lists every variable of NVIDIA's plugin and every field of its file that is not supported."""
     variables = {name for row in rows("variable") for name in re.findall(r"`([A-Z_]+)`", row[0])}
     assert {*nvidia_fields.VARIABLES, nvidia_fields.FILE, *nvidia_fields.DP_VARIABLES} == variables
-    assert {} == nvidia_fields.left_out(dict.fromkeys(variables, "1")), (
+    assert {} == nvidia_fields.drop_nvidia_variables(dict.fromkeys(variables, "1")), (
         "what `topoalign up` leaves aside is all of them"
     )
     for row in rows("variable"):

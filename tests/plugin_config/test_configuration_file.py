@@ -28,7 +28,7 @@ from topoalign.plugin_config.configuration import (
     SharingSection,
     TimeSlicing,
 )
-from topoalign.plugin_config.file import load_plugin_config, loaded
+from topoalign.plugin_config.file import interpret_document, load_plugin_config
 
 NVIDIA_FILE = """
 version: v1
@@ -109,7 +109,7 @@ def test_every_field_of_nvidias_file_is_read() -> None:
         ),
         imex=Imex(channel_ids=(0,), required=True),
     )
-    found = loaded(documents.parse_document(NVIDIA_FILE.encode(), "config.yaml"), {})
+    found = interpret_document(documents.parse_document(NVIDIA_FILE.encode(), "config.yaml"), {})
 
     assert expected == found.configuration
     assert ["flags.failOnInitError", "flags.useNodeFeatureAPI", "flags.gfd"] == [
@@ -367,7 +367,7 @@ def test_variables_of_nvidias_plugin_go_before_its_file() -> None:
         "NVIDIA_CDI_HOOK_PATH": "/new",
         "FAIL_ON_INIT_ERROR": "false",
     }
-    found = loaded(documents.parse_document(text.encode(), "config.yaml"), environment)
+    found = interpret_document(documents.parse_document(text.encode(), "config.yaml"), environment)
 
     assert (
         Configuration(
@@ -403,7 +403,7 @@ def test_variables_of_nvidias_plugin_go_before_its_file() -> None:
 )
 def test_a_variable_that_is_wrong_is_named(variable: str, value: str) -> None:
     with pytest.raises(InvalidField) as caught:
-        loaded({}, {variable: value})
+        interpret_document({}, {variable: value})
 
     assert variable == caught.value.field
 
@@ -411,7 +411,7 @@ def test_a_variable_that_is_wrong_is_named(variable: str, value: str) -> None:
 def test_every_variable_stands_for_a_field_that_is_known() -> None:
     values: dict[object, str] = {
         nvidia_fields.parse_boolean: "true",
-        nvidia_fields.numbers: "1",
+        nvidia_fields.parse_numbers: "1",
         nvidia_fields.split_values: "envvar",
         nvidia_fields.keep_text: "/run/nvidia/",
     }
@@ -424,7 +424,7 @@ def test_every_variable_stands_for_a_field_that_is_known() -> None:
     }
     for name, variable in nvidia_fields.VARIABLES.items():
         if name not in ("CDI_FEATURE_FLAGS", "CDI_DISABLE_HOOKS"):  # refused whatever they are
-            assert name in loaded({}, {name: special.get(name) or values[variable.read]}).origins.values()
+            assert name in interpret_document({}, {name: special.get(name) or values[variable.read]}).origins.values()
 
 
 KEYS = (
@@ -456,7 +456,7 @@ NODES = st.recursive(
 )
 def test_any_document_is_understood_or_refused_with_a_path(document: dict[str, Any]) -> None:
     try:
-        found = loaded(documents.without_nulls(document), {}).configuration  # type: ignore[arg-type]  # a mapping stays one
+        found = interpret_document(documents.without_nulls(document), {}).configuration  # type: ignore[arg-type]  # a mapping stays one
     except InvalidField as error:
         assert error.field and error.remedy
     else:
@@ -466,7 +466,9 @@ def test_any_document_is_understood_or_refused_with_a_path(document: dict[str, A
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode), st.text(max_size=20))
 def test_any_file_and_any_variable_is_understood_or_refused(content: bytes, value: str) -> None:
     try:
-        loaded(documents.parse_document(content, "file"), {"MIG_STRATEGY": value, "IMEX_CHANNEL_IDS": value})
+        interpret_document(
+            documents.parse_document(content, "file"), {"MIG_STRATEGY": value, "IMEX_CHANNEL_IDS": value}
+        )
     except BadRequest as error:
         assert error.finding and error.remedy
 

@@ -11,7 +11,7 @@ from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.model.topology.validate import validate
 from topoalign.machines import catalogue, load_machine
 from topoalign.plugin_config.configuration import Configuration
-from topoalign.plugin_config.resource_offers import offers
+from topoalign.plugin_config.resource_offers import offer_resources
 
 MIXED, SINGLE = "flags: {migStrategy: mixed}\n", "flags: {migStrategy: single}\n"
 SHARE = "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2"
@@ -21,7 +21,7 @@ def test_without_a_configuration_gpus_and_nics_are_offered_as_they_are() -> None
     for name in catalogue.names():
         topology = load_machine(name).topology
 
-        assert topology.offered == offers(topology, Configuration()).offers
+        assert topology.offered == offer_resources(topology, Configuration()).offers
     assert () == made(machine()).offers
 
 

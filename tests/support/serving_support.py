@@ -9,15 +9,15 @@ from topoalign.core.model.topology.model import Gpu, Nic, NumaNode, Topology, Vi
 from topoalign.core.model.topology.offers import Offer
 from topoalign.kubelet.files import documents
 from topoalign.plugin_config.configuration import Configuration
-from topoalign.plugin_config.file import loaded
-from topoalign.plugin_config.resource_offers import ResourceOffers, offers
+from topoalign.plugin_config.file import interpret_document
+from topoalign.plugin_config.resource_offers import ResourceOffers, offer_resources
 
 A100, L4 = "NVIDIA A100-SXM4-80GB", "NVIDIA L4"
 
 
 def configured(text: str = "{}", **environment: str) -> Configuration:
     """The configuration of a file that holds this."""
-    return loaded(documents.parse_document(text.encode(), "topoalign.yaml"), environment).configuration
+    return interpret_document(documents.parse_document(text.encode(), "topoalign.yaml"), environment).configuration
 
 
 def gpu(index: int, profiles: Sequence[str] | None = None, name: str = A100) -> Gpu:
@@ -52,7 +52,7 @@ def machine(gpus: Iterable[Gpu] = (), nics: Iterable[Nic] = ()) -> Topology:
 
 
 def made(topology: Topology, text: str = "{}", before: Sequence[Offer] = ()) -> ResourceOffers:
-    return offers(topology, configured(text), before)
+    return offer_resources(topology, configured(text), before)
 
 
 def listed(offering: ResourceOffers) -> dict[str, list[str]]:

@@ -30,13 +30,13 @@ from topoalign.plugin_config.file import (
     Wrapped,
     configurations,
     flatten_document,
-    loaded_from,
+    load_wrapped,
     read_configuration_file,
 )
-from topoalign.plugin_config.file_watch import first_read
+from topoalign.plugin_config.file_watch import read_first
 from topoalign.plugin_config.findings import ConfigurationFinding
-from topoalign.plugin_config.resource_offers import list_findings, offers
-from topoalign.runtime.installed import kinds, unread
+from topoalign.plugin_config.resource_offers import list_findings, offer_resources
+from topoalign.runtime.installed import find_unknown_variables, settings_by_service
 from topoalign.runtime.settings import PREFIX, RuntimeSettings, from_environment
 
 
@@ -68,12 +68,12 @@ def show_settings(origin: bool, as_json: bool, **flags: Any) -> None:
       topoalign config show --config topoalign.yaml --json | jq .configuration
     """
     given = flag_variables(**flags)
-    said = {**os.environ, **given}
-    usual = {f"{PREFIX}NODE": socket.gethostname().lower(), **on_a_node(said)}
-    found = tuple(all_settings(usual, said, given))
-    path, _, read = first_read(usual)
+    set_variables = {**os.environ, **given}
+    usual = {f"{PREFIX}NODE": socket.gethostname().lower(), **on_a_node(set_variables)}
+    found = tuple(all_settings(usual, set_variables, given))
+    path, _, read = read_first(usual)
     fields = tuple(configured_fields(read))
-    notes = [*map(str, read.findings), *unread(said)]
+    notes = [*map(str, read.findings), *find_unknown_variables(set_variables)]
     if as_json:
         file = None if path is None else str(path)
         output.print_json({"settings": found, "configuration": {"file": file, "fields": fields}, "notes": notes})
@@ -181,12 +181,12 @@ class Checked:
 def check_configuration(wrapped: Wrapped, topology: Topology | None) -> Checked:
     """Checks one configuration."""
     try:
-        read = loaded_from(wrapped, {})
+        read = load_wrapped(wrapped, {})
     except BadRequest as error:
         return Checked(wrapped.field, error, None, ())
     if topology is None:
         return Checked(wrapped.field, None, None, read.findings)
-    offering = offers(topology, read.configuration)
+    offering = offer_resources(topology, read.configuration)
     lists = list_findings(topology, offering, read.configuration)
     return Checked(wrapped.field, None, offering.offers, (*read.findings, *offering.findings, *lists))
 
@@ -234,7 +234,7 @@ def hardware(machine: str | None, node: str | None, nats: str | None) -> tuple[T
 
         return machines.load_machine(machine).topology, None
     try:
-        return link.discovered(node, nats, os.environ).topology, None
+        return link.discovered_topology(node, nats, os.environ).topology, None
     except (Unavailable, NotFound) as error:
         return None, error.finding
 
@@ -251,8 +251,8 @@ def offered(offer: Offer) -> tuple[object, ...]:
 
 # Every setting of every installed service, with its value and the origin of the value.
 #
-# A service's settings are the Struct in the module `settings` beside its entry (group `topoalign.services`). Secrets
-# are not shown: credentials in addresses, seeds, and values whose names contain password or token.
+# A service's settings are the Struct in the module `settings` in the package of its entry (group `topoalign.services`).
+# Secrets are not shown: credentials in addresses, seeds, and values whose names contain password or token.
 
 
 HIDDEN = "[redacted]"
@@ -277,21 +277,23 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """`default`, `environment` or `flag`."""
 
 
-def all_settings(environment: Mapping[str, str], said: Collection[str], flags: Collection[str]) -> Iterator[Setting]:
+def all_settings(
+    environment: Mapping[str, str], set_variables: Collection[str], flags: Collection[str]
+) -> Iterator[Setting]:
     """
     Of the process and of each service, in the order in which they start. `environment` holds all that the services are
-    handed; `said` are the variables of it that somebody has set, `flags` those that flags stand for.
+    handed; `set_variables` are the variables of it that somebody has set, `flags` those that flags stand for.
 
     Raises InvalidField for a setting that no service would start with.
     """
-    for service, kind in kinds().items():
+    for service, kind in settings_by_service().items():
         found = from_environment(kind, environment)
         for field in msgspec.structs.fields(kind):
             variable = PREFIX + field.name.upper()
             if kind is not RuntimeSettings and field.name in SHARED:
                 continue  # handed on by the process
             value = getattr(found, field.name)
-            origin = "flag" if variable in flags else "environment" if variable in said else "default"
+            origin = "flag" if variable in flags else "environment" if variable in set_variables else "default"
             yield Setting(service=service, name=variable, value=hide_secrets(variable, as_text(value)), origin=origin)
 
 

@@ -27,7 +27,7 @@ from topoalign.core.ports import Bus
 
 
 class Effect(NamedTuple):
-    """What a request changes, for people."""
+    """Describes what a request changes, for people."""
 
     what: str
     """`the allocation for pod ml/train`."""
@@ -36,7 +36,7 @@ class Effect(NamedTuple):
 
 
 class AllocatorRequest(NamedTuple):
-    """What is asked, and of whom."""
+    """A request to a service of the node."""
 
     subject: str
     request: object
@@ -45,7 +45,7 @@ class AllocatorRequest(NamedTuple):
 
 
 class NodeSilent(Unavailable):
-    """NATS is there, and a service of the node is not."""
+    """NATS is reachable, but a service of the node does not answer."""
 
     code = "NodeSilent"
 
@@ -113,7 +113,7 @@ async def deadline_until(bus: Bus, node: NodeName, until: float) -> Deadline | N
     question = msgspec.json.encode(ClockRequest(node=node))
     try:
         body = await bus.ask(wire.admission_subject(node, "clock"), question, until - anyio.current_time())
-    except (NobodyAnswers, BusRefused):  # BusRefused: this user may only say what earlier versions asked
+    except (NobodyAnswers, BusRefused):  # BusRefused: this user may only send the requests of earlier versions
         return None
     reading = wire.answered(body, ClockReading)
     return Deadline(clock=reading.clock, at=reading.now + until - anyio.current_time())
@@ -139,7 +139,7 @@ def undone_unless(found: Sequence[object], effect: Effect | None) -> Iterator[No
 
 @contextmanager
 def printing(effect: Effect) -> Iterator[None]:
-    """For an answer that tells of an effect: where it cannot be printed, a note says how to see what was done."""
+    """Prints an answer about an effect. If it cannot be printed, a note names the command that shows what was done."""
     try:
         yield
         sys.stdout.flush()

@@ -28,7 +28,7 @@ UNAVAILABLE = 69
 INTERRUPTED = 130
 
 REPORTED = (click.ClickException, click.Abort, TopoalignError, OSError, BaseExceptionGroup, KeyboardInterrupt)
-"""What `report` can say something about."""
+"""The errors that `report` prints."""
 
 BY_CODE = {
     "NotFound": NOT_FOUND,
@@ -36,7 +36,7 @@ BY_CODE = {
     "Interrupted": INTERRUPTED,
     "UnservedResource": FINDINGS,
 }
-"""Codes that say more than the base they stand on, also where they come from another process."""
+"""Codes with an exit code other than that of their base class, also in answers of other processes."""
 
 BY_KIND = {BadRequest: INVALID, NoFit: REFUSED, Unavailable: UNAVAILABLE}
 
@@ -50,28 +50,28 @@ REMEDIES = {
 
 
 def exit_code(error: TopoalignError) -> int:
-    """The exit code that says whose fault it is."""
+    """The exit code for the cause of an error."""
     by_kind = next((status for kind, status in BY_KIND.items() if isinstance(error, kind)), FAILURE)
     return BY_CODE.get(code_of(error), by_kind)
 
 
 def code_of(error: TopoalignError) -> str:
-    """The stable word for the error: where another process failed, its word."""
+    """The stable code of an error: if another process failed, the code that it sent."""
     from topoalign.core.model.errors import RemoteFailure  # only now: most commands end without an error
 
     return error.failure.code if isinstance(error, RemoteFailure) else error.code
 
 
 def report(error: BaseException, as_json: bool) -> int:
-    """Says what went wrong and returns the exit code. Raises `error` again if it is a defect of this program."""
+    """Prints an error and returns the exit code. Raises `error` again if it is a defect of this program."""
     match error:
         case BaseExceptionGroup():
-            from topoalign.runtime.tasks import telling  # only commands that run tasks end in a group
+            from topoalign.runtime.tasks import most_specific_error  # only commands that run tasks end in a group
 
-            told = telling(error)
-            if told is error:
+            specific = most_specific_error(error)
+            if specific is error:
                 raise error
-            return report(told, as_json)
+            return report(specific, as_json)
         case TopoalignError():
             return print_error(code_of(error), error.finding, error.remedy, exit_code(error), as_json)
         case click.exceptions.NoArgsIsHelpError():
@@ -86,7 +86,7 @@ def report(error: BaseException, as_json: bool) -> int:
             return print_error("Failure", error.format_message(), "", error.exit_code, as_json)
         case click.Abort() | KeyboardInterrupt():
             return INTERRUPTED
-        case BrokenPipeError():  # whoever read our output has seen enough
+        case BrokenPipeError():  # the reader of the output has closed it
             drop_unprinted()
             return FAILURE
         case OSError(strerror=str() as why):
@@ -100,7 +100,7 @@ def report(error: BaseException, as_json: bool) -> int:
 
 
 def drop_unprinted() -> None:
-    """What stdout did not take is not tried once more, and complained of, when Python ends."""
+    """Drops unwritten output, so that Python does not try to write it again, and fail, when it ends."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -110,7 +110,7 @@ def drop_unprinted() -> None:
 def print_error(code: str, finding: str, remedy: str, status: int, as_json: bool) -> int:
     """Prints an error for people and, if asked, for programs."""
     if as_json:
-        with suppress(OSError):  # stdout itself may be what failed: people are told all the same
+        with suppress(OSError):  # stdout itself may have failed: the text for people is printed all the same
             output.print_json_line({"error": {"code": code, "finding": finding, "remedy": remedy, "exit": status}})
     lines = [click.style("error:", fg="red", bold=True) + " " + clean(finding, 2000)]
     if remedy:
@@ -124,7 +124,7 @@ def print_error(code: str, finding: str, remedy: str, status: int, as_json: bool
 def unknown_name_error(
     kind: str, name: str, known: Iterable[str], ctx: click.Context | None = None
 ) -> click.UsageError:
-    """An error for a name that is not in a list, with those it may have been meant for."""
+    """The error for a name that is not in a list, with the closest names of the list."""
     from difflib import get_close_matches
 
     known = sorted(known)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FILE = click.Path(path_type=Path)
 
 OF_THE_POD = ("gpus", "cpus", "memory", "nics", "annotations", "pod")
-"""What `request_options` asks that a manifest says."""
+"""The options of `request_options` that a manifest replaces."""
 
 
 @click.command(name="what-if")
@@ -102,7 +102,7 @@ class AskedPod(NamedTuple):
     rules: Changes
     """Rules that are to differ from those of the kubelet."""
     constraints: Constraints | None = None
-    """To which nodes it may go. None: options describe the pod, and there is no manifest."""
+    """The nodes that it may go to. None: options describe the pod, and there is no manifest."""
 
 
 def pod_in(file: Path, **asked: Any) -> AskedPod:
@@ -114,7 +114,7 @@ def pod_in(file: Path, **asked: Any) -> AskedPod:
 
 
 def check_pod_manifest(shown: "manifest.PodManifest", rules: Changes) -> AskedPod:
-    """The pod of this manifest. Raises InvalidField and NoFit for what an API server with our webhook would not take."""
+    """The pod of a manifest. Raises InvalidField and NoFit for what an API server with our webhook would refuse."""
     from topoalign.kubelet.files import manifest  # brings in YAML
 
     request = manifest.request_from_pod(shown)
@@ -174,7 +174,7 @@ def explain(link: NodeLink, target: str) -> None:
 
 
 def show_cards(link: NodeLink, allocations: Iterable[Allocation], topology: Topology) -> None:
-    """How the GPUs are divided of which these allocations have a part: who has the others, and what is left."""
+    """Prints the partitioned GPUs of these allocations: who else has a share of them, and what is left."""
     divided, newest = partitioned_gpus(link, allocations, topology)
     if not divided:
         return
@@ -186,9 +186,9 @@ def show_cards(link: NodeLink, allocations: Iterable[Allocation], topology: Topo
 def partitioned_gpus(
     link: NodeLink, allocations: Iterable[Allocation], topology: Topology
 ) -> tuple[Sequence[tuple[DeviceID, Division]], Topology]:
-    """The GPUs of which these allocations have a part, with how each is divided, and the topology that this is of."""
+    """The partitioned GPUs of these allocations, with the partitioning of each, and the topology that it refers to."""
     cards = {card for each in allocations for _, card, part in parts_of(each, topology) if not isinstance(part, Whole)}
     if cards.isdisjoint(topology.gpu_by_id):
         return (), topology
-    status = links.discovered(link.node, link.nats_option, os.environ)
+    status = links.discovered_topology(link.node, link.nats_option, os.environ)
     return [(gpu, each) for gpu, each in divisions(status.state).items() if gpu in cards], status.topology

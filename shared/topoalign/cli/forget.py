@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from topoalign.cli import options, output
-from topoalign.cli.link import CONNECT_SECONDS, connect_to_bus, located
+from topoalign.cli.link import CONNECT_SECONDS, connect_to_bus, locate_bus
 from topoalign.client.stored_records import forget_node, has_published
 from topoalign.core import wire
 from topoalign.core.model.errors import (
@@ -84,7 +84,7 @@ def forget(node: str, nats: str | None, as_json: bool) -> None:
     """
     if not node:  # an unset variable of a script, and not the node of this machine
         raise InvalidField("NODE", "it is empty", "give the name of the node that is gone")
-    url, meant = located(nats, node, os.environ)
+    url, meant = locate_bus(nats, node, os.environ)
     anyio.run(forget_gone, url, meant)
     if as_json:
         output.print_json({"forgotten": meant})

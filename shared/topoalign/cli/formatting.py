@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import click
 
 from topoalign.cli import output
-from topoalign.cli.gpu_partitioning import parts_text
+from topoalign.cli.gpu_partitioning import format_parts
 from topoalign.core.model.allocations import OWNER_CHARACTERS
 from topoalign.core.model.decisions import Alignment, Considered, Decision, Explanation, Refusal
 from topoalign.core.model.errors import clean
@@ -48,7 +48,7 @@ def format_numa_nodes(nodes: Sequence[int] | None) -> str:
 
 
 def show_allocation(allocation: Allocation, topology: Topology, *, decided: bool = True) -> None:
-    """One allocation, a device a line. `decided`: by us, so that CPUs, memory and alignment are known, too."""
+    """Prints an allocation, a line for each device. `decided`: by us, so that CPUs, memory and alignment are known, too."""
     tentative = "/" in allocation.id  # named after its container: a prediction
     name = "would get" if tentative else f"allocation {clean(allocation.id, 120)}"
     output.print_line(output.heading(f"{owner(allocation.owner)}  ({name})"))
@@ -99,8 +99,8 @@ def device_rows(allocation: Allocation, topology: Topology) -> Iterator[tuple[ob
 
 def format_share_amount(amount: Amount | None) -> str:
     """`: 30 cores, 8000 MiB`; empty where there is none."""
-    said = "" if amount is None else parts_text(Parts(cores=amount.cores, memory=amount.memory))
-    return f": {said}" if said else ""
+    formatted = "" if amount is None else format_parts(Parts(cores=amount.cores, memory=amount.memory))
+    return f": {formatted}" if formatted else ""
 
 
 def device_sort_key(at: NamedDevice) -> tuple[object, object]:
@@ -109,7 +109,7 @@ def device_sort_key(at: NamedDevice) -> tuple[object, object]:
 
 
 def allocation_gpus(allocation: Allocation, topology: Topology) -> tuple[DeviceID, ...]:
-    """The GPUs that an allocation has, or has a part of, under whatever names they were handed out."""
+    """The GPUs that an allocation has whole or in part, whatever device ids it has for them."""
     cards = dict.fromkeys(topology.card_of(device) for devices in allocation.devices.values() for device in devices)
     return tuple(card for card in cards if card in topology.gpu_by_id)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from topoalign.cli import options, output
-from topoalign.cli.gpu_partitioning import list_partitioning_rows, partitioning_document, parts_text
+from topoalign.cli.gpu_partitioning import format_parts, list_partitioning_rows, partitioning_document
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.topology.model import Topology
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 IN_ALL: tuple[Way, ...] = ("units", "slots", "time slices", "MPS")
-"""Ways of which the parts of several GPUs can be added up: MIG instances are each of their own size."""
+"""Sharing strategies whose parts can be summed over GPUs: MIG instances differ in size."""
 
 
 @click.command("fragmentation")
@@ -43,7 +43,7 @@ def compare_free_sets(node: str | None, nats: str | None, as_json: bool) -> None
     """
     from topoalign.cli import link  # brings in what talks to the network
 
-    status = link.discovered(node, nats, os.environ)
+    status = link.discovered_topology(node, nats, os.environ)
     free = free_gpus(status)
     found = measured(status.topology, free)
     divided = {gpu: each for gpu, each in divisions(status.state).items() if not each.is_whole}
@@ -88,7 +88,7 @@ def show_sets(found: Fragmentation) -> None:
 
 
 def show_divided(topology: Topology, divided: Mapping[DeviceID, Division]) -> None:
-    """The GPUs that are divided, and of each way what is left of its GPUs; nothing where none is divided."""
+    """Prints the partitioned GPUs, and for each sharing strategy the remaining amounts; nothing without such GPUs."""
     if not divided:
         return
     output.print_line()
@@ -111,10 +111,10 @@ def left_in_all(topology: Topology, left: Mapping[DeviceID, Parts]) -> str:
             one[1].slices,
         ),
     )
-    if not parts_text(most):
+    if not format_parts(most):
         return "nothing"
-    in_all = parts_text(together(left.values()))
-    return f"{in_all}; most of one: {parts_text(most)} ({named(topology, GPU, gpu).short})"
+    in_all = format_parts(together(left.values()))
+    return f"{in_all}; most of one: {format_parts(most)} ({named(topology, GPU, gpu).short})"
 
 
 def free_gpus(status: "link.AnnouncedNode") -> tuple[DeviceID, ...]:

@@ -9,7 +9,13 @@ from topoalign.cli import gpu_usage, output
 from topoalign.cli import link as links
 from topoalign.cli.effects import printing
 from topoalign.cli.exit_codes import FAILURE
-from topoalign.cli.gpu_partitioning import holder_text, left_text, mig_document, partitioning_document, way_text
+from topoalign.cli.gpu_partitioning import (
+    format_remaining,
+    format_strategy,
+    holder_text,
+    mig_document,
+    partitioning_document,
+)
 from topoalign.cli.link import AnnouncedNode, NodeLink, on_node
 from topoalign.core.model.events import DeviceHealth
 from topoalign.core.model.ids import DeviceID
@@ -24,7 +30,7 @@ NOT_ENFORCED = (
     "enforced."
 )
 UNTOLD = (
-    "Limiter: not told, by a discovery of an earlier version. It is not known whether anything limits what a container "
+    "Limiter: not reported, by a discovery of an earlier version. It is not known whether anything limits what a container "
     "takes of a GPU in units or slots."
 )
 
@@ -51,8 +57,8 @@ def gpu() -> None:
 @on_node
 def list_devices(link: NodeLink) -> None:
     """
-    Show the status of each device, and which pods hold it; of GPUs that are divided also how, who has which part, and what
-    is left.
+    Show the status of each device, and which pods hold it; of partitioned GPUs also how they are shared, who has which
+    share, and what is left.
 
     \b
     Examples:
@@ -61,7 +67,7 @@ def list_devices(link: NodeLink) -> None:
       topoalign gpu list --json | jq '.devices[] | {name, left: .division.left}'
       topoalign gpu list --json | jq '.devices[] | {name, mig: [.mig_profiles[]? | {name, free}]}'
     """
-    status = links.discovered_or_read(link.node_option, link.nats_option, os.environ)
+    status = links.discovered_or_read_topology(link.node_option, link.nats_option, os.environ)
     divided = divisions(status.state) if status.announced else {}
     if link.as_json:
         rows = [
@@ -83,7 +89,7 @@ def list_devices(link: NodeLink) -> None:
             [
                 (
                     *named_cells(status, device),
-                    word(health),
+                    format_state(health),
                     holders_cell(status, device),
                     health_reason(status, device),
                 )
@@ -115,14 +121,14 @@ def is_counted(offer: Offer) -> bool:
 def list_device_rows(
     status: AnnouncedNode, device: DeviceID, health: DeviceHealth, division: Division | None
 ) -> Iterator[tuple[str, ...]]:
-    """The row of a device, and one more for each other holder of a GPU that is divided."""
-    cells = (*named_cells(status, device), word(health))
+    """The row of a device, and one more for each other holder of a partitioned GPU."""
+    cells = (*named_cells(status, device), format_state(health))
     reason = health_reason(status, device)
     if division is None:
         yield (*cells, "-", holders_cell(status, device), "-", reason)
         return
     first, *others = [holder_text(each) for each in division.held] or ["-"]
-    yield (*cells, way_text(division), first, left_text(division), reason)
+    yield (*cells, format_strategy(division), first, format_remaining(division), reason)
     yield from (("", "", "", "", "", other, "", "") for other in others)
 
 
@@ -146,7 +152,7 @@ def holders_cell(status: AnnouncedNode, device: DeviceID) -> str:
 
 
 def every(status: AnnouncedNode) -> Iterator[tuple[DeviceID, DeviceHealth]]:
-    """All cards, and after each card those parts of it that something is said of."""
+    """Yields each GPU and NIC, followed by those parts of it that have a status of their own."""
     topology = status.topology
     for card in (*topology.gpu_by_id, *topology.nic_by_id):
         yield card, status.health_of(card)
@@ -156,7 +162,7 @@ def every(status: AnnouncedNode) -> Iterator[tuple[DeviceID, DeviceHealth]]:
 
 
 def device_location(status: AnnouncedNode, device: DeviceID) -> dict[str, int | str | None]:
-    """Index, name in `topo` and PCI address of a card; a part has none of its own."""
+    """Index, name in `topo` and PCI address of a device; a part has none of its own."""
     card = status.topology.gpu_by_id.get(device) or status.topology.nic_by_id.get(device)
     if card is None:
         return {"index": None, "name": None, "pci": None}
@@ -170,7 +176,7 @@ def health_fields(health: DeviceHealth, degraded: str | None = None) -> dict[str
     return known | {"degraded": degraded} if degraded else known
 
 
-def word(health: DeviceHealth) -> str:
+def format_state(health: DeviceHealth) -> str:
     """The state of a device, and whether it is cordoned: `healthy, cordoned`."""
     return f"{health.state}, cordoned" if health.cordoned else health.state.value
 
@@ -184,10 +190,10 @@ def held_by(status: AnnouncedNode, device: DeviceID) -> tuple[str, ...] | None:
 @on_node
 def show_usage(link: NodeLink) -> None:
     """
-    Show who uses each GPU now: the containers that hold it, and whoever else runs on it.
+    Show who uses each GPU now: the containers that hold it, and other processes that run on it.
 
-    MEMORY and TIME are what processes use, as the driver tells: bytes, and percent of the last second. HOLDS says `nothing`
-    for processes that were not given the GPU: of the host, of other pods. `?` is not known.
+    MEMORY and TIME are what processes use, as reported by the driver: bytes, and percent of the last second. HOLDS is
+    `nothing` for processes without an allocation of the GPU: of the host, of other pods. `?` is not known.
 
     \b
     Examples:
@@ -212,7 +218,7 @@ def cordon(link: NodeLink, devices: Sequence[str], reason: str) -> None:
       topoalign gpu cordon 3 --reason "fan is replaced at noon"
       topoalign gpu cordon 0000:07:00.0 mlx5_0 --node gpu-1
     """
-    tell(link, "cordon", devices, reason)
+    send_override(link, "cordon", devices, reason)
 
 
 @gpu.command()
@@ -226,7 +232,7 @@ def uncordon(link: NodeLink, devices: Sequence[str]) -> None:
     Examples:
       topoalign gpu uncordon 3
     """
-    tell(link, "uncordon", devices)
+    send_override(link, "uncordon", devices)
 
 
 @gpu.command()
@@ -242,14 +248,16 @@ def heal(link: NodeLink, devices: Sequence[str]) -> int | None:
     Examples:
       topoalign gpu heal 3
     """
-    health = tell(link, "heal", devices)
+    health = send_override(link, "heal", devices)
     still = [device for device, known in health.items() if not known.usable]
     return FAILURE if still else None
 
 
-def tell(link: NodeLink, word: Override, devices: Sequence[str], reason: str = "") -> Mapping[DeviceID, DeviceHealth]:
+def send_override(
+    link: NodeLink, word: Override, devices: Sequence[str], reason: str = ""
+) -> Mapping[DeviceID, DeviceHealth]:
     """Send the override to the node's discovery, and print the resulting health of each device."""
-    health = link.tell(word, devices, reason)
+    health = link.override(word, devices, reason)
     with printing(links.override_effect(word, devices)):
         print_health(link, health)
     return health
@@ -263,5 +271,6 @@ def print_health(link: NodeLink, health: Mapping[DeviceID, DeviceHealth]) -> Non
         )
         return
     output.columns(
-        ("DEVICE", "HEALTH", "WHY"), [(device, word(known), known.reason or "-") for device, known in health.items()]
+        ("DEVICE", "HEALTH", "WHY"),
+        [(device, format_state(known), known.reason or "-") for device, known in health.items()],
     )

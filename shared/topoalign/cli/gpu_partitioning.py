@@ -1,4 +1,4 @@
-"""How GPUs are divided, as text for people: `20 cores, 4096 MiB`, `3 slices`, `1g.10gb`."""
+"""Formats how GPUs are partitioned as text for people: `20 cores, 4096 MiB`, `3 slices`, `1g.10gb`."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,23 +15,23 @@ from topoalign.core.state.divisions import Division, Parts, UsedParts
 MIB = 1024 * 1024
 
 
-def parts_text(parts: Parts) -> str:
+def format_parts(parts: Parts) -> str:
     """`20 cores, 4096 MiB`; empty: nothing."""
-    said = ["whole"] if parts.whole else []
-    said += [f"{clean(profile)}" for profile in parts.instances]
-    said += [f"{parts.slices} slice{'' if parts.slices == 1 else 's'}"] if parts.slices else []
-    said += [f"{parts.slots} slot{'' if parts.slots == 1 else 's'}"] if parts.slots else []
-    said += [f"{parts.cores} cores"] if parts.cores else []
-    said += [f"{parts.memory // MIB} MiB"] if parts.memory else []
-    return ", ".join(said)
+    amounts = ["whole"] if parts.whole else []
+    amounts += [f"{clean(profile)}" for profile in parts.instances]
+    amounts += [f"{parts.slices} slice{'' if parts.slices == 1 else 's'}"] if parts.slices else []
+    amounts += [f"{parts.slots} slot{'' if parts.slots == 1 else 's'}"] if parts.slots else []
+    amounts += [f"{parts.cores} cores"] if parts.cores else []
+    amounts += [f"{parts.memory // MIB} MiB"] if parts.memory else []
+    return ", ".join(amounts)
 
 
-def left_text(division: Division) -> str:
-    """What is left of a GPU: `80 cores, 77824 MiB`, `2 slices`, of a whole one `whole`; or `nothing`."""
-    return parts_text(division.left) or "nothing"
+def format_remaining(division: Division) -> str:
+    """The remaining amounts of a GPU: `80 cores, 77824 MiB`, `2 slices`, of a whole one `whole`; or `nothing`."""
+    return format_parts(division.left) or "nothing"
 
 
-def way_text(division: Division) -> str:
+def format_strategy(division: Division) -> str:
     """`units`, `MIG, time slices`, or `not offered`."""
     return ", ".join(division.ways) or "not offered"
 
@@ -45,12 +45,12 @@ def holder_text(held: UsedParts) -> str:
     owner = held.owner
     name = "?" if owner is None else f"{owner.namespace}/{owner.pod}/{owner.container}"
     lost = ", its MIG instance is gone" if held.lost else ""
-    alone = f" ({parts_text(held.alone) or 'nothing'} of it alone)" if held.is_left else ""
-    return f"{clean(name, OWNER_CHARACTERS)}: {parts_text(held.parts)}{lost}{alone}"
+    alone = f" ({format_parts(held.alone) or 'nothing'} of it alone)" if held.is_left else ""
+    return f"{clean(name, OWNER_CHARACTERS)}: {format_parts(held.parts)}{lost}{alone}"
 
 
 def partitioning_document(division: Division) -> dict[str, object]:
-    """The same for programs, without what there is none of; memory in bytes."""
+    """The partitioning of a GPU as JSON, without empty amounts; memory in bytes."""
     return {
         "ways": division.ways,
         **({"limiter": division.limiter} if division.limiter is not None else {}),
@@ -91,10 +91,12 @@ def parts_document(parts: Parts) -> dict[str, object]:
 
 
 def list_partitioning_rows(topology: Topology, cards: Iterable[tuple[DeviceID, Division]]) -> list[Sequence[str]]:
-    """Rows of a table: GPU, how it is divided, who holds what of it, one holder a row, and what is left."""
+    """Rows of a table: GPU, sharing strategy, holders with their shares (one a row), and remaining amounts."""
     found: list[Sequence[str]] = []
     for gpu, division in cards:
         holders = [holder_text(each) for each in division.held] or ["-"]
-        found.append((named(topology, GPU, gpu).short, way_text(division), holders[0], left_text(division)))
+        found.append(
+            (named(topology, GPU, gpu).short, format_strategy(division), holders[0], format_remaining(division))
+        )
         found += (("", "", each, "") for each in holders[1:])
     return found

@@ -30,7 +30,7 @@ Row = tuple[str, str, str, str, str, str, str]
 def print_usage(link: NodeLink) -> None:
     """Print the use of a node's GPUs, as a table or as JSON. Raises what `Link.measure` and `links.discovered` raise."""
     measured = link.measure()
-    status = links.discovered(link.node_option, link.nats_option, os.environ)
+    status = links.discovered_topology(link.node_option, link.nats_option, os.environ)
     shares = shares_of(status.state, measured)
     if has_library(status.state):
         shares = with_library(shares, library_use(link))
@@ -53,7 +53,7 @@ def print_usage(link: NodeLink) -> None:
 
 
 def library_use(link: NodeLink) -> LibraryReading:
-    """What the libraries that limit containers count; where that cannot be told, nothing and the reason."""
+    """The counts of the libraries that limit containers; where they cannot be read, nothing and the reason."""
     try:
         reading: LibraryReading
         reading, _ = link.ask("library-use", UseRequest(node=link.node), LibraryReading)
@@ -63,7 +63,7 @@ def library_use(link: NodeLink) -> LibraryReading:
 
 
 def shares_document(shares: NodeShares, topology: Topology) -> dict[str, object]:
-    """The JSON output: the shares, with index, name and PCI address of each card."""
+    """The JSON output: the shares, with index, name and PCI address of each GPU."""
     devices = []
     for row in shares.devices:
         card = topology.gpu_by_id[row.card]
@@ -80,7 +80,10 @@ def shares_document(shares: NodeShares, topology: Topology) -> dict[str, object]
 
 
 def list_use_rows(device: DeviceShares, topology: Topology) -> Iterator[Row]:
-    """The rows of one GPU or instance: in all, its holders, all others. A GPU in MIG mode has a row in all alone."""
+    """
+    The rows of one GPU or instance: its total, its holders, all others. A GPU in MIG mode has only the row of the
+    total.
+    """
     at = (f"GPU{topology.gpu_by_id[device.card].index}", device.device)
     if device.failure:
         yield (*at, f"not measured: {device.failure}", "", "?", "?", "")

@@ -111,7 +111,7 @@ def port_of(text: str) -> int | None:
 
 
 def check_page(page: Page) -> tuple[bool, list[str]]:
-    """Whether the page says ready, and what it says in lines that are safe to print."""
+    """Whether the page reports ready, and its text in lines that are safe to print."""
     host, port, path = page
     try:
         ready, text = request_page(host, port, path, SECONDS)
@@ -163,5 +163,5 @@ def request_page(host: str, port: int, path: str, seconds: float) -> tuple[bool,
     head, _, body = answer.partition(b"\r\n\r\n")
     version, _, status = head.partition(b"\r\n")[0].partition(b" ")
     if not version.startswith(b"HTTP/1.") or not status[:3].isdigit():
-        raise ValueError("what listens there does not speak HTTP")
+        raise ValueError("the listener there is no HTTP server")
     return status[:3] == b"200", body.decode("utf-8", "replace")

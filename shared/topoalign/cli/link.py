@@ -53,11 +53,11 @@ CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 10.0
 """For a decision: far above the slowest ones, so that only a dead allocator is given up."""
 WORDS_SECONDS = 3.0
-"""For the topology that an answer is worded with; without it device ids stand alone."""
+"""Time-out of the request for the topology that an answer is printed with; without it, device ids are printed alone."""
 
 
 class NothingRuns(Unavailable):
-    """Nothing says where NATS is."""
+    """No setting, and no running `topoalign up`, has the address of NATS."""
 
     code = "NothingRuns"
 
@@ -70,7 +70,7 @@ class NothingRuns(Unavailable):
 
 @dataclass(frozen=True)
 class NodeLink:
-    """Where a command asks, and how it answers. Looked up when it is needed: a wrong option is told first."""
+    """The node and NATS that a command asks, and the form of its output. Resolved at first use: wrong options come first."""
 
     nats_option: str | None
     node_option: str | None
@@ -79,7 +79,7 @@ class NodeLink:
     @cached_property
     def found(self) -> tuple[str, NodeName]:
         """URL of NATS, name of the node. Raises NothingRuns."""
-        return located(self.nats_option, self.node_option, os.environ)
+        return locate_bus(self.nats_option, self.node_option, os.environ)
 
     @property
     def nats(self) -> str:
@@ -93,7 +93,7 @@ class NodeLink:
 
     def ask(self, verb: str, request: object, kind: Any, effect: Effect | None = None) -> tuple[Any, Topology]:
         """
-        One question to the allocator of the node, and the node's topology to word the answer with.
+        Asks the allocator of the node one question. Returns the answer, and the node's topology to print it with.
 
         `kind` is the type of the answer, `effect` what the request changes. The topology is empty where none was announced
         or can be had now, and with --json, which does not need it. Raises what the allocator failed with, NodeSilent if it
@@ -102,9 +102,9 @@ class NodeLink:
         question = AllocatorRequest(wire.admission_subject(self.node, verb), request, "allocator")
         return self._put(question, kind, effect, worded=not self.as_json)
 
-    def tell(self, word: Override, devices: Sequence[str], reason: str) -> dict[DeviceID, DeviceHealth]:
+    def override(self, word: Override, devices: Sequence[str], reason: str) -> dict[DeviceID, DeviceHealth]:
         """
-        An operator's word on devices, to the discovery of the node. Returns how each of them is from now on.
+        Sends an operator override of devices to the discovery of the node. Returns the new health of each device.
 
         Raises what discovery failed with, NodeSilent if it does not answer, and OutcomeUnknown if it may have received
         the request.
@@ -147,7 +147,7 @@ def override_effect(word: Override, devices: Sequence[str]) -> Effect:
     return Effect(f"the {word} of {quoted(devices)}", "`topoalign gpu list` shows it; repeating it is safe")
 
 
-def located(nats: str | None, node: str | None, environment: Mapping[str, str]) -> tuple[str, NodeName]:
+def locate_bus(nats: str | None, node: str | None, environment: Mapping[str, str]) -> tuple[str, NodeName]:
     """The NATS to use and the node that is meant. Raises NothingRuns."""
     up = running.find_running(environment) if nats is None else None
     url = nats or (up.nats if up is not None else None)
@@ -236,9 +236,9 @@ class AnnouncedNode:
     topology: Topology
     allocations: tuple[Allocation, ...]
     health: Mapping[DeviceID, DeviceHealth]
-    """What was told, of cards and of parts that are ill alone; `health_of` derives from it how each device is."""
+    """The published health, of whole devices and of parts that are unhealthy alone; `health_of` derives each device's."""
     announced: bool = True
-    """False: no node runs, and this is what the hardware of this machine says; who holds what is not known then."""
+    """False: no node runs, and this was read from the hardware of this machine; holders are not known then."""
 
     def health_of(self, device: DeviceID) -> DeviceHealth:
         """Of anything that is handed out, by the rule of `device_health`."""
@@ -253,7 +253,7 @@ class AnnouncedNode:
 
     @cached_property
     def holders(self) -> dict[DeviceID, tuple[str, ...]]:
-        """Card, or part of one -> the pods that hold it or something of it; `?` where the kubelet has not said which."""
+        """Device, or part of one -> the pods that hold it or a share of it; `?` where the kubelet has not reported which."""
         held: dict[DeviceID, dict[str, None]] = {}
         for allocation in self.allocations:
             pod = "?" if allocation.owner is None else f"{allocation.owner.namespace}/{allocation.owner.pod}"
@@ -263,9 +263,9 @@ class AnnouncedNode:
         return {device: tuple(pods) for device, pods in held.items()}
 
 
-def discovered(node: str | None, nats: str | None, environment: Mapping[str, str]) -> AnnouncedNode:
+def discovered_topology(node: str | None, nats: str | None, environment: Mapping[str, str]) -> AnnouncedNode:
     """What a running node has announced. Raises NotFound, NothingRuns, BusUnavailable."""
-    url, meant = located(nats, node, environment)
+    url, meant = locate_bus(nats, node, environment)
 
     async def ask() -> AnnouncedNode:
         async with connect_to_bus(url) as bus:
@@ -279,19 +279,19 @@ def discovered(node: str | None, nats: str | None, environment: Mapping[str, str
     return anyio.run(ask)
 
 
-def discovered_or_read(node: str | None, nats: str | None, environment: Mapping[str, str]) -> AnnouncedNode:
+def discovered_or_read_topology(node: str | None, nats: str | None, environment: Mapping[str, str]) -> AnnouncedNode:
     """
-    What a running node has announced; where nothing says which node, what this machine has.
+    What a running node has announced; without the name of a node, what this machine has.
 
     Raises NotFound, BusUnavailable, NothingHere where this machine has nothing either.
     """
     try:
-        return discovered(node, nats, environment)
+        return discovered_topology(node, nats, environment)
     except NothingRuns:
         if node is not None:
             raise NothingRuns(this_machine.PLAY) from None
     inventory = this_machine.read_inventory()
-    machine = this_machine.played()
+    machine = this_machine.configured_machine()
     if machine:
         shown = f"{clean(machine, 200)}, the machine that TOPOALIGN_MACHINE describes, not this machine's hardware"
     else:

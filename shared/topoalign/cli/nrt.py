@@ -17,7 +17,7 @@ from topoalign.core.node_resource_topology import NodeResourceTopology, node_res
 @click.group()
 def nrt() -> None:
     """
-    Print NodeResourceTopology objects, which tell scheduler plugins what each NUMA node has.
+    Print NodeResourceTopology objects, which describe each NUMA node's resources to scheduler plugins.
 
     \b
     Examples:

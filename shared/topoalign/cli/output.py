@@ -113,7 +113,7 @@ def rich_columns(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
 
 
 def blocks(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    """A line for each cell of a row that says something, after its title, and an empty line between rows."""
+    """A line for each non-empty cell of a row, after its title, and an empty line between rows."""
     width = max(map(len, titles))
     for number, row in enumerate(cells):
         if number:

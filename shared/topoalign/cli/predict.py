@@ -36,7 +36,7 @@ from topoalign.kubelet.files.settling import unsettled_reason
 from topoalign.machines import Machine, load_machine
 from topoalign.plugin_config.configuration import PluginFlags
 from topoalign.plugin_config.file import load_plugin_config
-from topoalign.plugin_config.resource_offers import offers
+from topoalign.plugin_config.resource_offers import offer_resources
 
 
 def filled_in(pod: PodRequest, machine: Topology) -> tuple[PodRequest, tuple[str, ...]]:
@@ -107,7 +107,7 @@ class Described:
         if self.plugin_config is None:
             return machine, PluginFlags(), ()
         read = load_plugin_config(self.plugin_config)
-        offering = offers(machine.topology, read.configuration)
+        offering = offer_resources(machine.topology, read.configuration)
         topology = msgspec.structs.replace(machine.topology, offers=offering.offers)
         findings = (
             *map(str, read.findings),
@@ -116,7 +116,7 @@ class Described:
         return msgspec.structs.replace(machine, topology=topology), read.configuration.flags.plugin, findings
 
     def node(self, machine: Machine, rules: AdmissionRules) -> KubeletNode:
-        """Every device is taken as healthy, unless the kubelet's files tell otherwise."""
+        """Every device counts as healthy, unless the kubelet's files show otherwise."""
         healthy = DeviceHealth(state=HealthState.HEALTHY)
         hardware = machine.topology
         devices = {hardware.card_of(device): healthy for listed in hardware.devices.values() for device in listed}

@@ -1,5 +1,5 @@
 """
-The table of all commands; finds and runs one.
+Finds and runs commands; has the table of all of them.
 
 The table has the line that `--help` prints, because importing every command for its help would take longer than
 running one. Commands of services are found by entry point (group `topoalign.commands`).
@@ -20,7 +20,7 @@ ENTRY_POINTS = "topoalign.commands"
 
 
 class CommandEntry(NamedTuple):
-    """Where a command is, and what it does in one line."""
+    """The function of a command, and its help in one line."""
 
     target: str
     """`module:name` below `topoalign`."""
@@ -153,7 +153,7 @@ def topoalign() -> None:
 
 
 def run_command_line(arguments: Sequence[str]) -> int:
-    """Runs one command line and returns its exit code; what went wrong has been said by then."""
+    """Runs one command line and returns its exit code; errors have been printed by then."""
     as_json = "--json" in arguments
     try:
         status = topoalign.main(list(arguments), prog_name="topoalign", standalone_mode=False)

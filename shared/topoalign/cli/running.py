@@ -35,7 +35,7 @@ def folder(environment: Mapping[str, str]) -> Path:
 
 @contextmanager
 def announce_running(running: RunningUp, environment: Mapping[str, str]) -> Iterator[None]:
-    """Keeps a file while the context is open. Does without where none can be written: then others must say --nats."""
+    """Keeps a file while the context is open. If it cannot be written, other terminals need --nats."""
     file = folder(environment) / f"up-{running.pid}.json"
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from topoalign.runtime.settings import PREFIX
 
 NODE = ("discovery", "hinting", "allocator")
 KUBELET_DIR = Path("/var/lib/kubelet/device-plugins")
-"""The kubelet's device plugin directory, unless it was told otherwise (kubelet v1.36.3)."""
+"""The default of the kubelet's device plugin directory (kubelet v1.36.3)."""
 
 Command = Callable[..., Any]
 
@@ -74,7 +74,7 @@ ALLOCATING = (
 
 
 def add_service_options(*names: str, everywhere: Sequence[str] = EVERYWHERE) -> Callable[[Command], Command]:
-    """Adds these options, and those that every service takes, or as many of them as this one does."""
+    """Adds these options, and those of every service in `everywhere`."""
 
     def add(command: Command) -> Command:
         for name in reversed((*names, *everywhere)):
@@ -85,7 +85,7 @@ def add_service_options(*names: str, everywhere: Sequence[str] = EVERYWHERE) -> 
 
 
 def settings(*names: str, everywhere: Sequence[str] = EVERYWHERE) -> Callable[[Command], Command]:
-    """Adds these options, as `add_service_options` does, and hands the command the environment under what they say."""
+    """Adds these options, as `add_service_options` does, and calls the command with the environment that they override."""
 
     def add(command: Command) -> Command:
         def with_environment(**flags: Any) -> Any:
@@ -107,7 +107,7 @@ def flag_variables(http: tuple[str, int] | None, **flags: str | None) -> dict[st
 
 
 def on_a_node(environment: Mapping[str, str]) -> dict[str, str]:
-    """The same, with the kubelet's directory where it is there and nothing else was said."""
+    """The environment with the kubelet's directory, if that exists and none is set."""
     usual = {PREFIX + "KUBELET_DIR": str(KUBELET_DIR)} if KUBELET_DIR.is_dir() else {}
     return {**usual, **environment}
 

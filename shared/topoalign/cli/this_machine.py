@@ -31,9 +31,9 @@ class NothingHere(TopoalignError):
         super().__init__(f"this machine has nothing to show: {finding}", PLAY)
 
 
-def played() -> str:
+def configured_machine() -> str:
     """
-    The described machine that `read_inventory` reads in place of the hardware, as TOPOALIGN_MACHINE says; empty: the
+    The described machine of TOPOALIGN_MACHINE that `read_inventory` reads instead of the hardware; empty: the
     hardware.
     """
     real = os.environ.get(PREFIX + "DRIVER") in ("nvml", "sysfs")

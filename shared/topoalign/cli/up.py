@@ -40,7 +40,7 @@ NATS_PORT = 4222
 """Where its NATS listens, if it is free: where every NATS client looks first."""
 READY_TRIES = 500
 READY_PAUSE = 0.02
-"""How often, and with how many seconds between, `up` looks whether it is ready before it says so."""
+"""How often, and with how many seconds between, `up` checks whether it is ready before it reports so."""
 
 
 @click.command()
@@ -58,7 +58,7 @@ def up(environment: dict[str, str]) -> None:
       topoalign up --machine pasted.txt --policy restricted
     """
     defaults = {PREFIX + "LOG_LEVEL": "warning", PREFIX + "NATS_WAIT": "10"}
-    environment = {**defaults, **nvidia_fields.left_out(environment)}
+    environment = {**defaults, **nvidia_fields.drop_nvidia_variables(environment)}
     if PREFIX + "HTTP_PORT" not in environment:
         environment[PREFIX + "HTTP_PORT"] = str(HTTP_PORT if is_free(HTTP_PORT) else 0)
     if PREFIX + "MACHINE" not in environment and why_no_driver() is not None:
@@ -100,13 +100,13 @@ async def start_nats(servers: AsyncExitStack, scratch: Path, port: int) -> str:
 async def welcome_once_ready(
     running: RunningServices, environment: Mapping[str, str], while_running: ExitStack
 ) -> None:
-    """Waits until the first fact has gone all the way: whoever reads the welcome may rely on what it says."""
+    """Prints the welcome once the first fact has reached the registry, so that all of its commands work."""
     for _ in range(READY_TRIES):
         if await anyio.to_thread.run_sync(is_ready, running, abandon_on_cancel=True):
             break
         await anyio.sleep(READY_PAUSE)
     else:
-        output.note(f"not ready yet: {running.http}/readyz?verbose says why")
+        output.note(f"not ready yet: {running.http}/readyz?verbose shows why")
     welcome(running, environment, while_running)
 
 

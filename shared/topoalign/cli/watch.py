@@ -51,7 +51,9 @@ def watch(link: NodeLink, since: int | None, count: int | None) -> None:
 
 
 async def until_nobody_reads(link: NodeLink, since: int | None, count: int | None) -> None:
-    """Follows, and ends when whoever reads our output is gone: with `| head -1` no further event would tell us."""
+    """
+    Follows, and ends when the reader of our output is gone: with `| head -1`, no further write might come to notice it.
+    """
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(end_with_reader, tasks.cancel_scope)
         await print_events(link, since, count)
@@ -74,34 +76,34 @@ async def print_events(link: NodeLink, since: int | None, count: int | None) -> 
     async with connect_to_bus(link.nats, log_level="warning") as bus:
         node = NodeName(link.node_option) if link.node_option is not None else None
         printer = EventPrinter(bus)
-        told = 0
+        printed = 0
         await bus.last_position(Stream.ALLOCATIONS)  # following waits for permissions; here somebody waits for us
         async with aclosing(Client(bus, name="cli").allocations(since, node)) as events:
             async for delivery in events:
                 if link.as_json:
-                    output.print_json_line(as_said(delivery))
+                    output.print_json_line(event_document(delivery))
                 else:
-                    await printer.tell(delivery)
-                told += 1
-                if told == count:
+                    await printer.print(delivery)
+                printed += 1
+                if printed == count:
                     return
 
 
-def as_said(delivery: Delivery) -> dict[str, object]:
-    """For programs: the event in its writer's own words, those of a later version among them, on one line."""
+def event_document(delivery: Delivery) -> dict[str, object]:
+    """The event for programs: as its writer published it, with fields of later versions, on one line."""
     event = msgspec.Raw(msgspec.json.format(delivery.body, indent=-1))
     return {"event": event, "position": delivery.position, "time": delivery.time}
 
 
 class EventPrinter:
-    """Words events for people. Remembers what is held, since a release names only the allocation's id."""
+    """Prints events for people. Keeps the live allocations, since a release has only the allocation's id."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._held: dict[tuple[NodeName, AllocationID], Allocation] = {}
         self._topologies: dict[NodeName, Topology] = {}
 
-    async def tell(self, delivery: Delivery) -> None:
+    async def print(self, delivery: Delivery) -> None:
         """Print one event, with its position and its local time of day."""
         event = delivery.event
         topology = await self.topology(event)
@@ -123,16 +125,19 @@ class EventPrinter:
                 held = [self.holds(event.node, allocation, topology) for allocation in event.allocations]
                 return [f"snapshot  {len(held)} live", *(f"  holds   {line}" for line in held)]
             case AllocationGranted():
-                return [f"granted   {self.holds(event.node, event.allocation, topology)}", *displaced(event.allocation)]
+                return [
+                    f"granted   {self.holds(event.node, event.allocation, topology)}",
+                    *describe_displaced(event.allocation),
+                ]
             case AllocationBound():
                 known = self._held.get((event.node, event.allocation), Allocation(id=event.allocation))
                 bound = msgspec.structs.replace(
                     known, owner=event.owner, pod_uid=event.pod_uid, displaced=event.displaced
                 )
-                return [f"bound     {self.holds(event.node, bound, topology)}", *displaced(bound)]
+                return [f"bound     {self.holds(event.node, bound, topology)}", *describe_displaced(bound)]
             case AllocationReleased():
                 gone = self._held.pop((event.node, event.allocation), Allocation(id=event.allocation))
-                return [f"released  {worded(gone, topology)} ({clean(event.reason)})"]
+                return [f"released  {describe_event(gone, topology)} ({clean(event.reason)})"]
             case AllocationRefused():
                 pod = clean(f"{event.namespace}/{event.pod}", 200)
                 return [f"refused   {pod}: {clean(event.reason)}, {clean(event.finding, 300)}"]
@@ -148,17 +153,17 @@ class EventPrinter:
     def holds(self, node: NodeName, allocation: Allocation, topology: Topology) -> str:
         """The line of a live allocation, which is remembered for its release."""
         self._held[node, allocation.id] = allocation
-        return worded(allocation, topology)
+        return describe_event(allocation, topology)
 
 
-def worded(allocation: Allocation, topology: Topology) -> str:
+def describe_event(allocation: Allocation, topology: Topology) -> str:
     """An allocation on one line, its owner first and its id last."""
     return (
         f"{formatting.owner(allocation.owner)}: {formatting.brief(allocation, topology)} [{clean(allocation.id, 120)}]"
     )
 
 
-def displaced(allocation: Allocation) -> list[str]:
+def describe_displaced(allocation: Allocation) -> list[str]:
     """Whose devices these are as well."""
     return [
         f"  shared with {formatting.owner(former.owner)} [{clean(former.allocation, 120)}], which was not seen to end"

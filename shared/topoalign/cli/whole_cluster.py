@@ -56,7 +56,7 @@ WORDS = {
     Resolvability.FOREIGN: "foreign",
     Resolvability.MISSING: "has none",
 }
-"""What is told of nodes that refuse."""
+"""The reasons of nodes that refuse a pod, as text for people."""
 
 
 class ClusterOptions(NamedTuple):
@@ -203,7 +203,7 @@ def from_file(path: Path) -> ClusterRecord:
 
 def from_streams(nats: str | None) -> ClusterRecord:
     """The records of a running cluster. Raises NothingRuns, BusUnavailable, BusRefused."""
-    url, _ = link.located(nats, None, os.environ)
+    url, _ = link.locate_bus(nats, None, os.environ)
 
     async def read() -> ClusterRecord:
         """What the streams keep, with who answers."""

@@ -43,7 +43,7 @@ def why(
     Show why a pod fits on no node of the cluster, and what would make it fit.
 
     Every node is asked what its kubelet would decide now. POD is a pod of Kubernetes, NAMESPACE/NAME, which kubectl reads;
-    else the options or a manifest say what is asked for. If it fits nowhere, the exit code is 4.
+    else the options or a manifest describe the pod. If it fits nowhere, the exit code is 4.
 
     The nodeSelector, node affinity and tolerations of POD or the manifest are applied to the nodes that kubectl shows.
 

@@ -6,10 +6,10 @@ be shown at once. One that comes next in the sequence can be checked: its digest
 the digests differ, a writer or a reader has a defect.
 
 A fact of an older epoch that nobody has received yet comes from a second allocator under the node's name, or is forged. The
-node has a twin then, until its allocator has stood by what is believed of it `STEADY` times in a row.
+node then has a duplicate agent, until its allocator has confirmed the view of it `STEADY` times in a row.
 
 A client with the permission to publish can forge a fact. So the view is compared with the facts that the node's
-allocator confirms (`verifying`). If they differ, the node is in doubt: only a snapshot of the epoch that its allocator
+allocator confirms (`verifying`). If they differ, the node is unconfirmed: only a snapshot of the epoch that its allocator
 confirms, at the confirmed seq or a later one, is believed, whatever numbers were received before. Two different facts
 with the same number are such a difference, too: one of them is forged.
 """
@@ -32,17 +32,17 @@ from topoalign.core.state.fold import NodeState
 REMEDY = "see who may publish on the node's subjects: only its own services should"
 
 STEADY = 2
-"""So often the allocator of a node with a twin stands by what is believed, with no fact of another in between."""
+"""Confirmations in a row, without a fact of another allocator in between, after which a duplicate agent counts as gone."""
 
 log = structlog.get_logger("topoalign.client")
 
 
 @dataclass
 class Counts:
-    """What a client has met so far."""
+    """Counters of what a client has received so far."""
 
     undecodable: int = 0
-    """Messages that are not what they claim to be; they are on the dead-letter stream."""
+    """Messages that could not be decoded; they are on the dead-letter stream."""
     unknown: int = 0
     """Events of a later version, skipped."""
     repeated: int = 0
@@ -50,13 +50,11 @@ class Counts:
     gaps: int = 0
     """Times that events of a node were missing and a snapshot was asked for."""
     divergent: int = 0
-    """Snapshots that disagreed with what their writer had said before; what they say counts."""
-    twins: int = 0
+    """Snapshots that disagreed with the facts that their writer had published before; the snapshot counts."""
+    duplicate_agents: int = 0
     """Facts of an older epoch that came after a newer one and were new: two allocators use one node's name."""
     differences: Counter[str] = field(default_factory=Counter)
-    """
-    Times that what was believed of a node was not what its writer stands by: `allocations`, `topology`, `health`, `usage`.
-    """
+    """Times that the view of a node was not what its writer confirms: `allocations`, `topology`, `health`, `usage`."""
 
 
 Place = tuple[int, int]
@@ -75,50 +73,50 @@ class View(NamedTuple):
 
 @dataclass(slots=True)
 class Believed:
-    """What is believed of the allocations of one node, and what is known to be wrong with it."""
+    """The view of one node's allocations, and what is known to be wrong with it."""
 
     state: NodeState
     newest: LedgerFact | None = None
     """The event that was folded last."""
-    told: bool = False
-    """Whether it was logged that a false fact was believed, since the allocator agreed last."""
+    logged: bool = False
+    """Whether a difference was logged since the allocator last confirmed the view."""
     behind: Place | None = None
-    """Where this was when the allocator was asked last, and was ahead of it."""
+    """Epoch and seq of the view when the allocator was last asked and was ahead of it."""
     asked: float | None = None
-    """When the allocator was asked for a snapshot last; None: it is to be asked now. For a broken node, as all below."""
+    """When the allocator was last asked for a snapshot; None: ask now. This and all fields below are for a broken node."""
     answered: int = 0
-    """How many snapshots the allocator has promised since the node was whole."""
+    """How many snapshots the allocator has promised since the last gap was found."""
     promised: int | None = None
     """The epoch that the allocator named when it was asked for a snapshot last."""
     silent: int = 0
-    """How often the allocator was asked in vain since it answered last."""
+    """How many requests the allocator has left unanswered since its last answer."""
     skipped: Place | None = None
     """The highest epoch and seq of an event that could not be folded."""
-    doubted: bool = False
+    unconfirmed: bool = False
     """Whether a false fact was believed."""
     confirmed: Place | None = None
-    """Of a node in doubt: what its allocator stands by, once known."""
+    """Epoch and seq that the allocator of an unconfirmed node confirms, once known."""
     former: Place = (0, 0)
-    """The last place of the epoch before this one, as far as it was received."""
+    """The last epoch and seq that were received of the epoch before this one."""
 
 
 class Fold:
-    """What has been known the allocations of all nodes, for telling news from repetitions and gaps."""
+    """Folds the allocations of all nodes, and distinguishes news from repetitions and gaps."""
 
     def __init__(self, counts: Counts) -> None:
         self.broken: dict[NodeName, Believed] = {}
         """The nodes with missing events."""
         self.anew = False
         """Whether the newest news replaces what was received before, and does not follow it."""
-        self.twins: dict[NodeName, int] = {}
-        """The nodes for which two allocators speak -> how often one has to stand by what is believed until it is alone."""
+        self.duplicate_agents: dict[NodeName, int] = {}
+        """Node for which two allocators publish -> confirmations until the other one counts as gone."""
         self.behind: set[NodeName] = set()
-        """The nodes whose allocators have said more than was received, when they were asked last."""
+        """The nodes whose allocators had published more than was received when they were last asked."""
         self._counts = counts
         self._nodes: dict[NodeName, Believed] = {}
 
     def of(self, node: NodeName) -> Believed:
-        """What is believed of this node, where something was known it or asked about it; else nothing, which is kept."""
+        """The view of this node; an empty one is created where nothing was received of it."""
         if node not in self._nodes:
             self._nodes[node] = Believed(NodeState(node=node))
         return self._nodes[node]
@@ -128,7 +126,7 @@ class Fold:
 
     def forget(self, node: NodeName) -> None:
         """Keeps nothing of this node."""
-        for kept in (self._nodes, self.broken, self.twins):
+        for kept in (self._nodes, self.broken, self.duplicate_agents):
             kept.pop(node, None)
         self.behind.discard(node)
 
@@ -141,13 +139,13 @@ class Fold:
         had = believed.state
         if believed.former < (event.epoch, event.seq) and event.epoch < had.epoch:
             self._find_duplicate(event, had)
-        if believed.doubted:
-            return self._settle_doubt(believed, event)
+        if believed.unconfirmed:
+            return self._confirm_by_snapshot(believed, event)
         if event.epoch == had.epoch and event.seq <= had.seq:
-            self._look_twice(believed, event)
+            self._check_repetition(believed, event)
             return False
         if event.epoch < had.epoch and event.epoch != believed.promised:
-            # An epoch that is over comes again where a stream went back. It is believed if the allocator says it is its own.
+            # A former epoch comes again where a stream went back. It is believed if the allocator confirms it as its own.
             if event.node not in self.broken:
                 self._break(believed)
             return False
@@ -169,10 +167,10 @@ class Fold:
             raise
         return True
 
-    def _settle_doubt(self, believed: Believed, event: LedgerFact) -> bool:
+    def _confirm_by_snapshot(self, believed: Believed, event: LedgerFact) -> bool:
         """
-        Whether this is the snapshot that ends the doubt. As long as the allocator has not been reached, any later one does,
-        as where nothing was forged.
+        Folds a snapshot that confirms an unconfirmed node. Returns whether this event is one. As long as the allocator has
+        not answered, any later snapshot is.
         """
         had = believed.state
         confirmed = believed.confirmed
@@ -195,80 +193,83 @@ class Fold:
         self.broken[believed.state.node] = believed  # behind all that were asked
 
     def _move(self, believed: Believed, event: LedgerFact, state: NodeState) -> None:
-        """The node is whole, up to this event."""
+        """Replaces the view of a node by the state after this event, without missing events."""
         had = believed.state
         former = (had.epoch, had.seq) if event.epoch > had.epoch else believed.former
-        whole = self._nodes[event.node] = Believed(state, event, told=believed.told, former=former)
+        whole = self._nodes[event.node] = Believed(state, event, logged=believed.logged, former=former)
         self.broken.pop(event.node, None)
         self.behind.discard(event.node)
         if believed.skipped is not None and believed.skipped > (event.epoch, event.seq):
             self._break(whole)  # messages overtook one another: the next snapshot has what was skipped
 
-    def _look_twice(self, believed: Believed, event: LedgerFact) -> None:
-        """A fact whose number was received already is a repetition, if it says the same."""
+    def _check_repetition(self, believed: Believed, event: LedgerFact) -> None:
+        """Counts a fact with a known number as a repetition if its content is equal; else the node becomes unconfirmed."""
         newest = believed.newest
         if newest is None or (event.epoch, event.seq) != (newest.epoch, newest.seq) or event == newest:
             self._counts.repeated += 1
             return
-        self.differ(event.node, "two facts have the same number")
-        self.doubt(event.node, None)
+        self.count_difference(event.node, "two facts have the same number")
+        self.mark_unconfirmed(event.node, None)
 
-    def differ(self, node: NodeName, finding: str) -> None:
-        """Counts that a false fact was believed, and logs it once until what is believed agrees again."""
+    def count_difference(self, node: NodeName, finding: str) -> None:
+        """Counts that a false fact was believed, and logs it once until the allocator confirms the view again."""
         self._counts.differences["allocations"] += 1
         believed = self.of(node)
-        if not believed.told:
-            believed.told = True
+        if not believed.logged:
+            believed.logged = True
             log.warning(
-                "an allocator does not stand by what was known its node: a snapshot is asked for",
+                "an allocator does not confirm what was received of its node: a snapshot is requested",
                 node=node,
                 finding=finding,
                 remedy=REMEDY,
             )
 
-    def agree(self, node: NodeName) -> None:
-        """The node's allocator stands by what is believed of it."""
+    def count_agreement(self, node: NodeName) -> None:
+        """Notes that the node's allocator has confirmed the view of it."""
         believed = self.of(node)
         believed.behind = None
-        believed.told = False
+        believed.logged = False
         self.behind.discard(node)
-        left = self.twins.pop(node, 0) - 1
-        if left > 0:
-            self.twins[node] = left
+        remaining = self.duplicate_agents.pop(node, 0) - 1
+        if remaining > 0:
+            self.duplicate_agents[node] = remaining
 
     def _find_duplicate(self, event: LedgerFact, had: NodeState) -> None:
-        """Notes that two allocators speak for a node, and logs it once until one of them is alone."""
-        self._counts.twins += 1
-        if event.node not in self.twins:
+        """Notes that two allocators publish for a node, and logs it once until one of them counts as gone."""
+        self._counts.duplicate_agents += 1
+        if event.node not in self.duplicate_agents:
             log.error(
-                "two allocators speak for one node: a fact of an older epoch came after a newer one",
+                "two allocators publish for one node: a fact of an older epoch came after a newer one",
                 node=event.node,
                 epochs=sorted((event.epoch, had.epoch)),
                 remedy="see that no other machine runs an agent under this node's name",
             )
-        self.twins[event.node] = STEADY
+        self.duplicate_agents[event.node] = STEADY
 
-    def doubt(self, node: NodeName, confirmed: Place | None) -> None:
-        """A false fact was believed of this node. `confirmed`: epoch and seq that its allocator stands by, if known."""
+    def mark_unconfirmed(self, node: NodeName, confirmed: Place | None) -> None:
+        """
+        Marks a node of which a false fact was believed. `confirmed`: epoch and seq that its allocator confirms, if
+        known.
+        """
         believed = self.of(node)
-        believed.doubted = True
+        believed.unconfirmed = True
         believed.confirmed = confirmed
         believed.skipped = None
         self._break(believed)
 
-    def is_in_doubt(self, node: NodeName) -> bool:
-        """Whether nothing is believed of the node but the snapshot that ends its doubt."""
-        return node in self._nodes and self._nodes[node].doubted
+    def is_unconfirmed(self, node: NodeName) -> bool:
+        """Whether only the snapshot that confirms the node would be believed."""
+        return node in self._nodes and self._nodes[node].unconfirmed
 
     def promise(self, node: NodeName, epoch: int, seq: int) -> None:
-        """The node's allocator has announced a snapshot of this place."""
+        """Notes that the node's allocator will publish a snapshot with this epoch and seq."""
         believed = self.of(node)
         believed.promised = epoch
-        if believed.doubted and (believed.confirmed is None or believed.confirmed[0] != epoch):
+        if believed.unconfirmed and (believed.confirmed is None or believed.confirmed[0] != epoch):
             believed.confirmed = epoch, seq
 
     def view(self, node: NodeName) -> View:
-        """What is believed of this node now; all zero where nothing was received."""
+        """The view of this node now; all zero where nothing was received."""
         believed = self._nodes.get(node) or Believed(NodeState(node=node))
         state = believed.state
         newest = believed.newest
@@ -276,7 +277,7 @@ class Fold:
         return View(state.epoch, state.seq, state.digest, claimed)
 
     def _compare(self, had: NodeState, event: LedgerFact) -> None:
-        """A snapshot that comes next after what was received says the same in other words; else one of the two is wrong."""
+        """Compares a snapshot with the state before it: one that comes next in the sequence must have the same digest."""
         if not isinstance(event, AllocationsSnapshot) or (event.epoch, event.seq) != (had.epoch, had.seq + 1):
             return
         if event.digest != had.digest:
@@ -290,7 +291,7 @@ class Fold:
             )
 
     def snapshots(self) -> list[AllocationsSnapshot]:
-        """The allocations of every node that is known whole, as events."""
+        """The allocations of every node without missing events, as snapshot events."""
         return [
             AllocationsSnapshot(
                 node=node,
@@ -306,52 +307,51 @@ class Fold:
 
 
 def skip(believed: Believed, event: LedgerFact) -> None:
-    """What cannot be folded is in a snapshot that comes after it."""
+    """Notes the place of an event that could not be folded; a snapshot that comes after it contains it."""
     place = event.epoch, event.seq
     believed.skipped = place if believed.skipped is None else max(believed.skipped, place)
 
 
-# The type that a subscriber receives for each event.
-
-
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """An event, as a subscriber gets it."""
+    """An event with its position, as a subscriber receives it."""
 
     event: Event
     position: int
-    """Its place in the stream, to go on after: `since=position`. Of a snapshot made up at the start: where it stands."""
+    """
+    Position in the stream, to continue after: `since=position`. A snapshot at the start has the position it stands for.
+    """
     time: float | None
-    """Wall seconds at which it became true, as its writer says; None if it does not."""
+    """Wall seconds at which it became true, as its writer reports; None without a report."""
     body: bytes = b""
     """
-    The event in JSON as its writer said it, with what only a later version knows; of a snapshot made up, in ours. Empty of
-    what a client without `bodies` has read.
+    The event in JSON as its writer published it, with fields that only a later version knows. A snapshot at the start is in
+    this version's JSON. Empty if the client was created without `bodies`.
     """
     left_out: bytes = b""
-    """SHA-256 of a `UsageObserved` as it was, of which a client without `usage` has left out the contents; else empty."""
+    """SHA-256 of a whole `UsageObserved` whose content a client without `usage` has dropped; else empty."""
     state: NodeState | None = None
-    """What is known of the node's allocations after this event, and nothing else of it; None for hardware and usage."""
+    """The node's allocations after this event, and nothing else of the node; None for hardware and usage."""
     anew: bool = False
     """
-    Forget what was known the node's allocations, its epoch and seq: this event is a snapshot and replaces them, also
-    where its epoch or seq is not greater. So it is where the node's allocator does not stand by what was received before.
+    True if this event is a snapshot that replaces what was received of the node's allocations, its epoch and seq, also where
+    its epoch or seq is not greater. This happens where the node's allocator does not confirm what was received before.
     """
 
 
-def made_up(snapshot: AllocationsSnapshot, state: NodeState, position: int, time: float) -> Delivery:
-    """What nobody has said: the allocations of a node as they are at this position."""
+def current_snapshot(snapshot: AllocationsSnapshot, state: NodeState, position: int, time: float) -> Delivery:
+    """Makes the delivery of a snapshot that nobody has published: the allocations of a node at this position."""
     body = msgspec.json.encode(snapshot)
     return Delivery(event=snapshot, position=position, time=time, body=body, state=state, anew=True)
 
 
-def abridged(usage: UsageObserved) -> tuple[UsageObserved, bytes]:
-    """A reading that tells repetitions from news and says nothing else, and the SHA-256 of the whole one."""
+def drop_usage_content(usage: UsageObserved) -> tuple[UsageObserved, bytes]:
+    """The reading with its writer and position alone, and the SHA-256 of the whole one."""
     whole = hashlib.sha256(msgspec.json.encode(usage)).digest()
     return msgspec.structs.replace(usage, containers=(), containers_known=False, kubelet=None, exceeding=()), whole
 
 
 def time_of(message: Message) -> float | None:
-    """When the event became true, in wall seconds; None where the header does not say."""
+    """When the event became true, in wall seconds; None without a valid header `ce-time`."""
     try:
         return datetime.fromisoformat(message.headers.get("ce-time", "")).timestamp()
     except ValueError:

@@ -1,8 +1,8 @@
 """
-Reads what is known of a cluster now, as records: the newest facts of each node, folded as every subscriber folds them.
+Reads the records of a cluster: the newest facts of each node, folded as every subscriber folds them.
 
-What is reserved counts for as long as the newest message says, from now on: the registry publishes the end of each
-reservation, so a message that is long over is one of a cluster without a registry.
+A reservation counts from now on for the duration that the newest message names. The registry publishes the end of each
+reservation, so only a cluster without a registry has a message that expired long ago.
 """
 
 from collections.abc import Iterable
@@ -24,9 +24,9 @@ from topoalign.core.ports import Bus, Clock, Stream
 from topoalign.core.state.fold import NodeState
 
 PAUSE = 0.02
-"""Seconds between two looks at whether all has been read."""
+"""Seconds between two checks whether everything has been read."""
 ANSWER_SECONDS = 2.0
-"""For an allocator to answer whether it is there; as long as the registry gives it."""
+"""Time-out of the question whether an allocator is alive; the registry has the same."""
 ASKED_AT_ONCE = 32
 """Allocators that are asked at the same time."""
 
@@ -80,8 +80,8 @@ async def read_cluster(bus: Bus, clock: Clock, node: NodeName | None = None, wit
 
 async def read_foreign_nodes(bus: Bus, node: NodeName | None = None) -> dict[NodeName, str]:
     """
-    Node -> code of the reason, of all nodes that HAMi runs or of one. None of them where no registry tells: without
-    Kubernetes there are none that are known.
+    Node -> code of the reason, of all nodes that HAMi runs or of one. Empty where no registry answers: without Kubernetes
+    no such node is known.
     """
     found: dict[NodeName, str] = {}
     has_more = True
@@ -121,22 +121,19 @@ async def silent_nodes(bus: Bus, clock: Clock, nodes: Iterable[NodeName]) -> set
 
 
 async def newest_reservations(bus: Bus, node: NodeName) -> ReservationsChanged | None:
-    """What is reserved on a node; None where nothing is, or nothing that can be read."""
+    """The newest reservations on a node; None where there are none, or none that can be decoded."""
     received = await bus.newest(Stream.RESERVATIONS, wire.reservation_subject(node))
     if received is None:
         return None
     try:
         event = wire.decode(received.message)
-    except BadRequest:  # whatever anybody may have written there; the registry puts it aside
+    except BadRequest:  # anybody may have written it; the registry puts it on the dead-letter stream
         return None
     return event if isinstance(event, ReservationsChanged) else None
 
 
-# Deletes the facts of a node that is gone for good, and detects that they were deleted.
-
-
 def node_subjects(node: NodeName) -> list[tuple[Stream, str]]:
-    """Stream and subject of everything that the services of a node can have said."""
+    """Stream and subject of everything that the services of a node can have published."""
     return [
         (wire.STORED[event], f"{wire.PREFIX}.{pattern.format(node=wire.token(node))}")
         for event, (pattern, _) in wire.SUBJECTS.items()
@@ -145,14 +142,14 @@ def node_subjects(node: NodeName) -> list[tuple[Stream, str]]:
 
 
 async def has_published(bus: Bus, node: NodeName) -> bool:
-    """Whether the streams keep anything that this node said. Raises BusUnavailable, BusRefused."""
+    """Whether the streams contain anything that this node published. Raises BusUnavailable, BusRefused."""
     return any([await bus.last_position(stream, subject) for stream, subject in node_subjects(node)])
 
 
 async def forget_node(bus: Bus, node: NodeName) -> None:
     """
-    Deletes everything that the node said, and what was reserved on it. Raises BusUnavailable, and BusRefused where it may
-    not be done.
+    Deletes everything that the node published, and the reservations on it. Raises BusUnavailable, and BusRefused without
+    the permission.
     """
     for stream, subject in [*node_subjects(node), (Stream.RESERVATIONS, wire.reservation_subject(node))]:
         await bus.forget(stream, subject)

@@ -56,7 +56,7 @@ def gpu_bases(
         return [Base(gpu.id, resource, reference=str(gpu.index)) for gpu, resource in gpus]
     if strategy == "dynamic":
         return [Base(gpu.id, resource, reference=str(gpu.index)) for gpu, resource in gpus]
-    say_unused(topology, resources.mig, findings)
+    report_unused_entries(topology, resources.mig, findings)
     found = [base for gpu, resource in gpus for base in of_gpu(gpu, resource, configuration, findings)]
     unlike = why_unlike([gpu for gpu, _ in gpus]) if strategy == "single" else None
     if unlike is None:
@@ -152,7 +152,9 @@ def why_unlike(gpus: Sequence[Gpu]) -> str | None:
     return None if len(profiles) == 1 else f"there are instances of {quoted(profiles)}"
 
 
-def say_unused(topology: Topology, choices: Sequence[MigEntry], findings: list[ConfigurationFinding]) -> None:
+def report_unused_entries(
+    topology: Topology, choices: Sequence[MigEntry], findings: list[ConfigurationFinding]
+) -> None:
     """Add a finding for each entry of `resources.mig` that matches no instance."""
     instances = [instance for gpu in topology.gpus for instance in gpu.mig or ()]
     for place, choice in enumerate(choices):

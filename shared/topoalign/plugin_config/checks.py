@@ -57,18 +57,18 @@ def validate_configuration(configuration: Configuration) -> Configuration:
     check_no_duplicates("imex.channelIDs", configuration.imex.channel_ids)
     nics = tuple(qualify_nic_choice(f"nics[{i}]", each) for i, each in enumerate(configuration.nics))
     sharing = SharingSection(
-        time_slicing=replicated("sharing.timeSlicing", configuration.sharing.time_slicing),
-        mps=replicated("sharing.mps", configuration.sharing.mps),
-        units=None if configuration.sharing.units is None else units("sharing.units", configuration.sharing),
+        time_slicing=qualify_replicated("sharing.timeSlicing", configuration.sharing.time_slicing),
+        mps=qualify_replicated("sharing.mps", configuration.sharing.mps),
+        units=None if configuration.sharing.units is None else qualify_units("sharing.units", configuration.sharing),
         limiter=configuration.sharing.limiter,
-        slots=slots(configuration.sharing),
+        slots=qualify_slots(configuration.sharing),
     )
     found = replace(configuration, resources=resources, nics=nics, sharing=sharing)
     check_mps(found, MIG_PREFIX)
     check_instances(found, MIG_PREFIX)
     check_dynamic(found)
     check_limiter(found)
-    keep_apart(found)
+    check_resources_apart(found)
     return found
 
 
@@ -106,25 +106,27 @@ def check_flags(flags: Flags) -> None:
 
 def qualify_gpu_choice(path: str, choice: GpuEntry) -> GpuEntry:
     """The entry with its complete resource name. Raises InvalidField with its path."""
-    one_way(path, {"pattern": choice.pattern, "uuids": choice.uuids, "indexes": choice.indexes})
-    return replace(choice, name=outcome(path, choice.name, exclude=choice.exclude))
+    check_one_selector(path, {"pattern": choice.pattern, "uuids": choice.uuids, "indexes": choice.indexes})
+    return replace(choice, name=qualify_outcome(path, choice.name, exclude=choice.exclude))
 
 
 def qualify_mig_choice(path: str, choice: MigEntry) -> MigEntry:
     """The entry with its complete resource name. Raises InvalidField with its path."""
-    one_way(path, {"pattern": choice.pattern, "uuids": choice.uuids})
-    return replace(choice, name=outcome(path, choice.name, exclude=choice.exclude))
+    check_one_selector(path, {"pattern": choice.pattern, "uuids": choice.uuids})
+    return replace(choice, name=qualify_outcome(path, choice.name, exclude=choice.exclude))
 
 
 def qualify_nic_choice(path: str, choice: NicEntry) -> NicEntry:
     """The entry with its complete resource name. Raises InvalidField with its path."""
-    one_way(path, {"names": choice.names, "pci": choice.pci})
+    check_one_selector(path, {"names": choice.names, "pci": choice.pci})
     if choice.virtual_functions and choice.exclude:
         raise InvalidField(f"{path}.exclude", "excludes what virtualFunctions offers", "keep one of them")
-    return replace(choice, name=outcome(path, choice.name, exclude=choice.exclude, domain=resource_names.NIC_DOMAIN))
+    return replace(
+        choice, name=qualify_outcome(path, choice.name, exclude=choice.exclude, domain=resource_names.NIC_DOMAIN)
+    )
 
 
-def one_way(path: str, ways: Mapping[str, object]) -> None:
+def check_one_selector(path: str, ways: Mapping[str, object]) -> None:
     """Devices are chosen in exactly one way: whether two ways would mean both or either nobody would know."""
     given = [name for name, value in ways.items() if value]
     if len(given) != 1:
@@ -132,7 +134,7 @@ def one_way(path: str, ways: Mapping[str, object]) -> None:
         raise InvalidField(path, finding, f"give one of {', '.join(ways)}; several entries may have the same name")
 
 
-def outcome(path: str, name: str, *, exclude: bool, domain: str = resource_names.GPU_DOMAIN) -> str:
+def qualify_outcome(path: str, name: str, *, exclude: bool, domain: str = resource_names.GPU_DOMAIN) -> str:
     """What becomes of the devices: the name of a resource, qualified, or empty where they are excluded."""
     if bool(name) == exclude:
         finding = "has a name and is excluded" if exclude else "has no name"
@@ -140,13 +142,13 @@ def outcome(path: str, name: str, *, exclude: bool, domain: str = resource_names
     return resource_names.resource(f"{path}.name", name, domain) if name else ""
 
 
-def replicated(path: str, section: S) -> S:
+def qualify_replicated(path: str, section: S) -> S:
     """The section with complete resource names. Raises InvalidField for a duplicate or missing resource."""
     if section != type(section)() and not section.resources:
         way = path.rpartition(".")[2]
         raise InvalidField(f"{path}.resources", "is missing", f"say which resources are shared, or leave {way} out")
     resources = tuple(
-        shared(f"{path}.resources[{place}]", each, section.rename_by_default)
+        qualify_shared_resource(f"{path}.resources[{place}]", each, section.rename_by_default)
         for place, each in enumerate(section.resources)
     )
     seen: set[str] = set()
@@ -158,12 +160,12 @@ def replicated(path: str, section: S) -> S:
     return replace(section, resources=resources)
 
 
-def shared(path: str, resource: SharedResource, rename_by_default: bool) -> SharedResource:
+def qualify_shared_resource(path: str, resource: SharedResource, rename_by_default: bool) -> SharedResource:
     """The shared resource with complete names. Raises InvalidField with its path."""
     name = resource_names.resource(f"{path}.name", resource.name)
     rename = resource.rename or (f"{name}{resource_names.SHARED}" if rename_by_default else "")
     if isinstance(resource.devices, tuple):
-        references(f"{path}.devices", resource.devices)
+        check_references(f"{path}.devices", resource.devices)
     return replace(resource, name=name, rename=resource_names.resource(f"{path}.rename", rename) if rename else "")
 
 
@@ -189,12 +191,12 @@ def check_limiter(found: Configuration) -> None:
         raise InvalidField("flags.vcudaRoot", "is missing, and the limiter vcuda needs it", remedy)
 
 
-def units(path: str, sharing: SharingSection) -> Units:
+def qualify_units(path: str, sharing: SharingSection) -> Units:
     """The section with complete resource names. Raises InvalidField for names that are taken."""
     found = sharing.units
     assert found is not None
     if isinstance(found.devices, tuple):
-        references(f"{path}.devices", found.devices)
+        check_references(f"{path}.devices", found.devices)
     named = replace(
         found,
         name=resource_names.resource(f"{path}.name", found.name),
@@ -213,7 +215,7 @@ def units(path: str, sharing: SharingSection) -> Units:
     return named
 
 
-def references(path: str, devices: Sequence[str | int]) -> None:
+def check_references(path: str, devices: Sequence[str | int]) -> None:
     """Devices of a list: indexes, `<GPU>:<MIG instance>` and uuids, each once."""
     if not devices:
         raise InvalidField(path, "is empty", "name devices, or leave it out to share all")
@@ -244,7 +246,7 @@ def gpu_names(resources: ResourcesSection) -> dict[str, str]:
     return gpus | {f"resources.mig[{i}]": each.name for i, each in enumerate(resources.mig) if each.name}
 
 
-def keep_apart(found: Configuration) -> None:
+def check_resources_apart(found: Configuration) -> None:
     """A resource consists of GPUs or of NICs, never of both: who asks for it would get one or the other."""
     nics = {str(NIC), *(choice.name for choice in found.nics if choice.name)}
     for path, name in gpu_names(found.resources).items():
@@ -392,7 +394,7 @@ def check_dynamic(found: Configuration) -> None:
             )
 
 
-def slots(sharing: SharingSection) -> GpuSlots | None:
+def qualify_slots(sharing: SharingSection) -> GpuSlots | None:
     """The section with complete resource names. Raises InvalidField for names that are taken within `sharing`."""
     found = sharing.slots
     if found is None:

@@ -63,7 +63,7 @@ def configurations(raw: bytes, path: Path) -> list[Wrapped]:
     return [Wrapped("", documents.parse_document(raw, str(path)))]
 
 
-def only(raw: bytes, path: Path) -> Wrapped:
+def single_configuration(raw: bytes, path: Path) -> Wrapped:
     """The one configuration in a file. Raises as `configurations`, and InvalidField where there are several."""
     found = configurations(raw, path)
     if len(found) > 1:
@@ -151,20 +151,20 @@ def load_content(raw: bytes, path: Path, environment: Mapping[str, str]) -> Load
     The configuration in the bytes of a file, also of a wrapper that holds one. Raises InvalidDocument, and InvalidField with
     the path of the first field that is wrong.
     """
-    return loaded_from(only(raw, path), environment)
+    return load_wrapped(single_configuration(raw, path), environment)
 
 
-def loaded_from(found: Wrapped, environment: Mapping[str, str]) -> Loaded:
+def load_wrapped(found: Wrapped, environment: Mapping[str, str]) -> Loaded:
     """The configuration of one file of a wrapper. Raises as `load_content`."""
     if isinstance(found.content, BadRequest):
         raise found.content
     try:
-        return loaded(found.content, environment)
+        return interpret_document(found.content, environment)
     except InvalidField as error:
         raise error if error.field in environment else configuration_file.nested_error(found.field, error) from error
 
 
-def loaded(document: documents.Document, environment: Mapping[str, str]) -> Loaded:
+def interpret_document(document: documents.Document, environment: Mapping[str, str]) -> Loaded:
     """
     The configuration that a document and the environment make up; {} is no file at all.
 
@@ -173,12 +173,12 @@ def loaded(document: documents.Document, environment: Mapping[str, str]) -> Load
     named = nvidia_fields.other_names(document)
     document = nvidia_fields.rename_fields(document)
     origins = dict.fromkeys(flatten_document(document), FROM_FILE)
-    document, variables = nvidia_fields.overlaid(document, environment)
+    document, variables = nvidia_fields.apply_variables(document, environment)
     try:
         document, ignored = nvidia_fields.resolve_nvidia_fields(document)
         configuration = validate_configuration(section(document, Configuration, ""))
     except InvalidField as error:
-        raise InvalidField(*sourced(error, named | variables)) from error
+        raise InvalidField(*error_at_source(error, named | variables)) from error
     origins.update(variables)
     findings = tuple(
         ConfigurationFinding(field=variables.get(field, field), finding=f"has no effect: {why}")
@@ -187,7 +187,7 @@ def loaded(document: documents.Document, environment: Mapping[str, str]) -> Load
     return Loaded(configuration=configuration, origins=origins, findings=findings)
 
 
-def sourced(error: InvalidField, sources: Mapping[str, str]) -> tuple[str, str, str]:
+def error_at_source(error: InvalidField, sources: Mapping[str, str]) -> tuple[str, str, str]:
     """The parts of an error, under the variable that the value came from, or under the field's name in the file."""
     finding = error.finding.removeprefix(f"{error.field}: ")
     source = next((sources[field] for field in sources if is_inside(error.field, field)), None)

@@ -17,7 +17,7 @@ from topoalign.core.model.errors import BadRequest, InvalidField, clean
 from topoalign.core.ports import Clock
 from topoalign.plugin_config import nvidia_fields
 from topoalign.plugin_config.configuration import Configuration
-from topoalign.plugin_config.file import Loaded, load_content, loaded
+from topoalign.plugin_config.file import Loaded, interpret_document, load_content
 from topoalign.plugin_config.file import read_configuration_file as content_of
 
 VARIABLE = "TOPOALIGN_CONFIG"
@@ -33,16 +33,16 @@ class ConfigurationFile:
     def __init__(self, environment: Mapping[str, str]) -> None:
         """Reads it. Raises NotFound, InvalidDocument or InvalidField: a first configuration that is wrong is no start."""
         self._environment = environment
-        self.path, self._content, self.loaded = first_read(environment)
+        self.path, self._content, self.loaded = read_first(environment)
         self._refused: bytes | str | None = None
         """What was refused last: a content, or why there was none."""
         self._looking = anyio.Lock()
-        self.trouble: str | None = None
+        self.reason_not_current: str | None = None
         """Why the file as it is now is not in use; None while it is."""
         self.changed = anyio.Event()
         """Set when another configuration comes into use; there is a new event for the next by then."""
         self._kept_up = False
-        self._say("configuration read")
+        self._log("configuration read")
 
     @property
     def current(self) -> Configuration:
@@ -90,12 +90,12 @@ class ConfigurationFile:
     def _accept(self, found: Loaded, *, asked: bool) -> bool:
         """Whether it is another one. Said if it is, if the file was wrong until now, or if somebody `asked`."""
         other = found.configuration != self.current
-        mended = self.trouble is not None
+        recovered = self.reason_not_current is not None
         self.loaded = found
-        self.trouble = None
+        self.reason_not_current = None
         self._refused = None
-        if other or mended or asked:
-            self._say("configuration changed" if other else "configuration unchanged")
+        if other or recovered or asked:
+            self._log("configuration changed" if other else "configuration unchanged")
         if other:
             self.changed.set()
             self.changed = anyio.Event()
@@ -111,9 +111,9 @@ class ConfigurationFile:
                 remedy=error.remedy,
             )
         self._refused = refused
-        self.trouble = f"{self.path} is not in use: {error.finding}"
+        self.reason_not_current = f"{self.path} is not in use: {error.finding}"
 
-    def _say(self, event: str) -> None:
+    def _log(self, event: str) -> None:
         """Nothing where there is nothing to say: no file, and no variable of NVIDIA's."""
         findings = [str(finding) for finding in self.loaded.findings]
         if self.path is not None or self.loaded.origins:
@@ -127,7 +127,7 @@ def file_named(environment: Mapping[str, str]) -> Path | None:
     return Path(name) if name else None
 
 
-def first_read(environment: Mapping[str, str]) -> tuple[Path | None, bytes, Loaded]:
+def read_first(environment: Mapping[str, str]) -> tuple[Path | None, bytes, Loaded]:
     """
     The file, what it holds and what that means. Raises as `content` and `parse_configuration`; a wrong field's file is
     named.
@@ -145,4 +145,4 @@ def first_read(environment: Mapping[str, str]) -> tuple[Path | None, bytes, Load
 
 def parse_configuration(content: bytes, path: Path | None, environment: Mapping[str, str]) -> Loaded:
     """Raises InvalidDocument, and InvalidField with the path of the first field that is wrong."""
-    return load_content(content, path, environment) if path is not None else loaded({}, environment)
+    return load_content(content, path, environment) if path is not None else interpret_document({}, environment)

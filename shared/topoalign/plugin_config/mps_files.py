@@ -48,7 +48,7 @@ def root_here(root: str) -> Path:
     return CONTAINER_ROOT if os.path.isdir(CONTAINER_ROOT) else Path(root)
 
 
-def serving(root: Path, resource: ResourceName) -> Serves | None:
+def read_served(root: Path, resource: ResourceName) -> Serves | None:
     """What the daemon of a resource serves now; None: it is not ready, or its `topoalign mps` has died."""
     try:
         file = os.open(root / resource / SERVES, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -35,7 +35,7 @@ def split_values(value: str) -> list[str]:
     return [word.strip() for word in value.split(",") if word.strip()]
 
 
-def numbers(value: str) -> object:
+def parse_numbers(value: str) -> object:
     """The numbers of a comma-separated variable. Other words stay as text, which the field's type refuses."""
     return [int(word) if word.isascii() and word.isdigit() and len(word) < 10 else word for word in split_values(value)]
 
@@ -69,7 +69,7 @@ VARIABLES: Mapping[str, NvidiaVariable] = {
     "CDI_FEATURE_FLAGS": NvidiaVariable("flags.plugin.cdiFeatureFlags"),
     "CDI_DISABLE_HOOKS": NvidiaVariable("flags.plugin.cdiDisableHooks"),
     "SHARED_DEVICES_ALLOCATION_POLICY": NvidiaVariable("flags.plugin.sharedDevicesAllocationPolicy"),
-    "IMEX_CHANNEL_IDS": NvidiaVariable("imex.channelIDs", numbers),
+    "IMEX_CHANNEL_IDS": NvidiaVariable("imex.channelIDs", parse_numbers),
     "IMEX_REQUIRED": NvidiaVariable("imex.required", parse_boolean),
 }
 """Where two stand for one field the later goes first, as in that plugin. One that is empty is not set."""
@@ -113,13 +113,13 @@ REFUSED: Mapping[str, UnsupportedField] = {
 }
 
 
-def left_out(environment: Mapping[str, str]) -> dict[str, str]:
+def drop_nvidia_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without these variables: on a laptop some other program's CONFIG_FILE must not be taken for ours."""
     theirs = {*VARIABLES, *DP_VARIABLES, FILE}
     return {name: text for name, text in environment.items() if name not in theirs}
 
 
-def overlaid(document: dict[str, Any], environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+def apply_variables(document: dict[str, Any], environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """The document under what the variables say, and which variable each of those fields is from."""
     origins: dict[str, str] = {}
     for name, variable in VARIABLES.items():

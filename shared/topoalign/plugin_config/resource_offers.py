@@ -82,7 +82,7 @@ class OfferTerms(msgspec.Struct, frozen=True, kw_only=True):
     slots: Slots | None = None
 
 
-def offers(topology: Topology, configuration: Configuration, before: Sequence[Offer] = ()) -> ResourceOffers:
+def offer_resources(topology: Topology, configuration: Configuration, before: Sequence[Offer] = ()) -> ResourceOffers:
     """
     The offers of a node in the hardware's order, and findings; `before` is what was offered under the same configuration.
 
@@ -93,8 +93,8 @@ def offers(topology: Topology, configuration: Configuration, before: Sequence[Of
     gpus = gpu_bases(topology, configuration, offered, findings)
     everything = (*gpus, *nic_bases(topology, configuration.nics, findings))
     by_amounts = {
-        **chosen_for_units(topology, gpus, configuration.sharing, findings),
-        **chosen_for_slots(topology, gpus, configuration, findings),
+        **offer_units(topology, gpus, configuration.sharing, findings),
+        **offer_slots(topology, gpus, configuration, findings),
     }
     shared: dict[DeviceID, DeviceSharing] = {}
     unfit: set[DeviceID] = set()
@@ -107,13 +107,13 @@ def offers(topology: Topology, configuration: Configuration, before: Sequence[Of
                 findings.append(ConfigurationFinding(field=field, finding=f"this node has no {resource.name}"))
             devices = choose_shared_devices(mine, resource.name, resource.devices, field, findings)
             if way == "mps":
-                unfit.update(in_mig_mode(topology, devices, field, findings))
+                unfit.update(find_mig_devices(topology, devices, field, findings))
             shared.update(dict.fromkeys(devices, DeviceSharing(resource, way, most)))
     divided: dict[OfferTerms, list[DeviceID]] = {}
     for base in everything:
         if base.id in unfit:
             continue
-        for one in by_amounts.get(base.id, (division(base, shared.get(base.id), configuration),)):
+        for one in by_amounts.get(base.id, (offer_terms(base, shared.get(base.id), configuration),)):
             divided.setdefault(one, []).append(base.id)
     return ResourceOffers(offers=tuple(within_limits(divided, findings)), findings=tuple(findings))
 
@@ -130,7 +130,7 @@ class Enforcement(NamedTuple):
     limiter: Limiter | None
 
 
-def enforcement(sharing: SharingSection, mine: Limiter) -> Enforcement:
+def find_enforcement(sharing: SharingSection, mine: Limiter) -> Enforcement:
     """
     What limits units, or slots. Of the libraries only `mine` can: the other one is for GPUs that are shared in the other
     way. MPS limits both.
@@ -140,7 +140,7 @@ def enforcement(sharing: SharingSection, mine: Limiter) -> Enforcement:
     return Enforcement("time-slicing", mine if sharing.limiter == mine else "none")
 
 
-def in_mig_mode(
+def find_mig_devices(
     topology: Topology, devices: Sequence[DeviceID], field: str, findings: list[ConfigurationFinding]
 ) -> Sequence[DeviceID]:
     """Those devices that are GPUs in MIG mode or instances of one. MPS shares neither, which a finding says."""
@@ -152,12 +152,12 @@ def in_mig_mode(
     return found
 
 
-def chosen_for_units(
+def offer_units(
     topology: Topology, gpus: Sequence[Base], sharing: SharingSection, findings: list[ConfigurationFinding]
 ) -> Mapping[DeviceID, tuple[OfferTerms, ...]]:
     """GPU -> how its computing time and its memory are offered, for those that are offered in units."""
     units = sharing.units
-    (way, limiter) = enforcement(sharing, "vcuda")
+    (way, limiter) = find_enforcement(sharing, "vcuda")
     if units is None:
         return {}
     mine = [base for base in gpus if base.resource == units.name and not base.part]
@@ -190,7 +190,7 @@ def chosen_for_units(
     return found
 
 
-def chosen_for_slots(
+def offer_slots(
     topology: Topology, gpus: Sequence[Base], configuration: Configuration, findings: list[ConfigurationFinding]
 ) -> Mapping[DeviceID, tuple[OfferTerms, ...]]:
     """
@@ -200,7 +200,7 @@ def chosen_for_slots(
     sharing = configuration.sharing
     strategy = configuration.flags.mig_strategy
     slots = sharing.slots
-    (way, limiter) = enforcement(sharing, "hami-core")
+    (way, limiter) = find_enforcement(sharing, "hami-core")
     if slots is None:
         return {}
     if strategy == "dynamic":
@@ -284,7 +284,7 @@ def choose_shared_devices(
             return [base.id for base in mine if base.id in wanted or base.reference in wanted]
 
 
-def division(base: Base, shared: DeviceSharing | None, configuration: Configuration) -> OfferTerms:
+def offer_terms(base: Base, shared: DeviceSharing | None, configuration: Configuration) -> OfferTerms:
     """How a device is offered: its resource, its replicas, the most that a container may ask for, and its packing."""
     policy = configuration.flags.plugin.shared_devices_allocation_policy
     resource = base.resource if shared is None else ResourceName(shared.resource.rename or shared.resource.name)

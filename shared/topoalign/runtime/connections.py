@@ -1,5 +1,5 @@
 """
-What one peer can take of the HTTP servers of a process: connections, memory and time (`fair_share`).
+Bounds what one peer can take of the HTTP servers of a process: connections, memory and time (`fair_share`).
 
 Each connection takes a file descriptor, and the process needs others: its journal, the kubelet's socket. So there is a
 limit far below that of the system. At the limit the peer with the most connections gives one up, and the new one is served:
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 import ssl
 
 MOST = 256
-"""Monitoring and people need a handful."""
+"""Upper bound of open connections. Monitoring and people need a handful."""
 PART = 8
-"""Of the file descriptors that the process may have, HTTP keeps no more than one part of so many."""
+"""HTTP uses at most one eighth of the file descriptors that the process may have."""
 WRITE_SECONDS = 10.0
 """How long what is written of an answer may wait to be read: Prometheus gives up after as many."""
 PROBES = ("/livez", "/readyz")
@@ -38,7 +38,7 @@ PROBES = ("/livez", "/readyz")
 
 
 class FairConnection(asyncio.Protocol):
-    """Mixed in before a connection of uvicorn."""
+    """A mixin for connections of uvicorn that gives each peer its fair share."""
 
     if TYPE_CHECKING:  # of uvicorn's connection
         config: Config
@@ -48,7 +48,7 @@ class FairConnection(asyncio.Protocol):
         connections: set[Any]
 
     cycle: Any = None
-    """The request that came last, of uvicorn; None: none has come."""
+    """uvicorn's newest request; None: none has come."""
     peer: Peer = ("",)
     since = 0.0
     """
@@ -56,7 +56,7 @@ class FairConnection(asyncio.Protocol):
     beginning still.
     """
     has_begun = False
-    """Whether something has come of the next request."""
+    """Whether bytes of the next request have come."""
     _write_timer: asyncio.TimerHandle | None = None
     _task: "asyncio.Task[Any] | None" = None
     """That of the request in work."""

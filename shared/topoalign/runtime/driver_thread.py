@@ -5,7 +5,7 @@ A call into a driver library or a file of /sys may hang for ever, and a thread c
 runs in a daemon thread, which does not keep the process from ending, and it reports each call before it makes it. If a
 call takes too long, the caller gets an error with the name of the call and continues; the work ends at its next call.
 Until then no other work begins, so a driver that hangs blocks one thread and never two. Work whose caller was cancelled ends
-at its next call, too: who comes meanwhile waits for that, as long as the call is not late.
+at its next call, too: later work waits for that, as long as the call is not late.
 
 If the process was stopped, or got no CPU, a late call does not prove that it hangs: if the loop itself wakes late, the
 deadline begins again.
@@ -73,7 +73,7 @@ class DriverThread:
         thread = threading.Thread(target=partial(self._do, work, steps, result), name=self._driver, daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # what Python says where the system has no thread to give
+        except RuntimeError as error:  # raised by Python if the system cannot create a thread
             self._under_way = None
             raise DriverFault(f"{self._driver} cannot be asked: {error}", MORE) from error
         try:

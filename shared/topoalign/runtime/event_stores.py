@@ -78,7 +78,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stream_subjects(stream: Stream) -> tuple[str, ...]:
-    """What a stream takes: the subjects of the events that are stored there."""
+    """The subjects of a stream: those of the events that are stored there."""
     patterns = (pattern for event, (pattern, _) in SUBJECTS.items() if STORED[event] is stream)
     derived = (f"{PREFIX}.{pattern.split('.')[0]}.>" for pattern in patterns)
     return tuple(dict.fromkeys(derived))
@@ -107,7 +107,7 @@ NODES = Store(
     max_age=0,  # a node that has not changed for a year is still there
     # Five topologies of up to 40 kB of each node, and five usages: 14 kB each with 30 pods, 48 kB with 100. That is enough
     # for 3,900 nodes with 30 pods each, or 2,400 with 100; for 9,700 and 3,800 whose topology never changed. Beyond that
-    # the oldest facts are cut off, and whose newest fact is gone says it anew within a minute.
+    # the oldest facts are cut off, and a writer whose newest fact is gone publishes it again within a minute.
     max_bytes=1024 * MIB,
     max_msgs_per_subject=5,
 )
@@ -130,7 +130,7 @@ Request = Callable[[str, bytes], Awaitable[bytes]]
 
 
 class StoreRefusal(msgspec.Struct, frozen=True, kw_only=True):
-    """NATS' own words for no."""
+    """The error in an answer of NATS."""
 
     code: int
     err_code: int = 0
@@ -146,7 +146,7 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Info(msgspec.Struct, frozen=True, kw_only=True):
-    """What NATS says of a stream, or why it does not."""
+    """NATS' information about a stream, or its refusal."""
 
     config: dict[str, object] = {}
     state: StreamState = StreamState()
@@ -158,7 +158,7 @@ def store_of(message: Message) -> Stream:
     """The stream that stores this message. Raises BusRefused if none does, or if the message is too large for a bus."""
     check_size(message.subject, message.body)
     for store in STORES:
-        if takes(store.subjects, message.subject):
+        if takes_subject(store.subjects, message.subject):
             return Stream(store.name)
     raise BusRefused(f"no store takes {clean(message.subject, 200)}", "publish on the subjects of topoalign only")
 
@@ -183,11 +183,11 @@ def check_size(subject: str, body: bytes) -> None:
     if len(body) > LARGEST_BODY:
         raise BusRefused(
             f"a message of {len(body)} bytes on {clean(subject, 200)} is more than {LARGEST_BODY}",
-            "say less in one message",
+            "publish less in one message",
         )
 
 
-def takes(patterns: Collection[str], subject: str) -> bool:
+def takes_subject(patterns: Collection[str], subject: str) -> bool:
     """Whether a subject fits one of the patterns."""
     return any(matches_subject(pattern, subject) for pattern in patterns)
 
@@ -275,7 +275,10 @@ def kept_bounds(store: Store, found: dict[str, object], replicas: int | None) ->
 
 
 def store_error(what: str, refusal: StoreRefusal) -> BusRefused | BusUnavailable:
-    """NATS' answer as an error of ours: 503 without a full store is a cluster that is electing, and passes by itself."""
+    """
+    The error for NATS' answer. 503 without a full store comes from a cluster that elects a leader, and passes by
+    itself.
+    """
     text = clean(refusal.description or f"error {refusal.code}", 200)
     if refusal.code in (408, 503) and refusal.err_code not in (10023, NO_JETSTREAM):
         return BusUnavailable(f"{what}: NATS says {text!r} ({refusal.err_code})")

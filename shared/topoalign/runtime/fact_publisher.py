@@ -17,9 +17,9 @@ from topoalign.core.model.errors import IdTaken
 from topoalign.core.ports import Bus, Clock, Message
 
 LOG_SECONDS = 60.0
-"""Between two lines in the log."""
+"""Between two log lines about taken ids."""
 NOTE_SECONDS = 3600.0
-"""For so long after the last taken id it is noted."""
+"""For how long the note of /readyz?verbose stays after the last taken id."""
 
 log = structlog.get_logger("topoalign.runtime.fact_publisher")
 
@@ -49,7 +49,9 @@ class FactPublisher:
         return await self._bus.publish_all(messages)
 
     def note(self) -> str | None:
-        """For /readyz?verbose: that somebody else uses ids of this writer, or that nobody can tell."""
+        """
+        The note for /readyz?verbose: another client uses ids of this writer, or the stored messages cannot be compared.
+        """
         if not self.taken or self._clock.monotonic() > self._last + NOTE_SECONDS:
             return None
         return f"{self.taken} facts went out under other ids than their own; the last because {self._finding}"

@@ -1,5 +1,5 @@
 """
-Fair shares of a server among its peers: whose request works next, and which connection is closed where there are too many.
+Divides a server fairly among its peers: chooses the next request to work on, and the connection to close at the limit.
 
 A peer is an address. Each peer has an equal share of the time and of the connections, however many requests and
 connections it has. What a peer does not use is left to the others.
@@ -28,11 +28,11 @@ CATCH_UP_SECONDS = 0.05
 """The time of one call of a scheduler about thousands of nodes."""
 
 Peer = tuple[str, ...]
-"""The address of a peer. A second part tells apart what is not to wait for the rest."""
+"""The address of a peer. A second element gives some of its requests (probes) a share of their own."""
 
 
 class ServedRequest:
-    """A request that is being worked on; compared by identity."""
+    """A request under way; compared by identity."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer

@@ -31,7 +31,7 @@ from topoalign.runtime.request_turns import take_turn
 async def serve_http(
     context: Context, host: str, port: int, *, task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED
 ) -> None:
-    """Serves until cancelled; has started, with its URL, once it listens. Port 0 is any. Raises AddressInUse."""
+    """Serves the pages until cancelled; has started, with its URL, once it listens. Port 0: any. Raises AddressInUse."""
     await serve_application(
         build_application(context), listen_on_port(host, port), turns=context.turns, task_status=task_status
     )
@@ -55,7 +55,7 @@ def build_application(context: Context) -> Starlette:
 
     async def metrics(request: Request) -> Response:
         own = generate_latest(context.metrics)  # before the answer begins, so that a defect is an error
-        return InParts(exposition(own, context.series), CONTENT_TYPE_LATEST)
+        return StreamedResponse(exposition(own, context.series), CONTENT_TYPE_LATEST)
 
     Info("topoalign_build", "The version of this program.", registry=context.metrics).info(
         {"version": metadata.version("topoalign")}
@@ -69,23 +69,23 @@ def build_application(context: Context) -> Starlette:
 
 
 def page_endpoint(page: Page) -> Callable[[Request], Awaitable[Response]]:
-    """A page as an endpoint. What it raises on purpose is 503, in the words of the API."""
+    """Makes an endpoint of a page. A TopoalignError that the page raises becomes status 503, as in the API."""
 
     async def endpoint(request: Request) -> Response:
         try:
             body, content_type = await page()
         except TopoalignError as error:
-            said = {"code": error.code, "finding": error.finding, "remedy": error.remedy}
-            return JSONResponse(said, status_code=503)
+            document = {"code": error.code, "finding": error.finding, "remedy": error.remedy}
+            return JSONResponse(document, status_code=503)
         return Response(body, headers={"content-type": content_type, "cache-control": "no-store"})
 
     return endpoint
 
 
-class InParts(Response):
+class StreamedResponse(Response):
     """
-    An answer that is made while it is sent, in the task of its request: `StreamingResponse` makes it in another one, beside
-    a third that waits for the client to go.
+    A response that is made while it is sent, in the task of its request. `StreamingResponse` uses a second task for that,
+    and a third one that waits for the client to disconnect.
     """
 
     def __init__(self, parts: AsyncGenerator[bytes, None], content_type: str) -> None:
@@ -93,7 +93,7 @@ class InParts(Response):
         self._head = [(b"content-type", content_type.encode())]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends it."""
+        """Sends the head and then each part."""
         await send({"type": "http.response.start", "status": 200, "headers": self._head})
         async with aclosing(self._parts) as parts:
             async for part in parts:
@@ -102,7 +102,7 @@ class InParts(Response):
 
 
 async def exposition(own: bytes, series: Iterable[Series]) -> AsyncGenerator[bytes, None]:
-    """The page of metrics: those of the process, then the series that its services write, each part in its turn."""
+    """Yields the page of metrics: those of the process, then the series that its services write."""
     yield own
     for write in series:
         await take_turn()
@@ -114,7 +114,7 @@ async def exposition(own: bytes, series: Iterable[Series]) -> AsyncGenerator[byt
 def check_response(
     checks: Mapping[str, Check], failing: str, *, verbose: bool, notes: Mapping[str, Check] = MappingProxyType({})
 ) -> Response:
-    """The checks that are not content, or all of them, a line each; 200 if all are content."""
+    """The page of these checks: a line for each failed check, or with `verbose` for each; status 200 if all pass."""
     results = {name: check() for name, check in sorted(checks.items())}
     reasons = {name: reason for name, reason in results.items() if reason is not None}
     lines = [
@@ -128,7 +128,7 @@ def check_response(
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:
-    """No such page, or a method it does not take, in the words of the API."""
+    """Answers a request for an unknown page or with a wrong method with an error as in the API."""
     assert isinstance(error, HTTPException)
     body = {
         "code": "NotFound" if error.status_code == 404 else "BadRequest",

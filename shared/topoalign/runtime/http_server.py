@@ -1,7 +1,7 @@
 """
 An HTTP server as one task among others: it listens before it reports that it has started, and ends in order.
 
-It is uvicorn with a socket of ours, and leaves signals to the runner. What it serves is given: the pages of a process
+It is uvicorn on a given socket, and leaves signals to the runner. What it serves is a parameter: the pages of a process
 (`health`), the scheduler's protocol of the registry.
 """
 
@@ -27,10 +27,10 @@ log = logging.getLogger("uvicorn.error")
 GRACE_SECONDS = 2
 """How long open requests and event streams may go on once the process stops."""
 LOOK_SECONDS = 0.005
-"""Between two looks whether all connections are closed: most are by the first one."""
+"""Between two checks whether all connections are closed: most are at the first one."""
 CLOSE = (b"connection", b"close")
 IDLE_SECONDS = 5
-"""After how long a connection without requests is closed, where nothing else is said."""
+"""Default of the time after which a connection without requests is closed."""
 ACCEPTED_AT_ONCE = 4
 """Connections that are accepted in one round of the event loop: about a millisecond of work, and no more than there are file
 descriptors for where those are few."""
@@ -48,10 +48,10 @@ class AddressInUse(Unavailable):
 
 class HttpServer(uvicorn.Server):
     """
-    uvicorn as one task among others: signals are the runner's, and starting is told.
+    uvicorn as one task among others: the runner handles signals, and the start is reported.
 
-    It ends when it is told to, as soon as all answers have left: uvicorn's own looks ten times a second whether it is to
-    end, and lets at least a tenth of a second pass before it does.
+    After `stop`, it ends as soon as all answers are sent. uvicorn's own server checks ten times a second whether it is to
+    end, so it needs at least a tenth of a second.
     """
 
     def __init__(self, config: uvicorn.Config, url: str, task_status: TaskStatus[str]) -> None:
@@ -61,7 +61,7 @@ class HttpServer(uvicorn.Server):
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """It is to end."""
+        """Ends the server once its open answers are sent."""
         self.should_exit = True
         self._stopping.set()
 
@@ -83,7 +83,7 @@ class HttpServer(uvicorn.Server):
         self._task_status.started(self._url)
 
     async def main_loop(self) -> None:
-        """Until it is told to end. The date in the headers of answers is to the second."""
+        """Runs until `stop`. Updates the date in the headers of answers each second."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._keep_date)
             await self._stopping.wait()
@@ -100,7 +100,7 @@ class HttpServer(uvicorn.Server):
         with anyio.move_on_after(GRACE_SECONDS) as grace:
             while answers:
                 await asyncio.wait(answers)
-            while open_now:  # noqa: ASYNC110  # nobody tells when the last one is closed
+            while open_now:  # noqa: ASYNC110  # no event reports that the last one is closed
                 await asyncio.sleep(LOOK_SECONDS)
         if grace.cancelled_caught:
             log.warning(
@@ -108,7 +108,7 @@ class HttpServer(uvicorn.Server):
             )
             for connection in list(open_now):
                 connection.transport.abort()
-            await asyncio.sleep(0)  # uvicorn is told that the connections are gone, and misses no answer then
+            await asyncio.sleep(0)  # uvicorn notices the lost connections, and reports no missing answer then
             for answer in answers:
                 answer.cancel()
 
@@ -172,7 +172,7 @@ async def close_connections_when(draining: anyio.Event, server: HttpServer) -> N
 
 
 async def exit_when_cancelled(server: HttpServer) -> None:
-    """uvicorn ends in order when told to, and in disorder when cancelled: so it is told."""
+    """Stops uvicorn when this task is cancelled: uvicorn ends in order after `stop`, but not when it is cancelled."""
     try:
         await anyio.sleep_forever()
     finally:

@@ -1,8 +1,8 @@
 """
-Figures that a service counts for Prometheus: plain numbers, read when /metrics is asked for.
+Metrics of a service for Prometheus: plain numbers, read at each request of /metrics.
 
-prometheus_client is imported at the first reading: a process that serves no HTTP is never asked for its figures, and a node
-agent is to list its devices first.
+prometheus_client is imported at the first reading: a process without HTTP never needs it, and a node agent must list its
+devices first.
 """
 
 from collections import Counter
@@ -19,20 +19,20 @@ Kind = Literal["gauge", "counter"]
 
 
 class Collector(Protocol):
-    """Protocol: what yields metrics of the moment, as a Collector of `prometheus_client` does."""
+    """Protocol: yields metrics with their current values, as a Collector of `prometheus_client` does."""
 
     def collect(self) -> "Iterator[Metric]":
         """The metrics with their current values."""
 
 
-class Figure(NamedTuple):
+class ServiceMetric(NamedTuple):
     """One metric, and the function that reads its value."""
 
     kind: Kind
     name: str
     help: str
     read: Callable[[], float | Mapping[str, float]]
-    """Of one with a label: by the label's value."""
+    """Returns the value; of a metric with a label: label's value -> value."""
     label: str | None = None
 
     def collect(self) -> "Iterator[Metric]":
@@ -51,7 +51,7 @@ class Figure(NamedTuple):
 
 
 class Histogram:
-    """How often a number was in which range."""
+    """Counts numbers by ranges."""
 
     def __init__(self, name: str, help: str, bounds: tuple[float, ...]) -> None:
         """`bounds`: the upper bounds of the ranges, ascending; the last range has none."""
@@ -78,8 +78,8 @@ class Histogram:
         yield HistogramMetricFamily(self._name, self._help, buckets=buckets, sum_value=self._sum)
 
 
-class Gathered:
-    """The metrics of several collectors as those of one."""
+class CollectorGroup:
+    """Combines several collectors into one."""
 
     def __init__(self, collectors: Sequence[Collector]) -> None:
         self._collectors = collectors
@@ -91,23 +91,20 @@ class Gathered:
 
 
 def registry_of(collectors: Sequence[Collector]) -> "CollectorRegistry":
-    """A registry that shows the metrics of these collectors, of those too that are added to them later."""
+    """A registry with the metrics of these collectors, including collectors that are added to the list later."""
     from prometheus_client import CollectorRegistry  # see above
 
     registry = CollectorRegistry()
-    registry.register(cast("PrometheusCollector", Gathered(collectors)))
+    registry.register(cast("PrometheusCollector", CollectorGroup(collectors)))
     return registry
-
-
-# Families of metrics as text, in the form that Prometheus reads, for services that write their series themselves.
 
 
 LONGEST_LABEL = 253
 """Characters of a label's value: as many as a name in Kubernetes may have."""
 
 
-def header(name: str, meaning: str) -> bytes:
-    """What stands above the series of a gauge."""
+def format_header(name: str, meaning: str) -> bytes:
+    """The lines above the series of a gauge in Prometheus' text format."""
     return f"# HELP {name} {meaning}\n# TYPE {name} gauge\n".encode()
 
 

@@ -46,76 +46,87 @@ PURGED_AS = f"{P}.purge.*"
 """Deletion of messages, and the name of the request in the account of the administrator, which has streams of its own."""
 
 
-def accounts(nodes: Mapping[NodeName, str], registry: str, reader: str, admin: str, stores: str) -> str:
+def format_accounts(nodes: Mapping[NodeName, str], registry: str, reader: str, admin: str, stores: str) -> str:
     """
     The block `accounts` of a nats-server's configuration. `nodes`: name -> public key of its user (`U…`), `EVERY_NODE` alone
     for one account of all; the others are public keys, too.
     """
     lines = ["accounts {"]
-    lines += account(
+    lines += format_account(
         STORES,
         stores,
         ["jetstream: enabled"],
         exports=[
-            *(service(f"{P}.{each}") for each in exported()),
-            *(service(each, stream=True) for each in READS),
-            service(PURGE, [ADMIN]),
+            *(format_service_export(f"{P}.{each}") for each in exported_subjects()),
+            *(format_service_export(each, stream=True) for each in READS),
+            format_service_export(PURGE, [ADMIN]),
             f'{{ stream: "{NEWS}.>" }}',
         ],
         imports=[],
     )
-    lines += account(
+    lines += format_account(
         ADMIN,
         admin,
         [],
         exports=[],
         imports=[
-            *(imported("service", STORES, each) for each in READS),
+            *(format_import("service", STORES, each) for each in READS),
             f'{{ service: {{ account: "{STORES}", subject: "{PURGE}" }}, to: "{PURGED_AS}" }}',
-            imported("stream", STORES, f"{NEWS}.>"),
-            imported("service", REGISTRY, f"{P}.registry.*"),
+            format_import("stream", STORES, f"{NEWS}.>"),
+            format_import("service", REGISTRY, f"{P}.registry.*"),
             *(
-                imported("service", account_of(node), s)
+                format_import("service", account_of(node), s)
                 for node in nodes
                 for s in subjects(OF_ADMIN + OF_REGISTRY, node)
             ),
         ],
     )
-    lines += account(
+    lines += format_account(
         REGISTRY,
         registry,
         [],
-        exports=[service(f"{P}.registry.*", [ADMIN])],
+        exports=[format_service_export(f"{P}.registry.*", [ADMIN])],
         imports=[
-            *(imported("service", STORES, each) for each in (f"{P}.reservation.*", f"{P}.deadletter.registry", *READS)),
-            imported("stream", STORES, f"{NEWS}.>"),
-            *(imported("service", account_of(node), each) for node in nodes for each in subjects(OF_REGISTRY, node)),
+            *(
+                format_import("service", STORES, each)
+                for each in (f"{P}.reservation.*", f"{P}.deadletter.registry", *READS)
+            ),
+            format_import("stream", STORES, f"{NEWS}.>"),
+            *(
+                format_import("service", account_of(node), each)
+                for node in nodes
+                for each in subjects(OF_REGISTRY, node)
+            ),
         ],
     )
-    lines += account(
+    lines += format_account(
         READERS,
         reader,
         [],
         exports=[],
         imports=[
-            *(imported("service", STORES, each) for each in READS),
-            imported("stream", STORES, f"{NEWS}.>"),
-            *(imported("service", account_of(node), each) for node in nodes for each in subjects(OF_READERS, node)),
+            *(format_import("service", STORES, each) for each in READS),
+            format_import("stream", STORES, f"{NEWS}.>"),
+            *(
+                format_import("service", account_of(node), each)
+                for node in nodes
+                for each in subjects(OF_READERS, node)
+            ),
         ],
     )
     for node, key in nodes.items():
         news = [f"{NEWS}.{pattern.format(node=token_of(node))}" for pattern in NEWS_OF_NODE]
-        lines += account(
+        lines += format_account(
             account_of(node),
             key,
             [],
             exports=[
-                *(service(each, [ADMIN]) for each in subjects(OF_ADMIN, node)),
-                *(service(each, [ADMIN, REGISTRY, READERS]) for each in subjects(OF_REGISTRY, node)),
+                *(format_service_export(each, [ADMIN]) for each in subjects(OF_ADMIN, node)),
+                *(format_service_export(each, [ADMIN, REGISTRY, READERS]) for each in subjects(OF_REGISTRY, node)),
             ],
             imports=[
-                *(imported("service", STORES, each) for each in (*subjects(FACTS, node), *READS)),
-                *(imported("stream", STORES, each) for each in news),
+                *(format_import("service", STORES, each) for each in (*subjects(FACTS, node), *READS)),
+                *(format_import("stream", STORES, each) for each in news),
             ],
         )
     return "\n".join([*lines, "}", ""])
@@ -136,13 +147,13 @@ def subjects(patterns: Iterable[str], node: NodeName) -> list[str]:
     return [f"{P}.{pattern.format(node=token_of(node))}" for pattern in patterns]
 
 
-def exported() -> Iterator[str]:
+def exported_subjects() -> Iterator[str]:
     """What the account of the stores takes from others, without the prefix of subjects."""
     yield from (pattern.format(node="*") for pattern in FACTS)
     yield from ("reservation.*", "deadletter.registry")
 
 
-def account(
+def format_account(
     name: str, key: str, settings: Iterable[str], *, exports: Iterable[str], imports: Iterable[str]
 ) -> Iterator[str]:
     """The lines of one account with one user."""
@@ -161,12 +172,12 @@ def format_list_block(name: str, entries: Iterable[str]) -> Iterator[str]:
     yield "    ]"
 
 
-def service(subject: str, to: Iterable[str] = (), *, stream: bool = False) -> str:
+def format_service_export(subject: str, to: Iterable[str] = (), *, stream: bool = False) -> str:
     """A subject whose requests this account answers. `to`: the accounts that may import it; none stands for all."""
     allowed = f", accounts: {json.dumps([*to])}" if to else ""
     return f"{{ service: {json.dumps(subject)}{', response_type: stream' if stream else ''}{allowed} }}"
 
 
-def imported(kind: str, account_name: str, subject: str) -> str:
+def format_import(kind: str, account_name: str, subject: str) -> str:
     """A service or a stream of another account."""
     return f"{{ {kind}: {{ account: {json.dumps(account_name)}, subject: {json.dumps(subject)} }} }}"

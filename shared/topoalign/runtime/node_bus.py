@@ -16,7 +16,7 @@ from topoalign.runtime.memory_bus import MemoryBus
 
 
 class NodeBus:
-    """The hub's bus, with what is local kept local first."""
+    """The bus of a node agent: the hub's bus, with messages of this node delivered locally first."""
 
     def __init__(self, hub: Bus, node: NodeName) -> None:
         self.hub = hub
@@ -25,7 +25,7 @@ class NodeBus:
 
     @property
     def near(self) -> Bus:
-        """The bus of this process alone, which hears what concerns the node whether or not the hub answers."""
+        """The bus of this process alone, which receives what concerns the node whether or not the hub answers."""
         return self._local
 
     @property

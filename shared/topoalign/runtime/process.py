@@ -1,7 +1,7 @@
 """
 Runs services as a program does: logging, signals and the garbage collector are the process's own.
 
-A node agent starts anew with each of its nodes, and pods wait for its first list.
+A node agent starts with its node, and pods wait for its first list of devices.
 """
 
 import gc
@@ -32,6 +32,6 @@ def run_process(names: Sequence[str], environment: Mapping[str, str], *, bus: Bu
 
     def serving(running: RunningServices) -> None:
         gc.collect()
-        gc.freeze()  # what the services have made by now stays, too
+        gc.freeze()  # the objects that the services have created by now stay, too
 
     anyio.run(lambda: serve_all(services, environment, bus=bus, ready=serving), backend="asyncio")

@@ -1,4 +1,4 @@
-"""Questions and answers as bytes: a function that answers a typed request, as `Bus.serve` expects it, and its reply."""
+"""Encodes the replies of endpoints: makes functions that `Bus.serve` accepts from functions of typed requests."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -16,7 +16,7 @@ log = structlog.get_logger("topoalign.runtime.replies")
 
 
 def answer_with(kind: type[Q], handle: Callable[[Q], Awaitable[object]]) -> Answer:
-    """Decodes the question and encodes the result."""
+    """Makes an endpoint's function: it decodes the question, calls `handle` and encodes the result."""
 
     async def answer(body: bytes) -> bytes:
         refuse_malformed(body)
@@ -27,9 +27,9 @@ def answer_with(kind: type[Q], handle: Callable[[Q], Awaitable[object]]) -> Answ
 
 async def reply_to(endpoint: Endpoint, body: bytes) -> bytes:
     """
-    An endpoint's answer as it may be sent; every error is a failure that the asker can read.
+    Computes the reply of an endpoint; every error becomes a failure that the asker can decode.
 
-    A defect is logged whole here and told to the asker without its text, which may hold anything.
+    A defect is logged with its traceback. The asker receives no text of it, because that may contain anything.
     """
     try:
         reply = await endpoint.answer(body)

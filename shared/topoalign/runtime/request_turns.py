@@ -1,8 +1,8 @@
 """
-Turns of the requests that a process answers: each works in slices, in the order of `fair_share.FairQueue`.
+Lets the requests of a process work in turns: each works in slices, in the order of `fair_share.FairQueue`.
 
-A slice is what a request does until it next waits for anything, of its own accord after `LONGEST_SECONDS`. There is one in
-each round of the event loop, so between two slices everything else runs: sockets are read, and the other tasks go on. A
+A slice lasts until the request next waits for anything; it yields by itself after `LONGEST_SECONDS`. There is one slice in
+each round of the event loop, so between two slices everything else runs: sockets are read, and the other tasks continue. A
 request holds nothing while it waits for something else, and is not charged for that time.
 """
 
@@ -33,7 +33,7 @@ class RequestTurns:
         """Whether `_give` is called in the next round."""
 
     async def wait(self, request: "Working") -> None:
-        """Until the next slice of this request."""
+        """Waits for the next slice of this request."""
         request.turn = asyncio.get_running_loop().create_future()
         self._queue.add(request)
         if not self._is_due:
@@ -42,11 +42,11 @@ class RequestTurns:
         self._began = self._clock()
 
     def is_in_time(self, request: "Working") -> bool:
-        """Whether this is a slice of this request that may go on."""
+        """Whether this request has a slice now that may continue."""
         return self._current is request and self._clock() < self._began + LONGEST_SECONDS
 
     def charge(self, request: "Working", seconds: float) -> None:
-        """The request costs so much outside of its slices."""
+        """Charges the request for work outside of its slices."""
         self._queue.charge(request, seconds)
 
     def _give_soon(self) -> None:
@@ -103,7 +103,7 @@ async def take_turn() -> bool:
 
 
 def outlive_connection() -> None:
-    """What this task does for a request has effects: it goes on to its end where the client hangs up."""
+    """Lets this task finish if its client disconnects, because its work for the request has effects."""
     if (working := WORKING.get()) is not None:
         working.outlives_connection = True
 

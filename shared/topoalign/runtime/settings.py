@@ -58,7 +58,7 @@ def made_of_text(kind: type[P], value: str) -> P:
 
 
 class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of every process, whatever services run in it."""
+    """The settings of every process, independent of its services."""
 
     node: str = ""
     """Name of the Kubernetes node, or of this host. Default: the host name in lower case, as the kubelet uses it."""
@@ -94,7 +94,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """HTTP port; 0 picks a free one. Default: no HTTP."""
 
     config: str = ""
-    """The file that says what devices are offered as. Discovery and allocator read it at the start and when it changes."""
+    """The file that assigns devices to resources. Discovery and allocator read it at the start and when it changes."""
 
     log_format: Literal["console", "json"] = "console"
     """Format of the log on stderr."""

@@ -1,8 +1,8 @@
 """
-Ends a program in order when it is told to by a signal: SIGTERM, Ctrl-C, or the end of its terminal.
+Ends a program in order at a signal: SIGTERM, Ctrl-C, or the end of its terminal.
 
-It is for programs of which services are a part (`topoalign up`, `demo`, `simulate`). A signal has one handler in a process,
-so each of them hears its signals here, once, and the services in it end by cancellation.
+It is for programs of which services are a part (`topoalign up`, `demo`, `simulate`). A signal has one handler in a process.
+So each program receives its signals here, once, and the services in it end by cancellation.
 """
 
 import signal
@@ -20,8 +20,8 @@ ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 @asynccontextmanager
 async def until_signal() -> AsyncIterator[None]:
     """
-    Cancels the block at the first of `ENDS`, and leaves it without an error once all in it has ended. A second one is the
-    interpreter's to handle. One that the program was started to ignore, as nohup has it, ends nothing.
+    Cancels the block at the first signal of `ENDS`, and leaves it without an error once all in it has ended. The interpreter
+    handles a second one. A signal that was ignored at the start (nohup) is still ignored.
 
     Raises the error that ended the block, as itself.
     """

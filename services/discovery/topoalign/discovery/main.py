@@ -54,7 +54,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             UseMeter(settings.node, driver, context.clock, settings.sysfs_root, settings.driver_seconds).endpoint()
         ],
     )
-    context.figures.extend([*metrics.figures(), *offering.figures()])
+    context.collectors.extend([*metrics.figures(), *offering.figures()])
     context.checks["discovery"] = discovery.trouble
     context.checks["hardware events"] = discovery.subscription_loss
     context.checks["device record"] = health_keeper.trouble

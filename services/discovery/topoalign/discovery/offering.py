@@ -16,8 +16,8 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.plugin_config.configuration import Configuration
 from topoalign.plugin_config.file_watch import ConfigurationFile
 from topoalign.plugin_config.findings import ConfigurationFinding
-from topoalign.plugin_config.resource_offers import offers
-from topoalign.runtime.metrics import Figure
+from topoalign.plugin_config.resource_offers import offer_resources
+from topoalign.runtime.metrics import ServiceMetric
 
 log = structlog.get_logger("topoalign.discovery")
 
@@ -33,16 +33,16 @@ class Offering:
         self._indexes: dict[DeviceID, int] = {}
         """Of GPUs, as the configuration means them."""
 
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[ServiceMetric]:
         """For /metrics."""
         return [
-            Figure(
+            ServiceMetric(
                 "gauge",
                 "topoalign_discovery_configuration_refused",
                 "1 while the configuration file is wrong and the one before stays in use.",
-                lambda: self._file.trouble is not None,
+                lambda: self._file.reason_not_current is not None,
             ),
-            Figure(
+            ServiceMetric(
                 "gauge",
                 "topoalign_discovery_offers_withheld",
                 "Things that the configuration asks for and that are not offered because the node is not fit for it.",
@@ -53,13 +53,18 @@ class Offering:
     def note(self) -> str | None:
         """For /readyz?verbose: what keeps the configuration from coming true."""
         severe = [f"{finding}; {finding.remedy}" for finding in self._findings if finding.severe]
-        return "; ".join([*([self._file.trouble] if self._file.trouble is not None else []), *severe]) or None
+        return (
+            "; ".join(
+                [*([self._file.reason_not_current] if self._file.reason_not_current is not None else []), *severe]
+            )
+            or None
+        )
 
     def offered(self, topology: Topology, had: Topology | None) -> Topology:
         """The topology with its offers; `had` is the one before."""
         configuration = self._file.current
         before = had.offered if had is not None and configuration == self._made_by else ()
-        found = offers(self._as_first_seen(topology), configuration, before)
+        found = offer_resources(self._as_first_seen(topology), configuration, before)
         self._made_by = configuration
         self._say(found.findings)
         usual = replace(topology, offers=None)

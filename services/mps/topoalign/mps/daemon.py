@@ -26,7 +26,7 @@ from topoalign.mps.nvml import DEFAULT, EXCLUSIVE_PROCESS, Nvml
 from topoalign.mps.shares import Share
 from topoalign.plugin_config.mps_files import Announcement, lock_resource_directory
 from topoalign.runtime.clock import backoff_seconds
-from topoalign.runtime.tasks import either
+from topoalign.runtime.tasks import wait_for_first
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
@@ -115,7 +115,7 @@ class Daemon:
         self.reason = "it is starting"
         log.info("MPS daemon started", resource=self.resource, devices=len(share.devices), pid=process.pid)
         try:
-            await either(partial(ended, process), partial(self._lead, share, control))
+            await wait_for_first(partial(ended, process), partial(self._lead, share, control))
             if process.returncode is not None:
                 self.reason = f"it ended with status {process.returncode}; see control.log in {control.log}"
         finally:
@@ -184,10 +184,10 @@ class Daemon:
     async def _end(self, process: Process, control: Control) -> None:
         """Ends a daemon that runs: by `quit`, by SIGTERM, by SIGKILL."""
         if process.returncode is None:
-            await either(partial(quit_until, control, process), partial(self._clock.sleep, END_SECONDS))
+            await wait_for_first(partial(quit_until, control, process), partial(self._clock.sleep, END_SECONDS))
         if process.returncode is None:
             process.terminate()
-            await either(partial(ended, process), partial(self._clock.sleep, END_SECONDS))
+            await wait_for_first(partial(ended, process), partial(self._clock.sleep, END_SECONDS))
         if process.returncode is None:
             process.kill()
         await process.wait()

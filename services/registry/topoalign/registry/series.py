@@ -19,7 +19,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster, Member
-from topoalign.runtime.metrics import LONGEST_LABEL, format_sample, header
+from topoalign.runtime.metrics import LONGEST_LABEL, format_header, format_sample
 from topoalign.runtime.request_turns import TaskTurns
 
 # Goes through many rows with turns of the event loop in between, so that no long answer holds up the others.
@@ -57,17 +57,17 @@ class NodeSeries:
         The text, in chunks of a few nodes. A node that changes meanwhile is written as it is when it is its turn. One whose
         name is none for Kubernetes has no series, because made printable it may be the name of another one.
         """
-        yield header("topoalign_gpus", "GPUs by state.")
+        yield format_header("topoalign_gpus", "GPUs by state.")
         async for chunk in self._chunks(lambda member: member.derived(gpu_lines)):
             yield chunk
         if self._per_allocation:
-            yield header(
+            yield format_header(
                 "topoalign_gpu_allocation_info",
                 "1 for each allocated GPU; gpu_uuid equals the UUID label of DCGM's exporter.",
             )
             async for chunk in self._chunks(lambda member: member.derived(allocation_lines)):
                 yield chunk
-        yield header("topoalign_node_stale", "1 while the allocator of the node does not answer.")
+        yield format_header("topoalign_node_stale", "1 while the allocator of the node does not answer.")
         async for chunk in self._chunks(stale_line):
             yield chunk
 

@@ -26,7 +26,7 @@ from topoalign.core.ports import Bus, Clock, Stream
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime.tasks import background, either
+from topoalign.runtime.tasks import background, wait_for_first
 
 # Tells whether this process was late itself while it waited for an answer.
 #
@@ -145,7 +145,7 @@ class Registry:
             self._ask_now = anyio.Event()
             await self._ask_all()
             self._asked = True
-            await either(self._ask_now.wait, partial(self._clock.sleep, self._settings.registry_ask_seconds))
+            await wait_for_first(self._ask_now.wait, partial(self._clock.sleep, self._settings.registry_ask_seconds))
 
     async def _until_read(self) -> None:
         """

@@ -34,7 +34,7 @@ from topoalign.core.model.errors import BusUnavailable, TopoalignError, clean
 from topoalign.core.model.topology.cpuset import parse_cpuset
 
 KUBELET_NUMA_LIMIT = 8
-"""NUMA nodes above which the kubelet refuses to start with a topology policy, unless told otherwise (v1.36.3)."""
+"""NUMA nodes above which the kubelet refuses to start with a topology policy, unless configured otherwise (v1.36.3)."""
 
 NVML = "libnvidia-ml.so.1"
 STATE_DIR = Path("/var/lib/topoalign")
@@ -167,7 +167,7 @@ def hardware(subject: Subject) -> CheckResult:
         inventory = this_machine.read_inventory()
     except TopoalignError as error:
         return warning_finding(error.finding, error.remedy)
-    machine = this_machine.played()
+    machine = this_machine.configured_machine()
     found = inventory.topology.describe()
     if machine:
         found += f" (described by TOPOALIGN_MACHINE: {clean(machine, 200)})"

@@ -75,7 +75,7 @@ def configuration_file(subject: Subject) -> Path | None:
 
 
 def read_kubelet_rules(subject: Subject) -> AdmissionRules | None:
-    """None without a configuration file that can be read; `kubelet_configuration` says why."""
+    """The rules of the kubelet's configuration file; None if it cannot be read, which `kubelet_configuration` reports."""
     path = configuration_file(subject)
     if path is None:
         return None
@@ -88,7 +88,7 @@ def read_kubelet_rules(subject: Subject) -> AdmissionRules | None:
 
 
 def kubelet_configuration(subject: Subject) -> CheckResult | None:
-    """Only where the file, or a kubelet's directory, was given: whether what-if can say what that kubelet would decide."""
+    """Checks whether what-if can predict this kubelet. Only where the file, or a kubelet's directory, was given."""
     path = configuration_file(subject)
     if path is None:
         return None
@@ -120,7 +120,7 @@ def kubelet_configuration(subject: Subject) -> CheckResult | None:
 
 
 def registered_devices(subject: Subject) -> dict[str, list[str]]:
-    """The kubelet's device resources, and the devices of each. None of them where its checkpoint does not tell."""
+    """The kubelet's device resources, and the devices of each; empty without a readable checkpoint."""
     if subject.kubelet_dir is None:
         return {}
     from topoalign.kubelet.files import device_checkpoint  # the other checks work without
@@ -159,8 +159,8 @@ def aligned_slots(subject: Subject) -> CheckResult | None:
     from topoalign.plugin_config import file_watch, resource_offers  # brings in YAML; the other checks work without
 
     try:
-        kubelet_configuration = file_watch.first_read(os.environ)[2].configuration
-        found = resource_offers.offers(this_machine.read_inventory().topology, kubelet_configuration).findings
+        kubelet_configuration = file_watch.read_first(os.environ)[2].configuration
+        found = resource_offers.offer_resources(this_machine.read_inventory().topology, kubelet_configuration).findings
     except TopoalignError:  # reported by `config check`, or by the check of the hardware
         return None
     beyond = next((each for each in found if each.field == resource_offers.NUMA_TOPOLOGY), None)
@@ -173,7 +173,7 @@ def aligned_slots(subject: Subject) -> CheckResult | None:
 
 
 def check_allocator(subject: Subject) -> CheckResult:
-    """Who has the state directory, and who serves the kubelet: one process, or two that are in each other's way."""
+    """Checks that the process with the state directory is the one that serves the kubelet, and not two in conflict."""
     holder = lock_holder(subject.state_dir / "lock", PROC_LOCKS)
     served = served_sockets(subject.kubelet_dir) if subject.kubelet_dir is not None else {}
     others = {pid for pid in served.values() if pid != holder}
@@ -206,7 +206,7 @@ def lock_holder(lock: Path, locks: Path) -> int | None:
 
 
 def served_sockets(directory: Path) -> Mapping[str, int]:
-    """Our sockets that somebody listens at, and who; without those that are too busy to tell."""
+    """Our sockets with a listening process, and its id; without sockets that are too busy to answer."""
     peers = {path.name: server_of(path) for path in sorted(directory.glob(SOCKETS))}
     return {name: peer.pid for name, peer in peers.items() if peer is not None and peer is not BUSY}
 

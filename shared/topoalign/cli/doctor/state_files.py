@@ -110,7 +110,7 @@ def _manager_state(
 
 
 def file_exists(path: Path) -> bool:
-    """Whether there is such a file, as far as this user may look: the check of the kubelet's directory says if not."""
+    """Whether this user can see such a file; the check of the kubelet's directory reports a missing permission."""
     try:
         return path.exists()
     except OSError:
@@ -122,7 +122,7 @@ def described_or_real(subject: Subject) -> Topology | None:
     from topoalign import machines  # the readers; the other checks work without
     from topoalign.machines.sysfs_machine import read_sysfs
 
-    described = this_machine.played()
+    described = this_machine.configured_machine()
     try:
         return machines.load_machine(described).topology if described else read_sysfs(subject.sysfs_root.parent)
     except TopoalignError:
@@ -131,7 +131,7 @@ def described_or_real(subject: Subject) -> Topology | None:
 
 def _damaged(path: Path, error: StateFault, effect: str) -> CheckResult:
     if not os.access(path, os.R_OK):
-        return warning_finding(error.finding, error.remedy)  # who may read it can tell more
+        return warning_finding(error.finding, error.remedy)  # a user who may read it gets the details
     return failure_finding(f"{error.finding}; {effect}", _delete(path))
 
 

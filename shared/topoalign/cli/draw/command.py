@@ -20,7 +20,7 @@ FORMATS = {".svg": "svg", ".png": "png", ".txt": "ascii", "": "ascii"}
 """By the end of a file's name."""
 WIDTH = 100
 WIDEST = 160
-"""Columns where nobody says how wide the terminal is, and the most that are used of one."""
+"""Columns if the width of the terminal is not known, and the most that are used of it."""
 
 
 @click.command()
@@ -109,7 +109,7 @@ def of_node(node: str | None, nats: str | None) -> "Diagram":
     from topoalign.cli import link  # brings in what talks to the network
     from topoalign.cli.draw.diagram import diagram_of
 
-    status = link.discovered_or_read(node, nats, os.environ)
+    status = link.discovered_or_read_topology(node, nats, os.environ)
     cards = (*status.topology.gpu_by_id, *status.topology.nic_by_id)
     known = {card: status.health_of(card) for card in cards}
     health = {card: told for card, told in known.items() if told is not UNKNOWN}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from topoalign.cli import formatting
 from topoalign.cli.formatting import binary
-from topoalign.cli.gpu_partitioning import MIB, holder_text, left_text, parts_text, way_text
+from topoalign.cli.gpu_partitioning import MIB, format_parts, format_remaining, format_strategy, holder_text
 from topoalign.core.model.errors import clean
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState, Owner
 from topoalign.core.model.ids import AllocationID, DeviceID
@@ -21,7 +21,7 @@ SHORT_WAYS = {
     "MIG, slots": "slots",
     "not offered": "parts",
 }
-"""How a GPU is divided, in the width of its box; one in MIG mode says so in a line of its own."""
+"""How a GPU is partitioned, in the width of its box; MIG mode has a line of its own."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class DrawnDevice:
     what no later one has as well, so that all of them and what is left are the GPU.
     """
     divided: tuple[str, ...]
-    """How a GPU is divided, and what is left of it: the last two of its lines; () for others."""
+    """How a GPU is partitioned, and its remaining amounts: the last two of its lines; () for others."""
     broken: bool
     """Unhealthy, or never judged."""
     cordoned: bool
     degraded: str = ""
     """The finding about a degraded GPU (`topology.degraded`); empty for others."""
     story: str = ""
-    """All there is to say, for whoever points at it."""
+    """All facts of the device, as the tooltip."""
 
     @property
     def name(self) -> str:
@@ -66,8 +66,8 @@ class DrawnDevice:
         return (not self.gpu, self.index)
 
     @property
-    def troubles(self) -> tuple[str, ...]:
-        """The words for its problems: some of `unhealthy`, `cordoned` and `degraded`."""
+    def findings(self) -> tuple[str, ...]:
+        """The findings about it: some of `unhealthy`, `cordoned` and `degraded`."""
         found = {"unhealthy": self.broken, "cordoned": self.cordoned, "degraded": bool(self.degraded)}
         return tuple(word for word, applies in found.items() if applies)
 
@@ -118,7 +118,7 @@ def device_of(
     health: DeviceHealth | None,
     division: Division | None = None,
 ) -> DrawnDevice:
-    """What is drawn of this GPU or NIC. `holders` are some of those in the legend; `division`: of a GPU that is divided."""
+    """Makes the drawing of this GPU or NIC. `holders`: positions in the legend; `division`: of a partitioned GPU."""
     listed = topology.listed_nodes(one.numa_affinity)
     device = DrawnDevice(
         id=one.id,
@@ -142,7 +142,7 @@ def device_of(
     facts |= health_facts(health) | {"degraded:": device.degraded, "held by": ", ".join(holders)}
     if division is not None:
         held = "; ".join(map(holder_text, division.held))
-        facts |= {"divided:": way_text(division), "held by": held, "left:": left_text(division)}
+        facts |= {"divided:": format_strategy(division), "held by": held, "left:": format_remaining(division)}
     story = [f"{device.name} {clean(one.id, 130)}", f"PCI {clean(one.pci or 'unknown')}"]
     nodes = format_cpuset(one.numa_affinity) if topology.nodes_known else ""
     story.append(f"NUMA {nodes or 'unknown'}")
@@ -151,12 +151,12 @@ def device_of(
 
 
 def divided_lines(division: Division | None) -> tuple[str, ...]:
-    """Two lines of a GPU that is divided: how, and what is left: `slots, 8 left:` and `60% 28 GiB`."""
+    """Two lines of a partitioned GPU: how it is shared, and its remaining amounts: `slots, 8 left:` and `60% 28 GiB`."""
     if division is None:
         return ()
     left = division.left
     offered = division.offered
-    way = SHORT_WAYS.get(way_text(division), way_text(division))
+    way = SHORT_WAYS.get(format_strategy(division), format_strategy(division))
     if offered.slices and offered.instances:
         way = "parts"
     if offered.slices or offered.instances:
@@ -172,9 +172,9 @@ def short_parts(parts: Parts) -> str:
     tenths = parts.memory * 10 // 2**30
     memory = f"{tenths // 10} GiB" if tenths >= 100 or tenths % 10 == 0 else f"{tenths / 10:.1f} GiB"
     memory = memory if tenths else f"{parts.memory // MIB} MiB"
-    said = [f"{parts.cores}%"] if parts.cores else []
-    said += [memory] if parts.memory else []
-    return " ".join(said) or parts_text(parts)
+    amounts = [f"{parts.cores}%"] if parts.cores else []
+    amounts += [memory] if parts.memory else []
+    return " ".join(amounts) or format_parts(parts)
 
 
 def describe_gpu(gpu: Gpu, topology: Topology) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ NIC_HEIGHT = 34.0
 LINE = 13.0
 INSET = 6.0
 NARROW = 5.0
-"""From the edge of a box to its text, and to that of a row for a part."""
+"""From the edge of a box to its text, and to the text of a holder's row."""
 SMALL = 10.5
 DASH = 12.0
 """From one dash of a cordon to the next."""
@@ -21,8 +21,8 @@ HATCH = 7.0
 
 
 def gpu_height(devices: Iterable[DrawnDevice]) -> float:
-    """Enough for the GPU that has most to say; at least so much that a GPU does not look like a NIC."""
-    lines = (len(device.lines) + len(device.troubles) + len(device.parts) for device in devices if device.gpu)
+    """The height of the box that needs most lines; at least so much that a GPU does not look like a NIC."""
+    lines = (len(device.lines) + len(device.findings) + len(device.parts) for device in devices if device.gpu)
     most = max(lines, default=0)
     return 28 + LINE * max(most, 1)
 
@@ -65,11 +65,11 @@ def draw_device_texts(device: DrawnDevice, box: Box) -> Iterator[Item]:
     """The texts in a device's box, with a plain plate below them on a hatched box."""
     size, first = (13.0, 18.0) if device.gpu else (11.5, 14.5)
     room = WIDTH - 2 * INSET
-    lines = device.lines + device.troubles if device.gpu else (" ".join(device.troubles) or device.lines[0],)
+    lines = device.lines + device.findings if device.gpu else (" ".join(device.findings) or device.lines[0],)
     base = box.y + first + (2 if device.gpu else 0)
     texts = [Text(box.x + INSET, box.y + first, fitted(device.name, room, size, bold=True), size, bold=True)]
     for i, line in enumerate(lines, 1):
-        bold = bool(device.troubles) and line in (*device.troubles, " ".join(device.troubles))
+        bold = bool(device.findings) and line in (*device.findings, " ".join(device.findings))
         texts.append(Text(box.x + INSET, base + i * LINE, fitted(line, room, SMALL, bold), SMALL, bold))
     if device.broken:  # so that the hatching does not cross the words
         width = max(text_width(text.text, text.size, text.bold) for text in texts) + 4
@@ -85,7 +85,7 @@ def draw_device_texts(device: DrawnDevice, box: Box) -> Iterator[Item]:
 
 
 def draw_holder_rows(device: DrawnDevice, box: Box, base: float) -> Iterator[Item]:
-    """A row for each holder of a part, in its colour: its letter, and what it has. `base`: of the text above them."""
+    """Yields a row for each holder of a part, in its colour: its letter, and its amount. `base`: of the text above them."""
     for place, (holder, amount) in enumerate(device.parts, 1):
         y = base + place * LINE
         fill = scene.of_holder(holder)

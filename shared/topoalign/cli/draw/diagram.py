@@ -151,7 +151,7 @@ def paths(groups: Iterable[Group]) -> list[str]:
 
 
 def notes(topology: Topology, bare: list[int]) -> tuple[str, ...]:
-    """What is not drawn, said in a sentence."""
+    """A sentence about what is not drawn."""
     said = []
     if bare:
         said.append(f"NUMA {format_cpuset(bare)}: neither CPUs nor memory now")

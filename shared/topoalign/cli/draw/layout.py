@@ -29,7 +29,7 @@ from topoalign.cli.draw.scene import (
 )
 from topoalign.core.model.ids import DeviceID
 
-# Sizes of all parts of a drawing: the first half of the layout, which only measures.
+# The first half of the layout measures the sizes of all elements of a drawing.
 #
 # Below a switch the NICs are in a row above the GPUs, so that every GPU's lower edge is free for its NVLinks. NUMA
 # nodes are side by side, and sockets too: the more devices a machine has, the wider its drawing is.
@@ -147,7 +147,7 @@ def scene_of(diagram: Diagram) -> Scene:
 
 @dataclass
 class DiagramLayout:
-    """A scene on its way."""
+    """Places the elements of a diagram in a scene."""
 
     sizes: Sizes
     items: list[Item] = field(default_factory=list)
@@ -264,7 +264,7 @@ class DiagramLayout:
         return box
 
     def wires(self, column: list[Box], above: Box) -> None:
-        """Draws the way from a bridge to a column of devices: straight to a single one, else along their left edge."""
+        """Draws the lines from a bridge to a column of devices: straight to a single one, else along their left edge."""
         if len(column) == 1:
             self.add(DrawnLine(((column[0].middle, above.bottom), (column[0].middle, column[0].y))))
             return
@@ -315,7 +315,7 @@ def legend_items(diagram: Diagram, notes: Iterable[str], x: float, y: float, wid
 
 
 def list_legend_entries(diagram: Diagram) -> Iterator[tuple[Box, str, str]]:
-    """Swatch, letter and words of each entry: only of what can be seen in the drawing."""
+    """Swatch, letter and text of each entry: only of what is visible in the drawing."""
     for i, entry in enumerate(diagram.legend):
         yield replace(SWATCH, fill=scene.of_holder(i)), holder_letter(i), entry
     devices = diagram.devices

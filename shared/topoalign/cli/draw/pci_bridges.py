@@ -59,9 +59,9 @@ Child: TypeAlias = Bridge | DrawnDevice
 
 def pcie_tree(devices: Iterable[DrawnDevice], parents: Mapping[str, str | None], links: Links) -> tuple[Child, ...]:
     """The bridges with these devices beneath them, then the devices of which no bridge is known, by their paths."""
-    ways = [(way(device.bridge, parents), device) for device in devices]
-    lost = sorted((device for bridges, device in ways if not bridges), key=lambda device: device.order)
-    return children([pair for pair in ways if pair[0]], 0) + by_path(lost, links, PATHS)
+    paths = [(way(device.bridge, parents), device) for device in devices]
+    lost = sorted((device for bridges, device in paths if not bridges), key=lambda device: device.order)
+    return children([pair for pair in paths if pair[0]], 0) + by_path(lost, links, PATHS)
 
 
 def by_path(devices: Sequence[DrawnDevice], links: Links, paths: Sequence[PcieClass]) -> tuple[Child, ...]:
@@ -115,14 +115,14 @@ def way(bridge: str | None, parents: Mapping[str, str | None]) -> tuple[str, ...
     return tuple(reversed(above))
 
 
-def children(ways: Ways, level: int) -> tuple[Child, ...]:
+def children(paths: Ways, level: int) -> tuple[Child, ...]:
     """
     The bridges below a level of the tree, then the devices that are directly there. Deeper than `DEEPEST`, devices are
     attached to the last level.
     """
     branches: dict[str, Ways] = {}
     direct = []
-    for bridges, device in ways:
+    for bridges, device in paths:
         if bridges and level < DEEPEST:
             branches.setdefault(bridges[0], []).append((bridges, device))
         else:
@@ -133,15 +133,15 @@ def children(ways: Ways, level: int) -> tuple[Child, ...]:
     )
 
 
-def branch(ways: Ways, level: int) -> Child:
+def branch(paths: Ways, level: int) -> Child:
     """All these devices are beneath one bridge: it, or the last that they share, or the device if it is alone there."""
-    if level and len(ways) == 1:
-        return ways[0][1]
+    if level and len(paths) == 1:
+        return paths[0][1]
     shared = 1
-    while level and len({bridges[shared : shared + 1] for bridges, _ in ways}) == 1 and len(ways[0][0]) > shared:
+    while level and len({bridges[shared : shared + 1] for bridges, _ in paths}) == 1 and len(paths[0][0]) > shared:
         shared += 1
-    inside = children([(bridges[shared:], device) for bridges, device in ways], level + 1)
-    return Bridge(ways[0][0][shared - 1], level == 0, inside)
+    inside = children([(bridges[shared:], device) for bridges, device in paths], level + 1)
+    return Bridge(paths[0][0][shared - 1], level == 0, inside)
 
 
 def devices_in(children: Iterable[Child]) -> list[DrawnDevice]:

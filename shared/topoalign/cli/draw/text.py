@@ -28,7 +28,7 @@ T = TypeVar("T")
 NARROWEST = 40
 """Columns. On a narrower terminal lines are longer than it is wide."""
 LEAST_BESIDE = 42
-"""Columns that something needs to stand beside another."""
+"""Columns that a block needs to be drawn next to another one."""
 COLOURS = ("bright_blue", "yellow", "green", "magenta", "cyan", "bright_yellow", "bright_green", "bright_magenta")
 """Of the first holder, the second, …"""
 MARKS = {"unhealthy": "!", "cordoned": "#", "degraded": "*"}
@@ -98,7 +98,7 @@ def branches(children: Sequence[Child], width: int) -> Block:
 
 
 def bridge(of: Bridge, width: int) -> Block:
-    """Its name, and below it what hangs on it; a single device hangs beside it."""
+    """The name of a bridge with what is attached to it below; a single device is drawn next to it."""
     name = of.labels[of.host and of.path is None]  # `host bridge …`, `PCIe switch …` or `PIX`
     below = branches(of.children, width)
     if len(of.children) == 1 and len(below) == 1 and len(name) + 1 + len(below[0]) <= width:
@@ -120,7 +120,7 @@ def brackets(children: Iterable[Child], width: int) -> Block:
 def device_token(device: DrawnDevice) -> str:
     """`[GPU0]` that is free, `[GPU1 A]` of holder A, `[GPU2 AB+!]` unhealthy and of A, B and others."""
     keys = [holder_letter(holder) for holder in device.holders]
-    marks = "".join(keys[:MOST_KEYS]) + "+" * (len(keys) > MOST_KEYS) + "".join(map(MARKS.__getitem__, device.troubles))
+    marks = "".join(keys[:MOST_KEYS]) + "+" * (len(keys) > MOST_KEYS) + "".join(map(MARKS.__getitem__, device.findings))
     return f"[{device.name} {marks}]" if marks else f"[{device.name}]"
 
 
@@ -135,9 +135,9 @@ def legend(diagram: Diagram) -> Iterator[str]:
     memory = [f"{one.name} is NUMA {one.memory_node}" for one in diagram.devices if one.memory_node is not None]
     if memory:
         yield f"GPU memory: {', '.join(memory)}"
-    troubles = {trouble for device in diagram.devices for trouble in device.troubles}
-    if troubles:
-        yield "   ".join(f"{mark} {trouble}" for trouble, mark in MARKS.items() if trouble in troubles)
+    findings = {finding for device in diagram.devices for finding in device.findings}
+    if findings:
+        yield "   ".join(f"{mark} {finding}" for finding, mark in MARKS.items() if finding in findings)
 
 
 def framed(head: str, lines: Iterable[str], width: int, frame: tuple[str, ...]) -> Block:

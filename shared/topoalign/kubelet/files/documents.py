@@ -112,7 +112,7 @@ def without_nulls(content: object, levels: int = DEEPEST) -> object:
 def from_json(text: str, most: int) -> list[object]:
     """JSON, or YAML that starts like it. Raises ValueError and what `from_yaml` raises."""
     try:
-        return [json.loads(text, object_pairs_hook=said_once, parse_constant=no_number)]
+        return [json.loads(text, object_pairs_hook=refuse_duplicate_keys, parse_constant=no_number)]
     except json.JSONDecodeError:
         return from_yaml(text, most)
 
@@ -124,7 +124,7 @@ def from_yaml(text: str, most: int) -> list[object]:
     return yaml_text.load(text, DEEPEST, most)
 
 
-def said_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def refuse_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """The JSON object of these pairs. Raises ValueError for a duplicate key."""
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
@@ -162,7 +162,7 @@ def other_kind(document: Document, kind: str, api_version: str, remedy: str) -> 
     return InvalidField("kind", f"{what} is no {kind} of {api_version}", remedy)
 
 
-def converted(content: object, kind: Any, remedy: str) -> Any:
+def convert_document(content: object, kind: Any, remedy: str) -> Any:
     """The content as this type; what it does not name is left out. Raises InvalidField with the path of a wrong value."""
     try:
         return msgspec.convert(content, kind)

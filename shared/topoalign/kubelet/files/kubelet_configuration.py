@@ -92,7 +92,7 @@ def rules_of(document: documents.Document, placement: Placement = Placement.TOPO
     """
     remedy = "write it as KubeletConfiguration v1beta1 has it: numbers and booleans of options in quotes"
     documents.expect_kind(document, KIND, API_VERSION, "give the file that the kubelet is given with --config")
-    found: KubeletConfiguration = documents.converted(document, KubeletConfiguration, remedy)
+    found: KubeletConfiguration = documents.convert_document(document, KubeletConfiguration, remedy)
     policy = one_of(
         "topologyManagerPolicy", found.topology_manager_policy, {each.value: each for each in Policy}, "none"
     )

@@ -115,7 +115,7 @@ def read_manifest(document: documents.Document) -> PodManifest:
     """The manifest of a pod. Raises InvalidField for another kind of object, and with the path of a value that is wrong."""
     expect_pod(document)
     try:
-        pod: PodManifest = documents.converted(document, PodManifest, REMEDY)
+        pod: PodManifest = documents.convert_document(document, PodManifest, REMEDY)
     except InvalidField as error:
         if error.field.startswith("metadata.annotations["):
             finding = error.finding.removeprefix(f"{error.field}: ")

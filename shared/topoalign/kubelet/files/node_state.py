@@ -116,7 +116,7 @@ def node_state(
         allocations={allocation.id: allocation for allocation in held.allocations},
         memory=memory.memory,
     )
-    findings = (*(each.finding for each in (cpus, memory, devices)), memory.doubt, pods.trouble, *pods.findings)
+    findings = (*(each.finding for each in (cpus, memory, devices)), memory.doubt, pods.reason_unknown, *pods.findings)
     return KubeletNode(
         state=state,
         registered=devices.registered,

@@ -65,7 +65,7 @@ class ListedPods:
             )
 
     @property
-    def trouble(self) -> str | None:
+    def reason_unknown(self) -> str | None:
         """Why nothing is known of the pods that were asked for, in words; None: it is."""
         if self._trouble is None:
             return None
@@ -73,7 +73,9 @@ class ListedPods:
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What was dropped of the pods that were asked for, and what is not known of them, in words; not `trouble`."""
+        """
+        What was dropped of the pods that were asked for, and what is not known of them, in words; not `reason_unknown`.
+        """
         found = []
         if gone := sorted(uid for uid, gone in self._gone.items() if gone):
             found.append(

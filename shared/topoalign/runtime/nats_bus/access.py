@@ -18,7 +18,8 @@ from topoalign.runtime.settings import RuntimeSettings
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """Paths of files: who we are, and whom we trust. Read anew for every connection, so that renewed ones are taken up."""
+    """Paths of the files with our identity and the trusted authorities. They are read for every connection, so that renewed
+    files are used."""
 
     creds: str | None = None
     """A `.creds` file: JWT and seed, for servers with operators and accounts."""
@@ -33,7 +34,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, settings: RuntimeSettings) -> "Access":
-        """As the settings have it."""
+        """The access that the settings describe."""
         return cls(
             creds=settings.nats_creds,
             nkey=settings.nats_nkey,
@@ -43,7 +44,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def options(self) -> dict[str, str]:
-        """What the NATS client is told. Raises InvalidField that names the setting whose file cannot be used."""
+        """The options of the NATS client. Raises InvalidField that names the setting whose file cannot be used."""
         if self.creds is not None:
             if b"BEGIN USER NKEY SEED" not in read_setting_file("TOPOALIGN_NATS_CREDS", self.creds):
                 raise InvalidField(
@@ -63,7 +64,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         return {}
 
     def tls(self, urls: Sequence[str]) -> ssl.SSLContext | None:
-        """How connections are protected; None where nothing asks for it. Raises InvalidField for an unusable file."""
+        """The TLS context of connections; None without TLS. Raises InvalidField for an unusable file."""
         wanted = any(url.startswith(("tls://", "wss://")) for url in urls)
         if not wanted and self.tls_ca is None and self.tls_cert is None:
             return None

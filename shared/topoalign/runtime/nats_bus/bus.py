@@ -33,12 +33,12 @@ from topoalign.runtime.nats_bus.access import Access, hide_credentials, split_ad
 from topoalign.runtime.nats_bus.delivered import Delivered
 from topoalign.runtime.nats_bus.follower import NatsFollower
 from topoalign.runtime.nats_bus.nats_connection import NatsConnection, open_connection
-from topoalign.runtime.nats_bus.nats_library import contained
+from topoalign.runtime.nats_bus.nats_library import contain_cancellation
 from topoalign.runtime.nats_bus.publication import publish_atomic, publish_many, publish_one
 from topoalign.runtime.nats_bus.selftest import SelfTest
 from topoalign.runtime.nats_bus.stored import find_message, purge, received_of
 from topoalign.runtime.replies import reply_to
-from topoalign.runtime.tasks import background, lasting
+from topoalign.runtime.tasks import background, run_until_cancelled
 
 PUBLISH_SECONDS = 2.0
 """Longer than a sync to disk takes, shorter than anybody wants to wait for a server that may be gone."""
@@ -59,19 +59,19 @@ log = structlog.get_logger("topoalign.runtime.nats")
 class NatsBus:
     """Made by `connect_bus`."""
 
-    def __init__(self, url: str, name: str, access: Access, node: NodeName | None, speaks: Sequence[str]) -> None:
+    def __init__(self, url: str, name: str, access: Access, node: NodeName | None, publishes: Sequence[str]) -> None:
         if wire.token(name) != name or not name:
             raise InvalidField("name", f"{clean(name)!r}", "use letters, digits, `_` and `-`")
         self.url = hide_credentials(url)
         """As it may be shown."""
-        self.trouble: str | None = "not connected yet"
+        self.reason_not_connected: str | None = "not connected yet"
         """Why there is no connection; None while there is one."""
         self._urls = split_addresses(url)
         self._name = name
         self._access = access
-        access.options(), access.tls(self._urls)  # so that a wrong file is told at once, and not by a task
+        access.options(), access.tls(self._urls)  # so that a wrong file is reported at once, and not by a task
         self._inbox = f"_INBOX_{name}" if node is None else f"_INBOX_{name}.{wire.token(node)}"
-        self._self_test = SelfTest(speaks)
+        self._self_test = SelfTest(publishes)
         self._connection: NatsConnection | None = None
         self._came = anyio.Event()
 
@@ -170,49 +170,49 @@ class NatsBus:
     def live(self) -> NatsConnection:
         """The connection of this moment. Raises BusUnavailable."""
         if self._connection is None:
-            raise BusUnavailable(f"not connected to {self.url}: {self.trouble}")
+            raise BusUnavailable(f"not connected to {self.url}: {self.reason_not_connected}")
         return self._connection
 
     async def keep_connected(self, strict: bool) -> None:
         """
         Runs as long as the bus. `strict` raises BusRefused for as long as there was no connection yet.
 
-        Later a refusal is like a loss, since a server may be set up anew at any time: said once, and tried again.
+        Later a refusal is treated like a loss, since a server may be set up again at any time: logged once, and tried again.
         """
         failures = 0
-        told: set[str] = set()
-        """Findings since the last connection: where a name stands for several addresses, they come in turns."""
+        logged: set[str] = set()
+        """Findings since the last connection. If a name has several addresses, their findings alternate."""
         while True:
             try:
                 connection = await self.connection()
             except (BusUnavailable, BusRefused) as error:
                 if strict and isinstance(error, BusRefused):
                     raise
-                if error.finding not in told:
-                    told.add(error.finding)
+                if error.finding not in logged:
+                    logged.add(error.finding)
                     log.warning("bus away", finding=error.finding, remedy=error.remedy)
-                self.trouble = error.finding
+                self.reason_not_connected = error.finding
                 failures += 1
                 pause = backoff_seconds(failures, FIRST_PAUSE, LONGEST_PAUSE)
                 await anyio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  # spreads load, hides nothing
                 continue
             failures = 0
             strict = False
-            told.clear()
+            logged.clear()
             await self.stay(connection)
 
     async def stay(self, connection: NatsConnection) -> None:
         """Hands the connection to all who wait for one, until it is lost."""
         log.info("bus connected", url=self.url, server=str(connection.client.connected_server_version))
         self._connection = connection
-        self.trouble = None
+        self.reason_not_connected = None
         self._came.set()
         try:
             await connection.until_lost()
         finally:
             self._connection = None
             self._came = anyio.Event()
-            self.trouble = f"connection lost: {connection.reason}"
+            self.reason_not_connected = f"connection lost: {connection.reason}"
             await connection.close()
         log.warning("bus lost", url=self.url, reason=connection.reason)
 
@@ -259,7 +259,10 @@ async def answer_requests(connection: NatsConnection, endpoint: Endpoint, *, tas
             async for request in receive:
                 if OF_A_STORE.isdisjoint(request.headers or {}):
                     reply = await reply_to(endpoint, request.data)
-                    with suppress(nats.errors.Error, OSError, ValueError), contained():  # no answer is wanted any more
+                    with (
+                        suppress(nats.errors.Error, OSError, ValueError),
+                        contain_cancellation(),
+                    ):  # no answer is wanted any more
                         await request.respond(reply)
         finally:
             await connection.unsubscribe(subscription)
@@ -273,25 +276,25 @@ async def connect_bus(
     wait: float | None = 10.0,
     access: Access = Access(),  # noqa: B008  # frozen
     node: NodeName | None = None,
-    speaks: Sequence[str] = (),
+    publishes: Sequence[str] = (),
 ) -> AsyncIterator[NatsBus]:
     """
     The bus at `url` (several servers of one cluster are separated by commas) while the context is open.
 
     `wait`: seconds to wait for a server; then BusUnavailable, and BusRefused at once for a server that cannot be used.
     None waits for nothing: the context is entered without a connection, which is made and checked in the background.
-    `node`: whose services use the connection; then its name is in the subjects on which answers come. `speaks`: subjects
+    `node`: whose services use the connection; then its name is in the subjects on which answers come. `publishes`: subjects
     this process will publish on; the permission is tried on every new connection. Raises InvalidField for an unusable
     address, name or credentials file.
     """
-    bus = NatsBus(url, name, access, node, speaks)
+    bus = NatsBus(url, name, access, node, publishes)
     async with background() as tasks:
-        tasks.start_soon(lasting, "the connection to NATS", lambda: bus.keep_connected(wait is not None))
+        tasks.start_soon(run_until_cancelled, "the connection to NATS", lambda: bus.keep_connected(wait is not None))
         if wait is not None:
             with anyio.move_on_after(wait) as scope:
                 await bus.up()
             if scope.cancelled_caught:
-                raise BusUnavailable(f"no connection within {wait:g} s: {bus.trouble}")
+                raise BusUnavailable(f"no connection within {wait:g} s: {bus.reason_not_connected}")
         yield bus
 
 

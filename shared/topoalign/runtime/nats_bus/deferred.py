@@ -1,5 +1,6 @@
 """
-Keeps nats.js, the JetStream part of the NATS client library, and aiohttp unloaded until somebody uses them (nats-py 2.16.0).
+Defers the import of aiohttp and nats.js, the JetStream part of the NATS client library, until they are used (nats-py
+2.16.0).
 
 The client library imports all of it, and uses the names of some headers. The bus speaks the API of JetStream itself. So a
 node agent would spend a fifth of the time in which it imports the library, and 1.5 MB, on what it never calls. The module
@@ -46,7 +47,7 @@ class DeferredPackage(ModuleType):
     """Stands in for `nats.js`, and becomes it."""
 
     def __getattr__(self, name: str) -> Any:
-        """Loads the package for whatever else it is asked for."""
+        """Loads the package at the first access to any other attribute."""
         if name not in JETSTREAM_NAMES:
             raise AttributeError(f"module {JETSTREAM!r} has no attribute {name!r}")
         vars(self).pop("api", None)

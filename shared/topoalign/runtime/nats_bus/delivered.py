@@ -1,5 +1,5 @@
 """
-Messages as a store delivers them, read no further than somebody asks.
+Parses messages of a store lazily: each field is read at its first use.
 
 A registry that starts reads a million messages, and of most of them nothing but the position and the id: a later snapshot
 stands for them. The client library makes of each message an object with all its headers and hands it to a task over a queue,

@@ -55,14 +55,14 @@ log = structlog.get_logger("topoalign.runtime.nats")
 
 
 class FollowerReading:
-    """What a follower reads on one connection."""
+    """Reads the messages of a follower on one connection."""
 
     def __init__(
         self, connection: NatsConnection, stream: Stream, subject: str, position: int, stored: str = ""
     ) -> None:
         self.connection = connection
         self.stored = stored
-        """When the message at the position was stored, as the store says it; empty: not known."""
+        """When the message at the position was stored, by the clock of the store; empty: not known."""
         self._stream = stream
         self._subject = subject
         self._position = position
@@ -90,7 +90,7 @@ class FollowerReading:
     async def begin(self) -> None:
         """Subscribes to news and reads the first batch. Raises BusUnavailable, BusRefused."""
         self._subscriptions.append(await self.connection.take(self._news_subject, self.take_stored))
-        self._subscriptions.append(await self.connection.take(f"{self._inbox}.*", self.hear))
+        self._subscriptions.append(await self.connection.take(f"{self._inbox}.*", self.receive))
         await self.read()
 
     async def next(self) -> Received:
@@ -213,7 +213,7 @@ class FollowerReading:
                     self.drop_news()
                 self._change.set()
 
-    def hear(self, delivered: Delivered) -> None:
+    def receive(self, delivered: Delivered) -> None:
         """Handles a message of the server."""
         self._arrived.append(delivered)
         self._change.set()

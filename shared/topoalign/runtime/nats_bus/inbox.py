@@ -3,8 +3,8 @@ Questions on one connection, and the answers to them.
 
 Each question has a reply subject of its own under one inbox, which is subscribed to with the first of them; who answers one
 question cannot guess the subject of another. The client library has this, too: it hands each answer to a task over a queue,
-and keeps a timer for each question beside the time-out of who asks. A registry asks thousands of allocators in a round; so
-here an answer goes to who asked as it comes, and nothing is timed.
+and keeps a timer for each question in addition to the caller's time-out. A registry asks thousands of allocators in a round.
+So here an answer goes directly to its caller, and there are no timers.
 """
 
 import asyncio
@@ -66,12 +66,12 @@ class Inbox:
         """Questions that come meanwhile are sent behind the subscription."""
         self._subject = subject = self._client.new_inbox()
         try:
-            self._client.deliver(await self._client.subscribe(f"{subject}.*"), self._hear)
+            self._client.deliver(await self._client.subscribe(f"{subject}.*"), self._take_answer)
         except BaseException:
             self._subject = ""
             raise
 
-    def _hear(self, delivered: Delivered) -> None:
+    def _take_answer(self, delivered: Delivered) -> None:
         """Answers to a question that is over, or that was answered, are dropped."""
         answer, accept = self._asked.get(delivered.subject, (None, anything))
         if answer is None or answer.done():

@@ -6,8 +6,8 @@ sent later without its caller's knowledge (the client library would buffer it). 
 therefore disabled, and its buffer switched off.
 
 A request on a connection ends as soon as its result is known: answered, refused, timed out, or the connection lost.
-NATS reports a missing permission not to the asker but beside the stream of answers; here the report is matched to the
-request by its subject.
+NATS does not report a missing permission as the answer of a request, but as an error of the connection. Here the report is
+matched to the request by its subject.
 """
 
 import random
@@ -28,7 +28,14 @@ from topoalign.runtime.nats_bus.access import Access, hide_credentials
 from topoalign.runtime.nats_bus.deferred import load_websockets
 from topoalign.runtime.nats_bus.delivered import Delivered
 from topoalign.runtime.nats_bus.inbox import Accept, Inbox, anything
-from topoalign.runtime.nats_bus.nats_library import CLOCK, TolerantClient, abandon, contained, parked, socket_of
+from topoalign.runtime.nats_bus.nats_library import (
+    CLOCK,
+    TolerantClient,
+    abandon,
+    contain_cancellation,
+    parked,
+    socket_of,
+)
 
 OLDEST_SERVER = (2, 12)
 """Older ones silently ignore settings of our stores: atomic batches, per-message expiry (measured with 2.9.10)."""
@@ -43,7 +50,7 @@ log = structlog.get_logger("topoalign.runtime.nats")
 
 
 class Wait:
-    """A question that is under way."""
+    """A request that is under way."""
 
     def __init__(self, subject: str, scope: anyio.CancelScope) -> None:
         self.subject = subject
@@ -52,7 +59,7 @@ class Wait:
 
 
 class NatsConnection:
-    """A connection that has been made. `lost` is set once it is gone, for good."""
+    """An established connection. `lost` is set once it is gone, for good."""
 
     def __init__(self, url: str, inbox_prefix: str) -> None:
         self.client = TolerantClient()
@@ -60,7 +67,7 @@ class NatsConnection:
         """As it may be shown."""
         self.lost = anyio.Event()
         self.reason = ""
-        """What the library said last: why a connection was lost or could not be made."""
+        """The library's last error: why a connection was lost or could not be made."""
         self._inbox = Inbox(self.client)
         self._inbox_prefix = inbox_prefix
         self._violations: deque[str] = deque(maxlen=16)
@@ -74,7 +81,7 @@ class NatsConnection:
         failure: Exception | None = None
         with anyio.move_on_after(CONNECT_SECONDS) as self._opening:
             try:
-                with contained():
+                with contain_cancellation():
                     await self.client.connect(
                         url,
                         name=name,
@@ -120,7 +127,7 @@ class NatsConnection:
             raise BusRefused(
                 f"a message of {len(body)} bytes on {clean(subject, 200)} is more than the server's "
                 f"max_payload of {self.client.max_payload}",
-                "raise `max_payload` of nats-server to its default of 1 MiB, or say less",
+                "raise `max_payload` of nats-server to its default of 1 MiB, or publish less",
             )
         with self.waiting(subject, seconds), self.translated(subject):
             return await self._inbox.ask(subject, body, headers, accept)
@@ -168,7 +175,7 @@ class NatsConnection:
             anyio.CancelScope(shield=True),
             anyio.move_on_after(UNSUBSCRIBE_SECONDS),
             suppress(nats.errors.Error, OSError),
-            contained(),
+            contain_cancellation(),
         ):
             if not self.lost.is_set():
                 await subscription.unsubscribe()
@@ -177,7 +184,7 @@ class NatsConnection:
     def translated(self, subject: str) -> Iterator[None]:
         """Turn errors of the library into NobodyAnswers, BusRefused or BusUnavailable, with the subject."""
         try:
-            with contained():
+            with contain_cancellation():
                 yield
         except nats.errors.NoRespondersError as error:
             raise NobodyAnswers(f"nobody answers on {clean(subject, 200)}") from error
@@ -207,7 +214,7 @@ class NatsConnection:
         violation = wait.violation or (answers[-1] if answers else "")
         if violation:
             return BusRefused(
-                f"no permission on {clean(wait.subject, 200)}: NATS says {clean(violation, 300)}",
+                f"no permission on {clean(wait.subject, 200)}: NATS reports {clean(violation, 300)}",
                 "grant it to this user in the server's `authorization` block or account",
             )
         if self.lost.is_set():
@@ -215,7 +222,7 @@ class NatsConnection:
         return BusUnavailable(f"no answer on {clean(wait.subject, 200)} within {seconds:g} s; its outcome is unknown")
 
     async def until_lost(self) -> None:
-        """Returns when the connection is gone. Looks itself, too: the library does not tell in every case."""
+        """Returns when the connection is gone. Polls, too, because the library does not report every loss."""
         while not self.lost.is_set():
             with anyio.move_on_after(until_tick(CLOCK, PING_SECONDS)):
                 await self.lost.wait()
@@ -224,7 +231,7 @@ class NatsConnection:
 
     @property
     def transport_closed(self) -> bool:
-        """Whether the socket is gone. The library's reader, which would tell, may have ended on another error, of memory."""
+        """Whether the socket is gone. The library's reader may have ended on another error (memory) without a report."""
         socket = socket_of(self.client)
         return socket is not None and socket.is_closing()
 
@@ -237,13 +244,13 @@ class NatsConnection:
     async def close(self) -> None:
         """Flushes and closes. Never raises and never takes longer than two seconds."""
         with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(CLOSE_SECONDS), suppress(nats.errors.Error, OSError), contained():
+            with anyio.move_on_after(CLOSE_SECONDS), suppress(nats.errors.Error, OSError), contain_cancellation():
                 while self.client.is_connected and self.client.pending_data_size and not self.lost.is_set():
                     await anyio.lowlevel.checkpoint()  # `flush` sends its PING ahead of what the library still keeps
                 if self.client.is_connected and not self.lost.is_set():
                     await self.client.flush(CLOSE_SECONDS)
             self.lose()
-            with anyio.move_on_after(CLOSE_SECONDS), suppress(nats.errors.Error, OSError), contained():
+            with anyio.move_on_after(CLOSE_SECONDS), suppress(nats.errors.Error, OSError), contain_cancellation():
                 await self.client.close()
             abandon(self.client)
 

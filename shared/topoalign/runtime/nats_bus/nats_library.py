@@ -3,8 +3,8 @@ The NATS client library, and the containment of its cancellations (nats-py 2.16.
 
 The library cancels its own tasks. If such a task waits for the same future as a task of ours, as both wait
 for the end of the socket in `Client.close`, asyncio cancels the future, and our task ends with a CancelledError that
-nobody requested. A task group takes such an error for its own end: the block ends, and no error is raised. `contained`
-turns it into an error of the library.
+nobody requested. A task group takes such an error for its own end: the block ends, and no error is raised.
+`contain_cancellation` turns it into an error of the library.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class CancelledInside(nats.errors.Error):
 
 
 @contextmanager
-def contained() -> Iterator[None]:
+def contain_cancellation() -> Iterator[None]:
     """
     Stands around each call that waits for the library. Raises CancelledInside for a cancellation that was not meant for this
     task; one that was meant for it, by a cancel scope or by `Task.cancel`, passes.
@@ -57,7 +57,8 @@ class TolerantClient(Client):
     The library's client, which a subject that is not UTF-8 does not stop.
 
     NATS stores such a subject; the library's read loop ends on it (nats-py 2.16.0), on every new connection again. With
-    the odd bytes replaced the message is one more that cannot be decoded, and is put aside by whoever hears it.
+    the invalid bytes replaced, the message is one more that cannot be decoded, and its receiver puts it on the dead-letter
+    stream.
     """
 
     def __init__(self) -> None:

@@ -34,19 +34,19 @@ async def publish_one(connection: NatsConnection, message: Message, expected: in
     """As `Bus.publish`, on this connection. Raises NobodyAnswers where no store takes the subject."""
     stream = event_stores.store_of(message)
     headers = message.headers if expected is None else {**message.headers, wire.EXPECTED_LAST: str(expected)}
-    said = read_acknowledgement(
+    acknowledgement = read_acknowledgement(
         (await connection.request(message.subject, message.body, seconds, headers)).body, message
     )
-    if said.error is not None:
-        if expected is None or said.error.err_code not in (WRONG_LAST, WRONG_LAST_IN_BATCH):
-            raise event_stores.store_error(f"publishing on {clean(message.subject, 200)}", said.error)
+    if acknowledgement.error is not None:
+        if expected is None or acknowledgement.error.err_code not in (WRONG_LAST, WRONG_LAST_IN_BATCH):
+            raise event_stores.store_error(f"publishing on {clean(message.subject, 200)}", acknowledgement.error)
         position = await repeated_at(connection, stream, message, expected)
         if position is None:
             raise BusConflict(message.subject, expected)
         return position
-    if said.duplicate:
-        await compare(connection, stream, said.seq, message)
-    return said.seq
+    if acknowledgement.duplicate:
+        await compare(connection, stream, acknowledgement.seq, message)
+    return acknowledgement.seq
 
 
 async def publish_many(connection: NatsConnection, messages: Sequence[Message], seconds: float) -> Sequence[int]:
@@ -71,33 +71,35 @@ async def publish_atomic(
     stream = event_stores.store_of_batch([message for message, _ in batch])
     name = token_hex(16)
     (first, before), (last, _) = batch[0], batch[-1]
-    conditional = [conditioned(message, expected, name, place) for place, (message, expected) in enumerate(batch, 1)]
+    conditional = [batch_message(message, expected, name, place) for place, (message, expected) in enumerate(batch, 1)]
     if not all(connection.fits(message.body, message.headers) for message in conditional):
         raise BusRefused(
             f"a message of a batch of {len(batch)} is more than the server's max_payload of {connection.client.max_payload}",
-            "raise `max_payload` of nats-server to its default of 1 MiB, or say less",
+            "raise `max_payload` of nats-server to its default of 1 MiB, or publish less",
         )
     for message in conditional[:-1]:
         await connection.send(message.subject, message.body, headers=message.headers)
     commit = {**conditional[-1].headers, wire.BATCH_COMMIT: "1"}
-    said = read_acknowledgement((await connection.request(last.subject, last.body, seconds, commit)).body, last)
-    if said.error is None:
-        return range(said.seq - len(batch) + 1, said.seq + 1)
-    if said.error.err_code == INCOMPLETE_BATCH:
+    acknowledgement = read_acknowledgement(
+        (await connection.request(last.subject, last.body, seconds, commit)).body, last
+    )
+    if acknowledgement.error is None:
+        return range(acknowledgement.seq - len(batch) + 1, acknowledgement.seq + 1)
+    if acknowledgement.error.err_code == INCOMPLETE_BATCH:
         raise BusUnavailable(f"a batch of {len(batch)} messages was lost on the way; nothing of it was stored")
-    if said.error.err_code not in (WRONG_LAST, WRONG_LAST_IN_BATCH, DUPLICATE_IN_BATCH):
-        raise event_stores.store_error(f"a batch of {len(batch)} messages", said.error)
+    if acknowledgement.error.err_code not in (WRONG_LAST, WRONG_LAST_IN_BATCH, DUPLICATE_IN_BATCH):
+        raise event_stores.store_error(f"a batch of {len(batch)} messages", acknowledgement.error)
     position = await repeated_at(connection, stream, first, before)
     if position is not None and await repeated_at(connection, stream, *batch[-1]) == position + len(batch) - 1:
         return range(position, position + len(batch))
-    if said.error.err_code == DUPLICATE_IN_BATCH:
+    if acknowledgement.error.err_code == DUPLICATE_IN_BATCH:
         raise IdTaken(
             first.headers.get("Nats-Msg-Id", ""), "it, or another id of its batch, belongs to another message"
         )
     raise BusConflict(first.subject, before)
 
 
-def conditioned(message: Message, expected: int, batch: str, place: int) -> Message:
+def batch_message(message: Message, expected: int, batch: str, place: int) -> Message:
     """The message as one of a batch."""
     condition = {wire.EXPECTED_LAST: str(expected), wire.BATCH_ID: batch, wire.BATCH_SEQUENCE: str(place)}
     return msgspec.structs.replace(message, headers={**message.headers, **condition})
@@ -136,7 +138,7 @@ class Acknowledgements:
         self._left = count
         self.complete = anyio.Event()
 
-    async def hear(self, message: Msg) -> None:
+    async def receive(self, message: Msg) -> None:
         """Takes the answer to the message whose number is the last token of the subject."""
         number = int(message.subject.rpartition(".")[2])
         with suppress(msgspec.DecodeError):
@@ -167,7 +169,7 @@ async def acknowledgements_of(
         return answers.acknowledgements
     inbox = connection.client.new_inbox()
     try:
-        subscription = await connection.subscribe(f"{inbox}.*", answers.hear)
+        subscription = await connection.subscribe(f"{inbox}.*", answers.receive)
     except (BusUnavailable, BusRefused):
         return answers.acknowledgements
     try:

@@ -30,25 +30,26 @@ log = structlog.get_logger("topoalign.runtime.nats")
 class SelfTest:
     """Tries every new connection of a bus; what is missing and can be done without is logged once."""
 
-    def __init__(self, speaks: Sequence[str]) -> None:
-        """`speaks`: the subjects that this process publishes on."""
-        self._speaks = tuple(speaks)
+    def __init__(self, publishes: Sequence[str]) -> None:
+        """`publishes`: the subjects that this process publishes on."""
+        self._publishes = tuple(publishes)
         self._logged: set[str] = set()
 
     async def run(self, connection: NatsConnection) -> None:
         """
         Raises BusRefused that names the first subject on which we may not publish, or if no store takes any, and
-        BusUnavailable. A subject that no store takes beside others is logged: the stores are those of an older version.
+        BusUnavailable. If no store takes a subject although stores take others, that is logged: the stores are those of an
+        older version.
         """
-        if not self._speaks:
+        if not self._publishes:
             await find_message(connection, Stream.NODES, {"seq": 1})
-        lacking = [subject for subject in self._speaks if not await self.takes(connection, subject)]
+        lacking = [subject for subject in self._publishes if not await self.takes(connection, subject)]
         for subject in lacking:
             error = BusRefused(f"no store takes {subject} from this user", NOT_TAKEN)
-            if len(lacking) == len(self._speaks):
+            if len(lacking) == len(self._publishes):
                 raise error
             self.log_once(f"facts cannot be published on {subject}", error, NOT_TAKEN)
-        streams = {event_stores.store_of(Message(subject=subject, headers={}, body=b"")) for subject in self._speaks}
+        streams = {event_stores.store_of(Message(subject=subject, headers={}, body=b"")) for subject in self._publishes}
         for stream in sorted(streams):
             await self.read(connection, stream)
 

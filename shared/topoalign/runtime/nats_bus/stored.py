@@ -60,7 +60,7 @@ async def purge(connection: NatsConnection, stream: Stream, subject: str) -> Non
     error = msgspec.json.decode(
         await connection.api(f"$JS.API.STREAM.PURGE.{stream}", wish), type=event_stores.Info
     ).error
-    if error is not None and error.err_code == event_stores.NO_JETSTREAM:  # in an account beside that of the stores
+    if error is not None and error.err_code == event_stores.NO_JETSTREAM:  # in another account than that of the stores
         try:
             answer = await connection.request(f"{wire.PREFIX}.purge.{stream}", wish, READ_SECONDS)
             error = msgspec.json.decode(answer.body, type=event_stores.Info).error

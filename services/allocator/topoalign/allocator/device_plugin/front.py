@@ -190,7 +190,7 @@ class KubeletFront:
                 for resource, plugin in self.plugins.items():
                     if plugin.wanted != (resource in wanted):
                         plugin.wanted = not plugin.wanted
-                        self._changes.tell()
+                        self._changes.wake()
                 for resource in wanted - self.plugins.keys():
                     plugin = self.plugins[resource] = self.plugin_for(resource)
                     tasks.start_soon(self._serve, plugin)

@@ -80,7 +80,7 @@ class Plugin:
         self._drain_seconds = drain_seconds
         self._load = load or Load()
         self._changes = changes or DirectoryChanges()
-        self.service.watches.when_ended = self._changes.tell
+        self.service.watches.when_ended = self._changes.wake
         self._server: GrpcServer | None = None
         self._registration = Registration(jitter)
         self._former = self.service.watch
@@ -213,7 +213,7 @@ class Plugin:
         if sign is Sign.HIDDEN_AGAIN:
             log.error("the kubelet has lost our devices: registering anew", resource=self.resource, devices=len(told))
             self._registration.apply(Event.LOST, now)
-            self._changes.tell()
+            self._changes.wake()
 
     def settle(self, reason: str | None) -> None:
         """Notes why the resource is not served (None: it is), and logs that once per change, not once per poll."""

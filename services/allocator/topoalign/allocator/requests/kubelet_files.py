@@ -192,7 +192,7 @@ class KubeletFiles:
             cpus_unknown=clean(cpus.finding or "", LONGEST),
             memory_unknown=clean(memory.finding or "", LONGEST),
             checkpoint_unknown=clean(devices.finding or "", LONGEST),
-            pods_unknown=clean(pods.trouble or "", LONGEST),
+            pods_unknown=clean(pods.reason_unknown or "", LONGEST),
             notes=tuple(clean(note, LONGEST) for note in pods.findings),
             started=started(self._root),
             settle_seconds=self._settle_seconds,

@@ -13,8 +13,8 @@ from topoalign.cli.measuring import measure_calls, summarize_times
 from topoalign.core.model.ids import GPU, NodeName, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.files.documents import parse_document
-from topoalign.plugin_config.file import loaded
-from topoalign.plugin_config.resource_offers import offers
+from topoalign.plugin_config.file import interpret_document
+from topoalign.plugin_config.resource_offers import offer_resources
 from topoalign.runtime.nats_server import local_nats
 from topoalign.tools.bench.device_plugin import nvml, pods, shares, slots, units
 from topoalign.tools.bench.device_plugin.agent import Agent
@@ -189,5 +189,5 @@ def in_units(gpus: int, blocks: int) -> Topology:
 
 def offered(topology: Topology, config: str) -> Topology:
     """The machine as it is offered by a configuration file."""
-    configuration = loaded(parse_document(config.encode(), "bench"), {}).configuration
-    return msgspec.structs.replace(topology, offers=offers(topology, configuration).offers)
+    configuration = interpret_document(parse_document(config.encode(), "bench"), {}).configuration
+    return msgspec.structs.replace(topology, offers=offer_resources(topology, configuration).offers)

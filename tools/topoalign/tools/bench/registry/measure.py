@@ -69,7 +69,7 @@ def streams(portal: BlockingPortal, folder: Path) -> Iterator[str]:
         portal.call(apply_stores, url)
         yield url
     finally:
-        portal.call(nats_server.stop, server)
+        portal.call(nats_server.stop_server, server)
 
 
 def read(url: str, everybody: Allocators, histories: list[History], calls: int) -> Iterator[Row]:

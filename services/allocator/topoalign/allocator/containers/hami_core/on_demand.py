@@ -13,7 +13,7 @@ from topoalign.core.model.requests import UseRequest
 from topoalign.core.ports import Clock, Endpoint
 from topoalign.core.state.fold import NodeState
 from topoalign.runtime.clock import until_tick
-from topoalign.runtime.metrics import Figure
+from topoalign.runtime.metrics import ServiceMetric
 from topoalign.runtime.replies import answer_with
 
 if TYPE_CHECKING:
@@ -78,10 +78,10 @@ class SharedFilesOnDemand:
             raise InvalidField("node", f"{clean(request.node)!r} is not this node", f"ask {node!r} here")
         return await self.read()
 
-    def figure(self) -> Figure:
+    def figure(self) -> ServiceMetric:
         """How many files could not be used, for /metrics."""
         made: dict[str, SharedFiles] = self.__dict__
-        return Figure(
+        return ServiceMetric(
             "counter",
             "topoalign_allocator_hami_core_unusable_files",
             "Files of containers under the limiter hami-core that are not what its library writes, in all readings.",
