@@ -395,7 +395,7 @@ def test_keys_are_kept_and_private(tmp_path: Path) -> None:
         pytest.param("# only a comment\n", "names no node", id="comment"),
         pytest.param("node 1\n", "'node 1' is no name of a node", id="two words"),
         pytest.param("node/node-1\n", "'node/node-1' is no name of a node", id="kubectl's own form"),
-        pytest.param("*\nnode-1\n", "`\\*` stands beside names", id="both forms"),
+        pytest.param("*\nnode-1\n", "there are names in addition to `\\*`", id="both forms"),
     ],
 )
 def test_a_file_of_nodes_that_cannot_be_meant_is_refused(tmp_path: Path, lines: str, finding: str) -> None:

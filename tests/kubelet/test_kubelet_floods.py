@@ -496,13 +496,13 @@ async def test_what_is_wrong_with_peers_is_logged_once_and_then_counted() -> Non
     complaints = Complaints("p.sock")
     with structlog.testing.capture_logs() as logs:
         for _ in range(1_000):
-            complaints.say("connection closed", "not gRPC", error="noise")
-        complaints.say("connection refused", "peer runs as uid 7")
+            complaints.report("connection closed", "not gRPC", error="noise")
+        complaints.report("connection refused", "peer runs as uid 7")
         at_once = len(logs)
         complaints.sum_up()
         summed = logs[at_once:]
         complaints.sum_up()
-        complaints.say("connection closed", "not gRPC", error="noise")
+        complaints.report("connection closed", "not gRPC", error="noise")
         complaints.end()
 
     assert 2 == at_once
@@ -514,7 +514,7 @@ async def test_causes_without_end_are_not_logged_without_end() -> None:
     complaints = Complaints("p.sock")
     with structlog.testing.capture_logs() as logs:
         for uid in range(1_000):
-            complaints.say("connection refused", f"peer runs as uid {uid}")
+            complaints.report("connection refused", f"peer runs as uid {uid}")
         complaints.end()
 
     assert len(logs) <= 64

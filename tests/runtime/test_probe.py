@@ -81,7 +81,7 @@ def test_an_answer_without_end_is_read_no_further_than_its_bound() -> None:
 
 @pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 abc\r\n\r\n", b"\xff\xfe"])
 def test_what_is_no_http_server_is_not_ready(answer: bytes) -> None:
-    with answering(answer) as (port, _), pytest.raises(ValueError, match="does not speak HTTP"):
+    with answering(answer) as (port, _), pytest.raises(ValueError, match="is no HTTP server"):
         request_page("127.0.0.1", port, "/readyz", 5)
 
 

@@ -1,13 +1,13 @@
 """
 Reads which processes are in a container's control group, from the tree of the host's cgroup file system.
 
-The group's path is what /proc/<pid>/cgroup tells, and its directory is below the root of a hierarchy: version 2 has one
-root; version 1 has one for each controller, and a host with both has version 2 at `unified`. The kernel tells a path from
+The group's path comes from /proc/<pid>/cgroup, and its directory is below the root of a hierarchy: version 2 has one
+root; version 1 has one for each controller, and a host with both has version 2 at `unified`. The kernel reports a path from
 the root of the reader's own cgroup namespace, `/../../kubepods-burstable-pod….slice/…` where that is a container's: then
-the directory with this name is looked for, three levels deep.
+the directory with this name is searched for, three levels deep.
 
-A container may make groups below its own; its processes are those of all of them. A process may end at any time, and a group
-with it: then there is nothing to tell of it, and it is no error.
+A container may create groups below its own; its processes are those of all of them. A process may end at any time, and a
+group with it: it is then left out without an error.
 
 Source: cgroups(7), and "Control Group v2" of the kernel's documentation.
 """
@@ -122,7 +122,7 @@ def read_process_list(directory: Path, most: int) -> bytes:
 # Ids of processes mean the node's own only in its first PID namespace. In another one, as in a container without
 # `hostPID`, the same number is another process or none: `sees_all_processes` tells, and then nobody may be looked up.
 #
-# A process may end at any time, also between two of its files: then there is nothing to tell, and it is no error.
+# A process may end at any time, also between two of its files: it is then left out without an error.
 
 
 FIRST_NAMESPACE = "pid:[4026531836]"

@@ -7,7 +7,7 @@ from topoalign.core.model.topology.cpuset import LARGEST_ID
 
 def number_sockets(packages: Mapping[int, tuple[int | None, Hashable]]) -> dict[int, int]:
     """
-    CPU -> id of its socket. `packages`: CPU -> the kernel's id of its package, and what tells that package from others.
+    CPU -> id of its socket. `packages`: CPU -> the kernel's id of its package, and a key that distinguishes the package.
 
     The kernel's ids are kept if each names one package, and every package has one. On some machines it has none (s390,
     POWER), one that two packages share, or one far above any count (ia64). There the packages are numbered from 0, in the

@@ -92,7 +92,7 @@ def _converted(content: Mapping[str, object], kind: type[T]) -> T:
 
 
 def _check_known_fields(content: object, value: object, path: str) -> None:
-    """That every field in the JSON is one that the struct made of it has."""
+    """Raises InvalidField for a field of the JSON that its struct does not have."""
     if isinstance(value, msgspec.Struct) and isinstance(content, dict):
         for name, inner in content.items():
             if name not in value.__struct_fields__:

@@ -20,7 +20,7 @@ def hugepage_totals(pages: Mapping[int, int], memory: int | None) -> dict[Resour
     """
     Bytes in all by resource, of counts by size in bytes: {2 << 20: 3} is {"hugepages-2Mi": 6291456}.
 
-    Memory includes its hugepages, so a size whose pages do not fit beside those of smaller sizes is left out.
+    Memory includes its hugepages, so a size whose pages do not fit in addition to those of smaller sizes is left out.
     """
     found: dict[ResourceName, int] = {}
     left = LARGEST_MEMORY if memory is None else memory

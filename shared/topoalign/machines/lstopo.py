@@ -89,24 +89,24 @@ class Cores:
         """
         if not self.nodes:
             return (_parse_node(0, self._machine, None),)
-        unsaid = 0 if any(element.get("local_memory") for element in self.nodes.values()) else None
-        return tuple(_parse_node(node, element, unsaid) for node, element in sorted(self.nodes.items()))
+        default_memory = 0 if any(element.get("local_memory") for element in self.nodes.values()) else None
+        return tuple(_parse_node(node, element, default_memory) for node, element in sorted(self.nodes.items()))
 
     def inside(self, place: Element) -> tuple[int, ...]:
         """The CPUs inside an object, ascending."""
         return tuple(sorted(os_index(element) for element in place.all() if element.type == "PU"))
 
     def _home(self, unit: Element) -> int:
-        """The node around the CPU, or the first one beside an object around it; the lowest if there is none."""
+        """The node around the CPU, or the first one attached to an object around it; the lowest if there is none."""
         for place in unit.above():
             if place.type == "NUMANode":
                 return os_index(place)
-            beside = self._beside(place)
-            if beside is not None:
-                return beside
+            attached = self._attached(place)
+            if attached is not None:
+                return attached
         return min(self.nodes, default=0)
 
-    def _beside(self, place: Element) -> int | None:
+    def _attached(self, place: Element) -> int | None:
         """The lowest node that stands in the object as its memory, GPUs' memory last."""
         if id(place) not in self._memory:
             caches = [child for child in place.children if child.type == "MemCache"]
@@ -126,7 +126,7 @@ class Cores:
 
 
 def os_index(element: Element) -> int:
-    """Raises InvalidMachine if it has none: then it cannot be told which CPU or node it is."""
+    """The OS index of a CPU or node. Raises InvalidMachine if it has none."""
     index = parse_number(element.get("os_index"))
     if index is None:
         raise InvalidMachine(f"an object {clean(element.type)} has no os_index", EXPORT_AGAIN)
@@ -149,7 +149,7 @@ def read_distances(root: Element, nodes: Sequence[NumaNode]) -> Distances | None
     ids = [node.id for node in nodes]
     for element in root.all():
         values = None
-        if element.tag == "distances2" and _tells_latency(element):
+        if element.tag == "distances2" and _has_latency(element):
             values = _parse_distances(element)
         elif element.tag == "distances":
             values = _old_distances(element, numa_nodes)
@@ -158,7 +158,7 @@ def read_distances(root: Element, nodes: Sequence[NumaNode]) -> Distances | None
     return None
 
 
-def _tells_latency(element: Element) -> bool:
+def _has_latency(element: Element) -> bool:
     return element.get("type") == "NUMANode" and bool((parse_number(element.get("kind")) or 0) & _MEANS_LATENCY)
 
 
@@ -188,9 +188,9 @@ def _pairs(ids: Sequence[int | None], values: Sequence[int | None]) -> dict[tupl
     }
 
 
-def _parse_node(node: int, element: Element, unsaid: int | None) -> NumaNode:
-    """`unsaid`: its memory where the document does not tell it."""
-    memory = parse_number(element.get("local_memory")) if element.get("local_memory") else unsaid
+def _parse_node(node: int, element: Element, default_memory: int | None) -> NumaNode:
+    """`default_memory`: its memory if the document does not contain it."""
+    memory = parse_number(element.get("local_memory")) if element.get("local_memory") else default_memory
     sizes = {
         parse_number(page.get("size")) or 0: parse_number(page.get("count"))
         for page in element.children
@@ -216,7 +216,7 @@ def _is_old_shared_cache(place: Element) -> bool:
 
 
 def _package(unit: Element) -> tuple[int | None, int]:
-    """hwloc's id of the package around the CPU, and what tells it from others; CPUs outside of all packages share one."""
+    """hwloc's id of the package around the CPU, and its key; CPUs outside of all packages share one."""
     package = next((place for place in unit.above() if place.type in PACKAGES), None)
     return (None, 0) if package is None else (parse_number(package.get("os_index")), id(package))
 
@@ -387,7 +387,7 @@ _MAJOR = re.compile(r"([0-9]{1,4})(?:\.|$)")
 
 
 class OsDeviceKind(IntFlag):
-    """Those of hwloc's bits since version 3 that tell a network interface and an RDMA device (HWLOC_OBJ_OSDEV_*)."""
+    """hwloc's bits since version 3 of a network interface and an RDMA device (HWLOC_OBJ_OSDEV_*)."""
 
     NETWORK = 16
     OPENFABRICS = 32

@@ -2,7 +2,7 @@
 Reads lstopo's XML into plain objects, safely.
 
 The document may come from an untrusted source, so it is read as a stream with a limit on bytes, elements and depth.
-Entities are refused as soon as one is declared, whatever it would expand to, and nothing outside the document is
+The declaration of an entity is refused, independent of its content, and nothing outside the document is
 opened. The DOCTYPE that names hwloc's own DTD is accepted and ignored.
 """
 

@@ -5,11 +5,11 @@ A matrix has less information than a machine. Missing information is derived:
 
 - CPUs are the union of the CPU affinities, with one thread per core. The CPUs of one NUMA node count as one socket and
   one last-level cache, and the output does not show this socket (`sockets_known`). A CPU belongs to the first node of
-  the NUMA affinity beside it; if several GPUs list it, to that of the first GPU.
+  the NUMA affinity in the same row; if several GPUs list it, to that of the first GPU.
 - If the column NUMA Affinity is missing, GPUs with equal CPU affinities are on one node, because the driver prints the
   CPUs of the GPU's node; the nodes are numbered in the order of their lowest CPU.
 - If the column exists but has `N/A` or nothing, the GPU's node is unknown. If no GPU's node is known, CPUs are put on
-  nodes as if the column were missing; else CPUs that are listed only beside unknown nodes are left out.
+  nodes as if the column were missing; else CPUs that are listed only with unknown nodes are left out.
 - Memory is unknown. The node of a GPU's own memory (GPU NUMA ID) exists and has no CPUs.
 - A NIC is near the nodes of the nearest GPU that it reaches without leaving the NUMA node (PIX before PXB, NODE at
   most), of several the first.
@@ -34,7 +34,7 @@ WITHIN_A_NODE = frozenset(PcieClass) - {PcieClass.SYS}
 
 
 def read_pasted_matrix(text: str) -> Topology:
-    """The machine whose matrix stands in the text. Raises InvalidMachine with line and column."""
+    """Reads the machine from a pasted matrix. Raises InvalidMachine with line and column."""
     return topology_of(read_matrix(text))
 
 

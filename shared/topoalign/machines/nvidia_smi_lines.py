@@ -102,7 +102,7 @@ def _cleaned(line: str, number: int) -> str:
 
 
 def word_error(word: Word, finding: str, remedy: str = COPY_AGAIN) -> InvalidMachine:
-    """That something is wrong with this word, or begins there."""
+    """The error about this word, or about what begins there."""
     return InvalidMachine(finding, remedy, word.line, word.column)
 
 
@@ -144,7 +144,7 @@ def is_nvlink(cell: str) -> bool:
 
 
 def parse_link(a: DeviceID, b: DeviceID, cell: str) -> Link | None:
-    """What the cell says of two devices; None if it says nothing."""
+    """The link of two devices that a cell describes; None for a cell without a link."""
     if cell in ("", UNKNOWN):
         return None
     if is_nvlink(cell):

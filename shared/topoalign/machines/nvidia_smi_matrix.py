@@ -53,9 +53,9 @@ class Matrix:
     labels: tuple[str, ...]
     """Of the device columns, in their order: `GPU0`, … and `NIC0` or `mlx5_0`."""
     nic_names: Mapping[str, str]
-    """Label -> name, as far as a NIC legend says."""
+    """Label -> name, for the entries of a NIC legend."""
     cells: Mapping[str, tuple[str, ...]]
-    """Label of each printed row -> its cells in column order; "" where a short row ends and symmetry tells nothing."""
+    """Label of each printed row -> its cells in column order; "" after a short row's end where symmetry gives no value."""
     cpu_affinity: Mapping[str, str] | None
     """Label of each GPU -> the text of the cell. None: there is no such column."""
     numa_affinity: Mapping[str, str] | None
@@ -82,7 +82,7 @@ class Matrix:
         return self.nic_names.get(label, label)
 
     def pairs(self) -> Iterator[tuple[str, str, str]]:
-        """Each two devices, GPUs first and by number, and what either row says of them: "" if neither does."""
+        """Each two devices, GPUs first and by number, and the cell of either row about them: "" if there is none."""
         column = {label: i for i, label in enumerate(self.labels)}
         for a, b in combinations([*self.gpus, *self.nics], 2):
             cell = self.cells[a][column[b]] if a in self.cells else ""
@@ -191,7 +191,7 @@ def _check_alone(text: str, header: MatrixHeader) -> None:
 
 
 def _nic_names(text: str, labels: tuple[str, ...]) -> dict[str, str]:
-    """What the NIC legend says, wherever it stands; a NIC that it does not name keeps its label."""
+    """Reads the names of the NIC legend anywhere in the text; a NIC that it does not contain keeps its label."""
     legend = _NIC_LEGEND.search(text)
     names: dict[str, str] = {}
     if legend is None:
@@ -245,7 +245,7 @@ _ROW_START = rf"[ \t]*GPU[0-9]{{1,4}}[ \t]+{CELL}(?!\w)"
 _NUMBER = r"(?>0x[0-9a-fA-F]{1,64}|[0-9]{1,64}(?:\.[0-9]{1,64})?)"
 """
 A number in a prefix: `07`, `02.123Z`, `0x1f`. Its fraction may be missing on some lines. Atomic, because many numbers with
-dots would else be compared in very many ways.
+dots would otherwise be compared in a very large number of ways.
 """
 _ESCAPED = re.compile(r"\\t *GPU[0-9]")
 _QUOTE_ENDS = re.compile(r"""["'],?[ \t]*$""", re.MULTILINE)

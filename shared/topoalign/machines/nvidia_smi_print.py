@@ -38,20 +38,20 @@ def print_matrix(topology: Topology, wide: bool = False, used_by: Mapping[Device
     """
     rows = _matrix(topology)
     if wide:
-        rows = _beside(rows, _wide(topology, used_by))
+        rows = _join_columns(rows, _wide(topology, used_by))
     return "".join(f"{row.rstrip()}\n" for row in rows) + LEGEND + _nic_legend(topology.nics)
 
 
 def _matrix(topology: Topology) -> list[str]:
     devices: list[Gpu | Nic] = [*topology.gpus, *topology.nics]
-    told = topology.nodes_known or not any(gpu.numa_affinity for gpu in topology.gpus)
-    header = ["", *map(_label, devices), CPU_AFFINITY, *[NUMA_AFFINITY] * told, GPU_NUMA_ID]
+    known = topology.nodes_known or not any(gpu.numa_affinity for gpu in topology.gpus)
+    header = ["", *map(_label, devices), CPU_AFFINITY, *[NUMA_AFFINITY] * known, GPU_NUMA_ID]
     rows = ["\t".join(header)]
     for device in devices:
         cells = [_label(device), *(_format_cell(topology, device.id, other.id) for other in devices)]
         if isinstance(device, Gpu):
             memory_node = UNKNOWN if device.memory_node is None else str(device.memory_node)
-            cells += [_format_ids(device.cpu_affinity), *[_format_ids(device.numa_affinity)] * told, "", memory_node]
+            cells += [_format_ids(device.cpu_affinity), *[_format_ids(device.numa_affinity)] * known, "", memory_node]
         rows.append("\t".join(cells))
     return rows
 
@@ -91,7 +91,7 @@ def _format_memory(memory: int | None) -> str:
     return UNKNOWN if memory is None else f"{memory // MIB} MiB"
 
 
-def _beside(rows: Sequence[str], table: Sequence[Sequence[str]]) -> list[str]:
+def _join_columns(rows: Sequence[str], table: Sequence[Sequence[str]]) -> list[str]:
     """The rows with a table on their right, every column of it at one tab stop."""
     for column in zip(*table, strict=True):
         width = max(len(row.expandtabs(TAB)) for row in rows) // TAB + 1

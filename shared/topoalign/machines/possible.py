@@ -1,4 +1,4 @@
-"""The last step of every reader: a machine that cannot exist is refused, in the words of what was read."""
+"""The last step of every reader: refuses a machine that cannot exist, with the terms of the text that was read."""
 
 from topoalign.core.model.errors import InvalidField, InvalidMachine
 from topoalign.core.model.topology.model import Topology

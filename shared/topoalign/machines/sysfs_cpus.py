@@ -36,7 +36,7 @@ Distances = tuple[tuple[int, ...], ...]
 
 
 def read_cpus(root: Path | Tree) -> tuple[Cpu, ...]:
-    """The CPUs that are online, by id. Raises InvalidMachine if the tree tells of none."""
+    """The CPUs that are online, by id. Raises InvalidMachine if the tree has none."""
     tree = open_tree(root)
     online = online_cpus(tree)
     nodes = cpus_of_nodes(tree, online)
@@ -57,7 +57,7 @@ def read_cpus(root: Path | Tree) -> tuple[Cpu, ...]:
 
 
 def read_numa_nodes(root: Path | Tree) -> tuple[tuple[NumaNode, ...], Distances | None]:
-    """The NUMA nodes that are online, by id, and their distances; None if the kernel does not tell all of them."""
+    """The NUMA nodes that are online, by id, and their distances; None if the kernel does not report all of them."""
     tree = open_tree(root)
     listed = _listed_nodes(tree)
     if not listed:
@@ -89,7 +89,7 @@ def cpus_of_nodes(tree: Tree, online: frozenset[int]) -> Mapping[int, frozenset[
 
 
 def _listed_nodes(tree: Tree) -> dict[int, frozenset[int]]:
-    """NUMA node -> the CPUs it lists, for each that has a directory and, if the kernel says which, is online; ascending."""
+    """NUMA node -> its CPUs, for each node that has a directory and is online, if the kernel lists those; ascending."""
     there = {int(name[4:]) for name in tree.names(NODES) if re.fullmatch(r"node[0-9]{1,4}", name)}
     online = tree.ids(f"{NODES}/online")
     nodes = sorted(node for node in (there if online is None else there & online) if node < MOST_NODES)

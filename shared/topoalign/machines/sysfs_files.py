@@ -18,7 +18,7 @@ LONGEST_FILE = 1 << 20
 """Bytes. The longest that is read is a node's meminfo, a few thousand."""
 
 CPUID = "hwloc-cpuid-info"
-"""A file that hwloc-gather-cpuid writes beside its dumps of registers."""
+"""A file that hwloc-gather-cpuid writes next to its dumps of registers."""
 
 _HEX_MASK = re.compile(r"[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{0,8})*")
 
@@ -107,7 +107,7 @@ class Folder(Tree):
 
 
 def describe_missing_tree(finding: str, names: Iterable[str]) -> str:
-    """`finding`, that there is no tree, and what the files of these names are where that can be told."""
+    """`finding`, that there is no tree, and what the files of these names are if they are recognised."""
     if any(name.rpartition("/")[2] == CPUID for name in names):
         return f"{finding}; it is a dump of CPUID registers (hwloc-gather-cpuid), without NUMA nodes and PCI devices"
     return finding

@@ -51,7 +51,7 @@ def read_sysfs(root: Path | Tree) -> Topology:
 
 
 def topology_with(root: Path | Tree, gpus: tuple[Gpu, ...]) -> Topology:
-    """The machine, with these GPUs: a driver that sees more of them than files tell gives its own."""
+    """Reads the machine with these GPUs: a driver that knows more about GPUs than the files passes its own."""
     tree = open_tree(root)
     nodes, distances = read_numa_nodes(tree)
     nics = read_nics(tree)
@@ -120,7 +120,7 @@ def _read_gpu(tree: Tree, index: int, address: str, nodes: Mapping[int, frozense
 
 
 def is_named_by_address(gpu: Gpu) -> bool:
-    """Whether this GPU, read here, is called by its PCI address because no driver has told its uuid."""
+    """Whether this GPU has its PCI address as id because no driver has reported its uuid."""
     return gpu.id == f"GPU-{gpu.pci}"
 
 

@@ -35,7 +35,7 @@ class Base(NamedTuple):
     """Of a GPU or a NIC."""
     reference: str = ""
     """
-    What a list of devices may call it beside its id: `3`, or `3:0` for a MIG instance, by NVML's indexes. Empty: these are
+    Its other name in lists of devices: `3`, or `3:0` for a MIG instance, by NVML's indexes. Empty: these are
     not known.
     """
 

@@ -28,7 +28,7 @@ from topoalign.plugin_config.configuration import (
 )
 
 MIG_PREFIX = f"{resource_names.GPU_DOMAIN}/mig-"
-"""What resources of MIG instances are called under the strategy `mixed`."""
+"""The prefix of the resources of MIG instances under the strategy `mixed`."""
 
 S = TypeVar("S", TimeSlicing, Mps)
 
@@ -40,7 +40,7 @@ _REFERENCE = re.compile(r"[0-9]{1,5}(?::[0-9]{1,5})?", re.ASCII)
 
 
 def validate_configuration(configuration: Configuration) -> Configuration:
-    """The same with all names qualified by their domain. Raises InvalidField with the path of what is wrong."""
+    """Checks a configuration and qualifies all names by their domain. Raises InvalidField with the path of a wrong field."""
     check_flags(configuration.flags)
     if not configuration.flags.plugin.device_list_strategy:
         raise InvalidField(
@@ -74,8 +74,8 @@ def validate_configuration(configuration: Configuration) -> Configuration:
 
 def check_flags(flags: Flags) -> None:
     """
-    Raises InvalidField for paths and keys that would lead a container nowhere: a runtime passes over an annotation that it
-    does not know, and `/a/../b` is another directory than `/b` where `/a` is a link.
+    Raises InvalidField for paths and keys without effect in a container: a runtime ignores an annotation that it does not
+    know, and `/a/../b` is another directory than `/b` where `/a` is a link.
     """
     limiters = {
         "flags.mpsRoot": flags.mps_root or "/",
@@ -127,7 +127,7 @@ def qualify_nic_choice(path: str, choice: NicEntry) -> NicEntry:
 
 
 def check_one_selector(path: str, ways: Mapping[str, object]) -> None:
-    """Devices are chosen in exactly one way: whether two ways would mean both or either nobody would know."""
+    """Raises InvalidField unless there is exactly one selector: two would be ambiguous between "both" and "either"."""
     given = [name for name, value in ways.items() if value]
     if len(given) != 1:
         finding = f"chooses by {' and '.join(given)}" if given else "chooses no device"
@@ -135,10 +135,10 @@ def check_one_selector(path: str, ways: Mapping[str, object]) -> None:
 
 
 def qualify_outcome(path: str, name: str, *, exclude: bool, domain: str = resource_names.GPU_DOMAIN) -> str:
-    """What becomes of the devices: the name of a resource, qualified, or empty where they are excluded."""
+    """The resource of the chosen devices: its qualified name, or empty where they are excluded."""
     if bool(name) == exclude:
         finding = "has a name and is excluded" if exclude else "has no name"
-        raise InvalidField(f"{path}.name", finding, "give the resource a name, or say `exclude: true`")
+        raise InvalidField(f"{path}.name", finding, "give the resource a name, or set `exclude: true`")
     return resource_names.resource(f"{path}.name", name, domain) if name else ""
 
 
@@ -146,7 +146,7 @@ def qualify_replicated(path: str, section: S) -> S:
     """The section with complete resource names. Raises InvalidField for a duplicate or missing resource."""
     if section != type(section)() and not section.resources:
         way = path.rpartition(".")[2]
-        raise InvalidField(f"{path}.resources", "is missing", f"say which resources are shared, or leave {way} out")
+        raise InvalidField(f"{path}.resources", "is missing", f"list the resources to share, or leave {way} out")
     resources = tuple(
         qualify_shared_resource(f"{path}.resources[{place}]", each, section.rename_by_default)
         for place, each in enumerate(section.resources)
@@ -216,7 +216,7 @@ def qualify_units(path: str, sharing: SharingSection) -> Units:
 
 
 def check_references(path: str, devices: Sequence[str | int]) -> None:
-    """Devices of a list: indexes, `<GPU>:<MIG instance>` and uuids, each once."""
+    """Raises InvalidField unless a list has indexes, `<GPU>:<MIG instance>` and uuids, each once."""
     if not devices:
         raise InvalidField(path, "is empty", "name devices, or leave it out to share all")
     for place, device in enumerate(map(str, devices)):
@@ -232,7 +232,7 @@ def check_references(path: str, devices: Sequence[str | int]) -> None:
 
 
 def check_no_duplicates(path: str, values: Sequence[str | int]) -> None:
-    """Raises InvalidField at the first value of a list that stands there again."""
+    """Raises InvalidField at the first value of a list that is a duplicate."""
     seen: set[str] = set()
     for place, value in enumerate(map(str, values)):
         if value in seen:
@@ -247,7 +247,7 @@ def gpu_names(resources: ResourcesSection) -> dict[str, str]:
 
 
 def check_resources_apart(found: Configuration) -> None:
-    """A resource consists of GPUs or of NICs, never of both: who asks for it would get one or the other."""
+    """Raises InvalidField if a resource would consist of GPUs and NICs: a container could get either."""
     nics = {str(NIC), *(choice.name for choice in found.nics if choice.name)}
     for path, name in gpu_names(found.resources).items():
         if name == NIC:
@@ -274,17 +274,16 @@ def check_resources_apart(found: Configuration) -> None:
             raise InvalidField(f"nics[{place}].name", f"{choice.name} is a resource of GPUs", "use another name")
 
 
-# Checks of what MPS is to do: share GPUs in equal parts (`sharing.mps`), or limit their units and slots
-# (`sharing.limiter`).
+# MPS shares GPUs in equal parts (`sharing.mps`), or limits their units and slots (`sharing.limiter`).
 
 
 MOST_CLIENTS = 48
-"""Of an MPS server on a GPU, whatever its architecture: more replicas are refused by NVIDIA's device plugin, too."""
+"""Clients of an MPS server on a GPU of any architecture: NVIDIA's device plugin refuses more replicas, too."""
 
 
 def check_mps(found: Configuration, mig_prefix: str) -> None:
     """
-    Raises InvalidField for what MPS cannot share, as NVIDIA's device plugin v0.20.0 does, and for two ways to share.
+    Raises InvalidField for what MPS cannot share, as NVIDIA's device plugin v0.20.0 does, and for a second strategy.
     Resources of MIG instances begin with `mig_prefix`.
     """
     mps = found.sharing.mps
@@ -349,8 +348,8 @@ def check_root(found: Configuration, needed_by: str) -> None:
         raise InvalidField("flags.mpsRoot", f"is missing, and {needed_by} needs it", remedy)
 
 
-# Checks of the section `sharing.slots`: the slots of a resource, and the resources by which amounts are asked for, are
-# apart from all others. A kubelet that lists one of the latter would be asked for it.
+# The resources of slots (`sharing.slots`), and those by which amounts are requested, must differ from all other resources:
+# if the kubelet listed a resource of amounts as devices, it would allocate devices for a request of an amount.
 
 
 PATH = "sharing.slots"

@@ -31,12 +31,12 @@ class ConfigurationSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
 
 class PluginFlags(ConfigurationSection, frozen=True, kw_only=True):
-    """What a container is told of its devices."""
+    """How a container receives its devices."""
 
     pass_device_specs: bool = False
     """Device nodes are named to the runtime: a container then keeps them when systemd or the CPU manager touch it."""
     device_list_strategy: tuple[DeviceList, ...] = ("envvar",)
-    """How the runtime is told which devices. The file may give one, or a list."""
+    """How the runtime receives the list of devices. The file may give one strategy, or a list."""
     device_id_strategy: Literal["uuid", "index"] = msgspec.field(default="uuid", name="deviceIDStrategy")
     """What they are called there."""
     cdi_annotation_prefix: str = "cdi.k8s.io/"
@@ -45,7 +45,7 @@ class PluginFlags(ConfigurationSection, frozen=True, kw_only=True):
     container_driver_root: str = "/driver-root"
     """Where this container has the driver root."""
     shared_devices_allocation_policy: Packing = "distributed"
-    """Which shares and MIG instances are preferred: of the cards least used, or of those most used."""
+    """Which shares and MIG instances are preferred: those of the least used GPUs, or of the most used ones."""
 
     @property
     def by_variable_alone(self) -> bool:
@@ -70,7 +70,7 @@ class Flags(ConfigurationSection, frozen=True, kw_only=True):
     vcuda_root: str = ""
     """Directory on the host for what the limiter `vcuda` writes. Needed where `sharing.limiter` is that."""
     vcuda_libraries: str = ""
-    """Directory on the host with its library, for containers. Empty: they have it in another way."""
+    """Directory on the host with its library, for containers. Empty: containers bring the library themselves."""
     hami_root: str = ""
     """Directory on the host where `topoalign hook install` puts HAMi-core. Needed where `sharing.limiter` is that."""
     gdrcopy_enabled: bool = False
@@ -80,7 +80,7 @@ class Flags(ConfigurationSection, frozen=True, kw_only=True):
 
 
 class GpuEntry(ConfigurationSection, frozen=True, kw_only=True):
-    """GPUs, chosen in one of three ways, and what becomes of them: a resource of this name, or nothing at all."""
+    """GPUs, chosen by one of three selectors, and the resource that they are offered as, or their exclusion."""
 
     pattern: str = ""
     """Part of the product name, `*` for anything: `A100`, `*H100*80GB*`."""
@@ -94,7 +94,7 @@ class GpuEntry(ConfigurationSection, frozen=True, kw_only=True):
 
 
 class MigEntry(ConfigurationSection, frozen=True, kw_only=True):
-    """MIG instances, chosen in one of two ways, and what becomes of them."""
+    """MIG instances, chosen by one of two selectors, and the resource that they are offered as, or their exclusion."""
 
     pattern: str = ""
     """The whole profile, `*` for anything: `1g.10gb`, `3g.*`."""
@@ -113,7 +113,7 @@ class ResourcesSection(ConfigurationSection, frozen=True, kw_only=True):
 
 
 class NicEntry(ConfigurationSection, frozen=True, kw_only=True):
-    """NICs, chosen in one of two ways, and what becomes of them."""
+    """NICs, chosen by one of two selectors, and the resource that they are offered as, or their exclusion."""
 
     names: tuple[str, ...] = ()
     """RDMA devices, `*` for anything: `mlx5_0`, `mlx5_bond_*`."""
@@ -131,12 +131,12 @@ Chosen = Literal["all"] | Annotated[int, msgspec.Meta(ge=1, le=65_535)] | tuple[
 
 
 class SharedResource(ConfigurationSection, frozen=True, kw_only=True):
-    """A resource whose devices are shared, in the way of the section that it is in."""
+    """A resource whose devices are shared, by the strategy of its section."""
 
     name: str
     """As it is called when it is not shared."""
     rename: str = ""
-    """What its shares are called. Empty: as `rename_by_default` says."""
+    """The resource of its shares. Empty: `rename_by_default` decides."""
     devices: Chosen = "all"
     """Which of them. The others stay whole."""
     replicas: Annotated[int, msgspec.Meta(ge=1, le=MOST_REPLICAS)]
@@ -182,7 +182,7 @@ class Units(ConfigurationSection, frozen=True, kw_only=True):
 
 class GpuSlots(ConfigurationSection, frozen=True, kw_only=True):
     """
-    GPUs that are offered in slots. A container asks the kubelet for slots of so many GPUs, and beside that, in resources
+    GPUs that are offered in slots. A container asks the kubelet for slots of so many GPUs, and in addition, in resources
     that no kubelet sees, for an amount of each.
     """
 
@@ -197,7 +197,7 @@ class GpuSlots(ConfigurationSection, frozen=True, kw_only=True):
     cores: str = "nvidia.com/gpucores"
     """By what hundredths of the computing time of each GPU are asked for."""
     priority: str = "nvidia.com/priority"
-    """By what a container says that it is of high (0) or low (1) priority."""
+    """The resource by which a container requests high (0) or low (1) priority."""
     memory_scaling: Annotated[float, msgspec.Meta(ge=0.1, le=100)] = 1.0
     """Memory that is given of each GPU, as a multiple of what it has."""
     core_scaling: Annotated[float, msgspec.Meta(ge=1, le=100)] = 1.0
@@ -209,7 +209,7 @@ class GpuSlots(ConfigurationSection, frozen=True, kw_only=True):
 
 
 class SharingSection(ConfigurationSection, frozen=True, kw_only=True):
-    """The section `sharing`. A resource is shared in one way only."""
+    """The section `sharing`. A resource has only one sharing strategy."""
 
     time_slicing: TimeSlicing = TimeSlicing()
     mps: Mps = Mps()

@@ -142,7 +142,7 @@ def read_configuration_file(path: Path) -> bytes:
 
 
 def load_plugin_config(path: Path) -> Loaded:
-    """The configuration in a file, whatever the environment says. Raises as `read_configuration_file` and `load_content`."""
+    """Loads a file without the environment. Raises as `read_configuration_file` and `load_content`."""
     return load_content(read_configuration_file(path), path, {})
 
 
@@ -209,7 +209,7 @@ def section(content: object, kind: type[S], path: str) -> S:
         raise unknown_keys_error(path, other, kind)
     for key, field in fields.items():
         if field.required and key not in content:
-            raise InvalidField(join_path(path, key), "is missing", f"say {key}")
+            raise InvalidField(join_path(path, key), "is missing", f"add {key}")
     given = {field.name: key for key, field in fields.items() if key in content}
     return kind(**{name: value(content[key], types[name], join_path(path, key)) for name, key in given.items()})
 

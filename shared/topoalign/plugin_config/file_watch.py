@@ -28,7 +28,7 @@ log = structlog.get_logger("topoalign.plugin_config")
 
 
 class ConfigurationFile:
-    """The configuration in use. Without a file it is made of the environment and the defaults, and never changes."""
+    """Keeps the configuration in use up to date. Without a file it comes from the environment, and never changes."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """Reads it. Raises NotFound, InvalidDocument or InvalidField: a first configuration that is wrong is no start."""
@@ -68,7 +68,9 @@ class ConfigurationFile:
                 await self.look(asked=True)
 
     async def look(self, *, asked: bool = False) -> bool:
-        """Whether another configuration has come into use. What was refused before is said again only if `asked`."""
+        """
+        Reads the file. Returns whether another configuration came into use. Logs a known refusal again only if `asked`.
+        """
         if self.path is None:
             return False
         async with self._looking:
@@ -114,7 +116,7 @@ class ConfigurationFile:
         self.reason_not_current = f"{self.path} is not in use: {error.finding}"
 
     def _log(self, event: str) -> None:
-        """Nothing where there is nothing to say: no file, and no variable of NVIDIA's."""
+        """Logs the findings; nothing without a file and without a variable of NVIDIA's."""
         findings = [str(finding) for finding in self.loaded.findings]
         if self.path is not None or self.loaded.origins:
             variables = sorted(set(self.loaded.origins.values()) & nvidia_fields.VARIABLES.keys())

@@ -4,7 +4,7 @@ import msgspec
 
 
 class ConfigurationFinding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that a configuration says and this node, or this program, does not do."""
+    """A field of a configuration that has no effect on this node, or in this program."""
 
     field: str
     """Path in the file, `sharing.timeSlicing.resources[0]`."""

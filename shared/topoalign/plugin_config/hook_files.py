@@ -123,7 +123,7 @@ def replace_file(directory: int, name: str, content: bytes, mode: int) -> bool:
     if has_file(directory, name, content, mode):
         return False
     draft = f".{name}.new"
-    with suppress(FileNotFoundError):  # whatever it is: a pipe would be waited for
+    with suppress(FileNotFoundError):  # of any type: opening a pipe would block
         os.unlink(draft, dir_fd=directory)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     file = os.open(draft, flags, mode, dir_fd=directory)

@@ -8,7 +8,7 @@ two resources of GPUs in units have one directory, which is called after that of
 
 `topoalign mps` holds a lock (flock) on the file `serves` from before the file has its name. So a reader in another container
 knows without a process id, a clock or a call whether the writer lives: the kernel takes the lock from a process that is
-killed, and a file without a lock says nothing.
+killed, and a file without a lock is ignored.
 """
 
 import fcntl

@@ -36,7 +36,7 @@ def split_values(value: str) -> list[str]:
 
 
 def parse_numbers(value: str) -> object:
-    """The numbers of a comma-separated variable. Other words stay as text, which the field's type refuses."""
+    """The numbers of a comma-separated variable. Other values stay text, which the field's type refuses."""
     return [int(word) if word.isascii() and word.isdigit() and len(word) < 10 else word for word in split_values(value)]
 
 
@@ -75,13 +75,13 @@ VARIABLES: Mapping[str, NvidiaVariable] = {
 """Where two stand for one field the later goes first, as in that plugin. One that is empty is not set."""
 
 DP_VARIABLES = ("DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS")
-"""Which XIDs count: these change what `health` says, and are read by discovery."""
+"""The variables that select XIDs: they override the field `health`, and discovery reads them."""
 
 OTHER_NAMES = {"flags.plugin.nvidiaCTKPath": "flags.plugin.nvidiaCDIHookPath"}
 """An older name of a field -> its name."""
 
 WITHOUT_EFFECT: Mapping[str, tuple[type, str]] = {
-    "flags.failOnInitError": (bool, "the agent starts in any case, tries again, and /readyz says what is missing"),
+    "flags.failOnInitError": (bool, "the agent starts in any case, tries again, and /readyz shows what is missing"),
     "flags.useNodeFeatureAPI": (bool, "it is for gpu-feature-discovery, which labels the node and may go on running"),
     "flags.gfd": (dict, "it is for gpu-feature-discovery, which labels the node and may go on running"),
 }
@@ -114,13 +114,13 @@ REFUSED: Mapping[str, UnsupportedField] = {
 
 
 def drop_nvidia_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without these variables: on a laptop some other program's CONFIG_FILE must not be taken for ours."""
+    """The environment without these variables: on a laptop, another program's CONFIG_FILE must not be taken for ours."""
     theirs = {*VARIABLES, *DP_VARIABLES, FILE}
     return {name: text for name, text in environment.items() if name not in theirs}
 
 
 def apply_variables(document: dict[str, Any], environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The document under what the variables say, and which variable each of those fields is from."""
+    """The document with the fields of the variables set, and field -> variable for each of those."""
     origins: dict[str, str] = {}
     for name, variable in VARIABLES.items():
         if environment.get(name):
@@ -135,7 +135,7 @@ def other_names(document: dict[str, Any]) -> dict[str, str]:
 
 
 def rename_fields(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with each field under its newest name. Raises InvalidField if it says two things of one."""
+    """The document with each field under its newest name. Raises InvalidField if two names of a field differ in value."""
     for old, new in OTHER_NAMES.items():
         value = value_at(document, old)
         if value is not None:
@@ -154,7 +154,7 @@ def resolve_nvidia_fields(document: dict[str, Any]) -> tuple[dict[str, Any], dic
     if isinstance(strategy, str):
         document = with_value(document, "flags.plugin.deviceListStrategy", [strategy])
     if value_at(document, "sharing.mps") in ({}, {"resources": []}):
-        raise InvalidField("sharing.mps.resources", "is missing", "say which resources are shared, or leave mps out")
+        raise InvalidField("sharing.mps.resources", "is missing", "list the resources to share, or leave mps out")
     for field, refusal in REFUSED.items():
         value = value_at(document, field)
         if value is not None:
@@ -181,7 +181,7 @@ def value_at(document: object, field: str) -> Any:
 
 
 def with_value(document: dict[str, Any], field: str, value: object) -> dict[str, Any]:
-    """The same with this value there. What is no mapping and stands in the way stays, to be refused as such."""
+    """The document with this value at a path. A value on the path that is no mapping stays, to be refused later."""
     key, _, below = field.partition(".")
     inner = document.get(key, {})
     if below and not isinstance(inner, dict):

@@ -14,7 +14,7 @@ from topoalign.core.model.ids import ResourceName
 GPU_DOMAIN = "nvidia.com"
 NIC_DOMAIN = "topoalign.io"
 SHARED = ".shared"
-"""What NVIDIA's device plugin adds to the name of a resource that is shared, where it is told to."""
+"""The suffix that NVIDIA's device plugin adds to the name of a shared resource under `renameByDefault`."""
 
 LONGEST_NAME = 63
 LONGEST_DOMAIN = 253 - len("requests.")

@@ -47,7 +47,7 @@ class DeviceSharing(NamedTuple):
 
 
 class ResourceOffers(msgspec.Struct, frozen=True, kw_only=True):
-    """What is offered, and what there is to say about it."""
+    """The offers of a node, and the findings about them."""
 
     offers: tuple[Offer, ...]
     findings: tuple[ConfigurationFinding, ...]
@@ -56,7 +56,7 @@ class ResourceOffers(msgspec.Struct, frozen=True, kw_only=True):
 def list_findings(
     topology: Topology, offering: ResourceOffers, configuration: Configuration
 ) -> tuple[ConfigurationFinding, ...]:
-    """What `config check` says where containers can ask for GPUs of several resources, and one variable lists them."""
+    """The finding of `config check` about containers with GPUs of several resources that one variable lists."""
     names = gpu_lists(msgspec.structs.replace(topology, offers=offering.offers))
     if len(names) < 2 or not configuration.flags.plugin.by_variable_alone:
         return ()
@@ -70,7 +70,7 @@ def list_findings(
 
 
 class OfferTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """How a device is offered; devices of equal division are one offer."""
+    """How a device is offered; devices with equal terms are one offer."""
 
     resource: ResourceName
     replicas: int
@@ -119,12 +119,12 @@ def offer_resources(topology: Topology, configuration: Configuration, before: Se
 
 
 def list_strategies(sharing: SharingSection) -> tuple[tuple[Way, str, TimeSlicing | Mps], ...]:
-    """The ways to share devices, with the name and the content of the section of each."""
+    """The sharing strategies, with the name and the content of the section of each."""
     return ("time-slicing", "timeSlicing", sharing.time_slicing), ("mps", "mps", sharing.mps)
 
 
 class Enforcement(NamedTuple):
-    """What keeps containers to the amounts that they hold."""
+    """What limits containers to the amounts that they hold."""
 
     sharing: Way
     limiter: Limiter | None
@@ -143,7 +143,7 @@ def find_enforcement(sharing: SharingSection, mine: Limiter) -> Enforcement:
 def find_mig_devices(
     topology: Topology, devices: Sequence[DeviceID], field: str, findings: list[ConfigurationFinding]
 ) -> Sequence[DeviceID]:
-    """Those devices that are GPUs in MIG mode or instances of one. MPS shares neither, which a finding says."""
+    """The devices that are GPUs in MIG mode or instances of one. MPS shares neither; a finding reports them."""
     found = [each for each in devices if topology.gpu_by_id[topology.card_of(each)].mig is not None]
     if found:
         finding = f"MPS shares no GPU in MIG mode and no MIG instance: {len(found)} devices are not offered"
@@ -285,7 +285,7 @@ def choose_shared_devices(
 
 
 def offer_terms(base: Base, shared: DeviceSharing | None, configuration: Configuration) -> OfferTerms:
-    """How a device is offered: its resource, its replicas, the most that a container may ask for, and its packing."""
+    """Chooses how a device is offered: its resource, replicas, the maximum of a container, and its packing."""
     policy = configuration.flags.plugin.shared_devices_allocation_policy
     resource = base.resource if shared is None else ResourceName(shared.resource.rename or shared.resource.name)
     if shared is None or shared.resource.replicas == 1:

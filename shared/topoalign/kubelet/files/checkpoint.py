@@ -26,7 +26,7 @@ BETWEEN_READS = 0.02
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What stands beside the content."""
+    """The fields next to the content."""
 
     pod_entries: dict[str, msgspec.Raw] | None = None
     checksum: int = 0
@@ -103,10 +103,10 @@ def undecoded(error: Exception) -> str:
     return f"it is cut off ({why})" if "truncated" in why else why
 
 
-def expect_checksum(name: str, said: int, texts: Iterable[str]) -> None:
+def expect_checksum(name: str, recorded: int, texts: Iterable[str]) -> None:
     """Raises StateFault unless it is that of one of these texts."""
-    if said not in map(fnv1a, texts):
-        raise damaged_file(name, f"its checksum {said} is not that of its content")
+    if recorded not in map(fnv1a, texts):
+        raise damaged_file(name, f"its checksum {recorded} is not that of its content")
 
 
 def damaged_file(name: str, finding: str) -> StateFault:
@@ -133,7 +133,7 @@ def fnv1a(text: str) -> int:
 
 
 def spew_value(value: object) -> str:
-    """A Go value as go-spew prints it: None is nil, and a struct of ours says by `__str__` how it is printed."""
+    """Prints a Go value as go-spew does: None is nil, and a struct of ours defines its form by `__str__`."""
     match value:
         case None:
             return "<nil>"

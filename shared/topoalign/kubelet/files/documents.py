@@ -27,7 +27,7 @@ Document = dict[Any, Any]
 
 
 class InvalidYaml(ValueError):
-    """A text is not the YAML that is read here; says where and why."""
+    """A text is not in the subset of YAML that is read here; the message has the place and the reason."""
 
 
 class InvalidDocument(BadRequest):
@@ -139,9 +139,9 @@ def no_number(name: str) -> object:
 
 
 KEY = "`key` in "
-"""How msgspec says that it means a key and no value."""
+"""The part of msgspec's messages about a key instead of a value."""
 ANY_KEY = "[...]"
-"""A value in a mapping of any keys, as msgspec says it."""
+"""The path of a value in a mapping of any keys in msgspec's messages."""
 STEP = re.compile(r"[^.\[\]]+")
 """A field, or a place in a list."""
 GOT = re.compile(r"got `(\w+)`")

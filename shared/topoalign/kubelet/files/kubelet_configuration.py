@@ -124,7 +124,7 @@ def rules_of(document: documents.Document, placement: Placement = Placement.TOPO
 
 
 def one_of(field: str, given: str, values: Mapping[str, V], default: str) -> V:
-    """The value of a word, `default` for an empty one. Raises InvalidField with the known words."""
+    """The value of an option, `default` for an empty one. Raises InvalidField with the known options."""
     try:
         return values[given or default]
     except KeyError:
@@ -191,7 +191,7 @@ def gate_open(gate: str, gates: Mapping[str, bool]) -> bool:
 
 
 def reserved_count(found: KubeletConfiguration, manager: str) -> int:
-    """How many CPUs the kubelet keeps back by its own choice; 0 where it is told which, or gives none exclusively."""
+    """Number of CPUs that the kubelet reserves by its own choice; 0 if the list is configured, or no CPUs are exclusive."""
     named = parse_reserved_cpus(found.reserved_system_cpus)
     amounts = [
         parse_thousandths(f"{field}[cpu]", reserved["cpu"], "500m or 2")
@@ -248,5 +248,5 @@ def reserved_memory(found: KubeletConfiguration, manager: str) -> dict[int, dict
             reserved[entry.numa_node][resource] = size
     if manager == "Static" and not any(MEMORY in amounts for amounts in reserved.values()):
         why = "the static policy needs memory kept for the system; without, the kubelet does not start"
-        raise InvalidField("memoryManagerPolicy", why, "say how much of which NUMA node in reservedMemory")
+        raise InvalidField("memoryManagerPolicy", why, "list the amounts of each NUMA node in reservedMemory")
     return reserved if manager == "Static" else {}

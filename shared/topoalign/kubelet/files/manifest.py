@@ -197,14 +197,14 @@ def pod_level_resources_of(resources: ManifestResources) -> PodLevelResources:
 
 
 def expect_pod(document: documents.Document) -> None:
-    """What is not said is taken to be right. Raises InvalidField for another kind of object."""
+    """Raises InvalidField for an object that is not a v1 Pod; missing fields count as right."""
     kind = document.get("kind") or KIND
     version = document.get("apiVersion") or API_VERSION
     if (kind, version) != (KIND, API_VERSION):
-        said = quoted([str(document["kind"])]) if document.get("kind") else "an object of no kind"
+        text = quoted([str(document["kind"])]) if document.get("kind") else "an object of no kind"
         of = quoted([str(document["apiVersion"])]) if document.get("apiVersion") else "no apiVersion"
         remedy = "give a Pod: of a Deployment or Job, `spec.template` with `apiVersion: v1` and `kind: Pod` added"
-        raise InvalidField("kind", f"{said} of {of} is no {KIND} of {API_VERSION}", remedy)
+        raise InvalidField("kind", f"{text} of {of} is no {KIND} of {API_VERSION}", remedy)
 
 
 def requests_of(group: str, containers: list[ManifestContainer]) -> tuple[ContainerRequest, ...]:
@@ -224,8 +224,8 @@ def requests_of(group: str, containers: list[ManifestContainer]) -> tuple[Contai
 def read_amounts(path: str, given: Amounts) -> dict[ResourceName, int]:
     """In the units of `core.requests`. What no manager of the kubelet hands out, such as ephemeral storage, is left out."""
     found: dict[ResourceName, int] = {}
-    for name, said in given.items():
-        value = 0 if said is None else said  # a Quantity that is null (apimachinery v0.36, resource.Quantity)
+    for name, text in given.items():
+        value = 0 if text is None else text  # a Quantity that is null (apimachinery v0.36, resource.Quantity)
         resource = ResourceName(name)
         field = f"{path}[{clean(name)}]"
         if resource == CPU:
@@ -264,6 +264,6 @@ def read_quota_limits(hard: Mapping[str, str | int | float]) -> dict[ResourceNam
     """
     return {
         ResourceName(name.removeprefix(LIMITS)): amount
-        for name, said in hard.items()
-        if name.startswith(LIMITS) and "/" in name and (amount := whole(str(said))) is not None
+        for name, text in hard.items()
+        if name.startswith(LIMITS) and "/" in name and (amount := whole(str(text))) is not None
     }

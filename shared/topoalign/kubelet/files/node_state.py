@@ -39,7 +39,7 @@ from topoalign.kubelet.files.memory_checkpoint import MemoryCheckpointBlock, Mem
 from topoalign.kubelet.files.pod_list import ListedPods
 
 ROOT = Path("/var/lib/kubelet")
-"""Where a kubelet keeps its files, unless it was told otherwise (kubelet v1.36.3, --root-dir)."""
+"""The default of the kubelet's root directory (kubelet v1.36.3, --root-dir)."""
 DEVICE_PLUGINS = "device-plugins"
 
 NO_NAMESPACE = Namespace("")
@@ -66,7 +66,7 @@ class ManagerHoldings(msgspec.Struct, frozen=True, kw_only=True):
     finding: str | None = None
     """What could not be told."""
     doubt: str | None = None
-    """What is not certain of what was told."""
+    """Why the allocations are not certain, if they are not."""
 
     @property
     def allocations(self) -> tuple[Allocation, ...]:
@@ -100,9 +100,7 @@ def node_state(
     as healthy is not usable. Raises NotFound where there is no such directory, StateFault.
     """
     if not may_be_directory(root):
-        raise NotFound(
-            "directory", str(root), f"give the kubelet's root directory, {ROOT} unless it was told otherwise"
-        )
+        raise NotFound("directory", str(root), f"give the kubelet's root directory, by default {ROOT}")
     hardware = topology.topology
     pods = ListedPods(root)
     cpus = held_cpus(root, hardware, rules, pods)
@@ -125,7 +123,7 @@ def node_state(
 
 
 def may_be_directory(path: Path) -> bool:
-    """Also where it may not be looked at: reading its files will say so."""
+    """Whether the path may be a directory; also true without permission, which reading its files then reports."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except PermissionError:
@@ -163,7 +161,7 @@ def held_memory(root: Path, topology: Topology, rules: AdmissionRules, pods: Lis
     state = checkpoint.load_settled(load, between=lambda read: read is not None and bool(read.lost))
     if state is None:
         return ManagerHoldings(finding=absent(root / memory_checkpoint.NAME, "memory"))
-    doubts = [describe_lost_memory(name, amount) for name, amount in state.lost.items()]
+    uncertainties = [describe_lost_memory(name, amount) for name, amount in state.lost.items()]
     gone = {uid for uid in state.entries or {} if pods.is_gone(uid)}
     groups = {
         tuple(block.numa_affinity) for (uid, _), blocks in state.blocks.items() if uid in gone for block in blocks
@@ -178,12 +176,12 @@ def held_memory(root: Path, topology: Topology, rules: AdmissionRules, pods: Lis
     return ManagerHoldings(
         blocks={container: each for container, each in blocks.items() if each},
         memory=state.use,
-        doubt="; ".join([*doubts, RELEASED_BY_CHANCE] if by_chance else doubts) or None,
+        doubt="; ".join([*uncertainties, RELEASED_BY_CHANCE] if by_chance else uncertainties) or None,
     )
 
 
 def describe_lost_memory(resource: ResourceName, amount: int) -> str:
-    """The note on memory that the kubelet counts as given away and no container has."""
+    """The note about memory that the kubelet counts as allocated and that no container has."""
     return (
         f"the kubelet's memory manager counts {amount} bytes of {clean(resource)} as given away that no container has"
     )
@@ -238,7 +236,7 @@ def held_devices(root: Path, topology: Topology, pods: ListedPods) -> ManagerHol
 def merge_devices(
     containers: Iterable[Mapping[ResourceName, Iterable[DeviceID]]],
 ) -> dict[ResourceName, frozenset[DeviceID]]:
-    """What several containers have."""
+    """The devices of several containers together, by resource."""
     found: dict[ResourceName, frozenset[DeviceID]] = {}
     for devices in containers:
         for resource, ids in devices.items():

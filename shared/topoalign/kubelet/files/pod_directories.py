@@ -19,7 +19,7 @@ from topoalign.core.model.errors import StateFault, clean
 
 NAME = "pods"
 MOST_PODS = 4_096
-"""Directories that are read; a kubelet runs 110 pods unless it was told otherwise."""
+"""Directories that are read at most; a kubelet runs 110 pods by default."""
 MOST_PLUGINS = 256
 """Volume plugins of one pod that are looked at; there are about thirty. With more, the pod is not gone."""
 
@@ -30,7 +30,7 @@ class PodDirectories(msgspec.Struct, frozen=True, kw_only=True):
     torn_down: Mapping[str, bool]
     """Pod UID -> whether its volumes were mounted once, and none is now."""
     unreadable: frozenset[str] = frozenset()
-    """Pods whose directory does not tell whether they have ended: without any volume, or not as a kubelet makes it."""
+    """Pods whose directory does not show whether they have ended: without any volume, or not as a kubelet creates it."""
 
     def is_gone(self, uid: str) -> bool:
         """

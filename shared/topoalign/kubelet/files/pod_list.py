@@ -25,7 +25,7 @@ class ListedPods:
         self._root = root
         self.ended = frozenset(ended)
         self._directories: PodDirectories | None = None
-        self._trouble: str | None = None
+        self._reason_unknown: str | None = None
         """Why no pod can be judged."""
         self._gone: dict[str, bool] = {}
 
@@ -58,18 +58,18 @@ class ListedPods:
         try:
             self._directories = pod_directories.read_pod_directories(self._root)
         except StateFault as fault:
-            self._trouble = fault.finding
+            self._reason_unknown = fault.finding
         else:
-            self._trouble = (
+            self._reason_unknown = (
                 None if self._directories is not None else f"there is no {self._root / pod_directories.NAME}"
             )
 
     @property
     def reason_unknown(self) -> str | None:
-        """Why nothing is known of the pods that were asked for, in words; None: it is."""
-        if self._trouble is None:
+        """Why the requested pods could not be judged, as text; None: they were."""
+        if self._reason_unknown is None:
             return None
-        return f"{self._trouble}: pods that are gone count as holding what the kubelet's files list for them"
+        return f"{self._reason_unknown}: pods that are gone count as holding what the kubelet's files list for them"
 
     @property
     def findings(self) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ class ListedPods:
         unreadable = self._directories.unreadable if self._directories is not None else frozenset()
         if unreadable := unreadable & self._gone.keys():
             found.append(
-                f"pods without a mounted volume may have ended, which their directories do not tell: what "
+                f"pods without a mounted volume may have ended, which their directories do not show: what "
                 f"{quoted(sorted(unreadable))} have counts as held"
             )
         return tuple(found)

@@ -37,7 +37,7 @@ MOST_BYTES = 16 * 2**20
 """Of all requests that are arriving, on all connections of all resources: four of the largest."""
 
 FRAME_BYTES = 256
-"""What a frame of data takes in memory beside its content."""
+"""Memory of a frame of data in addition to its content."""
 
 MOST_FRAMES = 64
 """Frames of data that a request may have, and one more for each KiB that it may have: gRPC fills them with 16 KiB."""

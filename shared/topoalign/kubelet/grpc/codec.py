@@ -82,8 +82,8 @@ async def decode_received(event: RecvMessage) -> None:
 
 def sound(message: Message) -> bool:
     """
-    Whether every field holds what its type says. betterproto2 does not look: a field that arrives with another wire type
-    becomes None, or a number among texts.
+    Whether every field has a value of its type. betterproto2 does not check this: a field that arrives with another wire
+    type becomes None, or a number among texts.
     """
     return all(has_type(getattr(message, name), hint) for name, hint in hints_of(type(message)))
 
@@ -128,7 +128,7 @@ def allocated(response: v1beta1.AllocateResponse) -> bytes:
 
 
 def container(response: v1beta1.ContainerAllocateResponse) -> bytes:
-    """What one container is told."""
+    """Encodes the response for one container."""
     return b"".join(
         (
             *encode_map(1, response.envs),

@@ -168,7 +168,7 @@ def decode_text(kind: type[Message], content: bytes) -> str:
 
 
 def malformed_message(kind: Any, why: str) -> GRPCError:
-    """The sender's fault."""
+    """The error for a message that is not valid protobuf: the sender's fault."""
     return GRPCError(Status.INVALID_ARGUMENT, f"not a {kind.__name__}: {why}")
 
 
@@ -223,7 +223,7 @@ def number_field(number: int, value: int) -> bytes:
 
 
 def varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the highest bit says that more follow."""
+    """Decodes a varint: seven bits a byte, the lowest first; the highest bit marks that more follow."""
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)

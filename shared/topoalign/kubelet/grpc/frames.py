@@ -43,7 +43,7 @@ LONGEST_SETTINGS = 32 * 6
 
 
 class FrameType(IntEnum):
-    """Types of frames that are told apart."""
+    """The types of frames that are handled."""
 
     DATA = 0
     HEADERS = 1
@@ -58,7 +58,7 @@ END_HEADERS = 0x4
 
 
 class Flood(Exception):
-    """What a client of gRPC does not send. The message says what."""
+    """Raised for frames that no client of gRPC sends. The message describes them."""
 
 
 class Frames:

@@ -81,7 +81,7 @@ class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
     transport: Transport
     peer: unix_sockets.Peer
     spoke = 0
-    """Grows with each word of a peer of this server: the smallest is of the peer that has been silent longest."""
+    """Grows with each message of a peer of this server: the smallest is of the peer that has been silent longest."""
     silent = 0
     """Looks in a row at which nothing had come since the one before."""
     next_look: TimerHandle | None = None
@@ -140,7 +140,7 @@ class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
         try:
             self._feed(self.frames.take())
             more = self._live and self.frames.ready
-        except Exception as error:  # h2 and grpclib raise many kinds at a peer that speaks something else
+        except Exception as error:  # h2 and grpclib raise many kinds of errors for another protocol
             self.server.complain("connection closed", "not gRPC", error=clean(str(error) or type(error).__name__))
             self.hang_up("not gRPC")
             return
@@ -216,7 +216,7 @@ class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
             self.transport.abort()
 
     def close(self, reason: str) -> None:
-        """Closes when what has been said is sent."""
+        """Closes the connection once everything written is sent."""
         if self._open:
             self._leave(reason)
 

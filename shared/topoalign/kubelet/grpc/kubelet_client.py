@@ -46,7 +46,7 @@ class TurnedAway(Exception):
 async def call_once(
     path: Path, question: Callable[[Channel], Awaitable[T]], clock: Clock, within: float, codec: CodecBase | None = None
 ) -> T:
-    """Connects, asks, hangs up. Raises KubeletAway if there is no good answer within so many seconds."""
+    """Makes one call over a connection of its own. Raises KubeletAway if there is no good answer within so many seconds."""
     channel = channel_to(path, codec)
     try:
         return await call_until_answered(path, partial(question, channel), clock, within)
@@ -119,7 +119,7 @@ async def call_in_own_task(call: Callable[[], Awaitable[T]]) -> T:
 
 
 def describe_call_error(error: BaseException) -> str:
-    """A failure for people."""
+    """Describes a failed call for people."""
     match error:
         case GRPCError():
             return f"{error.status.name} {clean(error.message or '', 300)}".rstrip()

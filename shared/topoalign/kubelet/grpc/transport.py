@@ -59,7 +59,7 @@ Pings a silent peer for as long as it is there. grpclib's own: after two hours, 
 """
 
 STATUS = {BadRequest: Status.INVALID_ARGUMENT, NoFit: Status.FAILED_PRECONDITION}
-"""Whose fault it is, in gRPC's words; all else is the machine's: UNAVAILABLE."""
+"""Error -> gRPC status. All other errors are the machine's fault: UNAVAILABLE."""
 
 Method = Callable[[Any], Awaitable[None]]
 
@@ -77,7 +77,7 @@ class Servicer(ServiceBase):
     """Mixed in before a generated service base: its calls are counted, guarded and answered as above."""
 
     calls = 0
-    """Unary calls that have begun and not ended. Streams do not count: they end when we say so."""
+    """Unary calls under way. Streams do not count: the server ends them."""
 
     idle: anyio.Event | None = None
     """Set when the last of them ends, if somebody waits for that."""
@@ -188,7 +188,7 @@ class GrpcServer(grpclib.server.Server):
         self.chunk = memoryview(bytearray(CHUNK))
         """What any of the connections reads into: it is copied at once."""
         self._complaints = Complaints(path.name)
-        self.complain = self._complaints.say
+        self.complain = self._complaints.report
 
     async def listen(self) -> None:
         """Binds and serves. Raises what `sockets.listen_on_path` raises."""
@@ -199,7 +199,7 @@ class GrpcServer(grpclib.server.Server):
 
     @property
     def in_place(self) -> bool:
-        """Whether the socket is still where it was made."""
+        """Whether the socket is still the one at its path."""
         return self.identity is not None and unix_sockets.identity(self.path) == self.identity
 
     async def stop(self, within: float) -> None:
@@ -294,7 +294,7 @@ class Complaints:
         """Times that nothing was logged, by event and reason: of the causes that are not to be logged anew for a while."""
         self._timer: TimerHandle | None = None
 
-    def say(self, event: str, reason: str, **details: Any) -> bool:
+    def report(self, event: str, reason: str, **details: Any) -> bool:
         """Logs this, or counts it if the same was logged a short while ago. Returns whether it was logged."""
         cause = (event, reason)
         if cause in self._counted:

@@ -29,7 +29,7 @@ UCRED = struct.Struct("3i")
 
 class Identity(NamedTuple):
     """
-    Tells a socket from any other that bears the same name later: an inode number alone is soon used again. A new mode,
+    Distinguishes a socket from a later one with the same name: an inode number alone is soon used again. A new mode,
     owner or label makes it no other.
     """
 
@@ -122,7 +122,7 @@ def clear(path: Path) -> None:
         return
     if not stat.S_ISSOCK(found.st_mode):
         raise StateFault(
-            f"{clean(str(path), 200)} is in the way: it is not a socket", "see what made it, then remove it by hand"
+            f"{clean(str(path), 200)} is not a socket", "find out which program created it, then remove it by hand"
         )
     holder = server_of(path)
     if holder is not None:
@@ -164,7 +164,7 @@ def directory_lock(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def made_with(mode: int) -> Iterator[None]:
-    """Sockets made in here have this mode. There is no other moment at which it could be set."""
+    """Sockets that are created in this context have this mode. It cannot be set at another moment."""
     before = os.umask(0o777 & ~mode)
     try:
         yield

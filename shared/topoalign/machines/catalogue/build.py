@@ -24,7 +24,7 @@ GBIT = 10**9
 
 
 class PcieDevice(Enum):
-    """What can be plugged in."""
+    """The kinds of PCIe devices of a machine."""
 
     GPU = "gpu"
     NIC = "nic"
@@ -85,7 +85,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a card ended up."""
+    """The position of a device in the machine."""
 
     card: PcieDevice
     address: str
@@ -98,7 +98,7 @@ NVLinks = Mapping[tuple[int, int], int]
 
 
 def pcie_switch(*below: Switch | PcieDevice) -> Switch:
-    """A PCIe switch with these switches and cards below it."""
+    """A PCIe switch with these switches and devices below it."""
     return Switch(below)
 
 

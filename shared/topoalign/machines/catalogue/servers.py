@@ -74,7 +74,7 @@ def a100_missing_bridge() -> Topology:
 
 
 def epyc_nps4_4gpu() -> Topology:
-    """One EPYC with four NUMA nodes, a GPU on each; NICs beside the first and the third."""
+    """One EPYC with four NUMA nodes, a GPU on each; NICs next to the first and the third."""
     return build_machine(
         Board(sockets=1, cores=64, threads=2, nodes_per_socket=4, cores_per_cache=8, memory=128 * GIB),
         (HostBridge(0, (GPU, NIC)), HostBridge(1, (GPU,)), HostBridge(2, (GPU, NIC)), HostBridge(3, (GPU,))),

@@ -189,7 +189,7 @@ class PodResourcesClient:
         if found is not None and self._unknown is not None and self._is_logged:
             log.info("the directories of pods can be read again")
         if found is None and self._unknown != unknown:
-            self._is_logged = self._complaints.say("pods that are gone cannot be told by their directories", unknown)
+            self._is_logged = self._complaints.report("pods that are gone cannot be told by their directories", unknown)
         self._unknown = None if found is not None else unknown
         return found
 
