@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from topoalign.cli import health
+from topoalign.cli import health_check
 from topoalign.runtime import event_stores
 from topoalign.runtime.nats_server import find_nats_server
 
@@ -77,13 +77,13 @@ def test_every_health_check_is_answered_without_the_command_line(
     services: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every health check of a service is one that the probe answers without the command line. NATS' image has no probe."""
-    asked: list[health.Page] = []
+    asked: list[health_check.Page] = []
 
-    def check(page: health.Page) -> tuple[bool, list[str]]:
+    def check(page: health_check.Page) -> tuple[bool, list[str]]:
         asked.append(page)
         return True, ["ok"]
 
-    monkeypatch.setattr(health, "check_page", check)
+    monkeypatch.setattr(health_check, "check_page", check)
     monkeypatch.setenv("TOPOALIGN_HTTP_PORT", "8080")
     checks = {
         name: service["healthcheck"]["test"] for name, service in services.items() if "test" in service["healthcheck"]
@@ -92,7 +92,7 @@ def test_every_health_check_is_answered_without_the_command_line(
     assert ["CMD", "wget", "-q", "-O", "/dev/null", NATS_READY] == checks.pop("nats")
     assert {"discovery", "hinting", "allocator", "registry"} == checks.keys()
     assert {("CMD", "topoalign")} == {tuple(test[:2]) for test in checks.values()}
-    assert {0} == {health.quick(test[2:]) for test in checks.values()}
+    assert {0} == {health_check.quick(test[2:]) for test in checks.values()}
     assert 4 == len(asked)
 
 

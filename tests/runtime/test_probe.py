@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from topoalign.cli import health, root
-from topoalign.cli.health import LONGEST_ANSWER, request_page
+from topoalign.cli import health_check, root
+from topoalign.cli.health_check import LONGEST_ANSWER, request_page
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nok\n"
 FAILING = b"HTTP/1.1 503 Service Unavailable\r\n\r\n[-] bus: not connected\nnot ready\n"
@@ -104,7 +104,7 @@ def test_what_is_no_http_server_is_not_ready(answer: bytes) -> None:
 )
 def test_a_url_has_host_port_optional_path_and_nothing_else(url: str, expected: tuple[str, int, str] | None) -> None:
     """A URL has a host, a port and an optional path, and nothing that would break a request."""
-    assert expected == health.page_at(url, "/readyz")
+    assert expected == health_check.page_at(url, "/readyz")
 
 
 def test_health_asks_the_service_of_the_environment_and_prints_what_fails(
@@ -113,7 +113,7 @@ def test_health_asks_the_service_of_the_environment_and_prints_what_fails(
     monkeypatch.setenv("TOPOALIGN_HTTP_HOST", "0.0.0.0")
     with answering(FAILING.replace(b"bus", b"b\x1b[31mus")) as (port, heard):
         monkeypatch.setenv("TOPOALIGN_HTTP_PORT", str(port))
-        status = health.quick(["health", "--live"])
+        status = health_check.quick(["health", "--live"])
 
     out, err = capsys.readouterr()
     assert 69 == status
@@ -125,7 +125,7 @@ def test_health_asks_the_service_of_the_environment_and_prints_what_fails(
 def test_the_command_line_gives_the_answers_of_the_quick_way(capsys: pytest.CaptureFixture[str]) -> None:
     with answering(OK) as (port, _):
         statuses = (
-            health.quick(["health", f"http://127.0.0.1:{port}"]),
+            health_check.quick(["health", f"http://127.0.0.1:{port}"]),
             root.run_command_line(["health", f"http://127.0.0.1:{port}"]),
         )
     with answering(FAILING) as (port, _):
@@ -140,7 +140,7 @@ def test_the_command_line_gives_the_answers_of_the_quick_way(capsys: pytest.Capt
 
 @pytest.mark.parametrize("arguments", [["health", "--help"], ["health", "x"], ["health", "a", "b"], ["topo"], []])
 def test_what_is_no_plain_health_check_is_left_to_the_command_line(arguments: list[str]) -> None:
-    assert None is health.quick(arguments)
+    assert None is health_check.quick(arguments)
 
 
 def test_a_health_check_without_a_port_says_which_setting_is_missing(
@@ -148,7 +148,7 @@ def test_a_health_check_without_a_port_says_which_setting_is_missing(
 ) -> None:
     monkeypatch.delenv("TOPOALIGN_HTTP_PORT", raising=False)
 
-    assert None is health.quick(["health"])
+    assert None is health_check.quick(["health"])
     assert 5 == root.run_command_line(["health"])
     assert "TOPOALIGN_HTTP_PORT" in capsys.readouterr().err
 

@@ -15,7 +15,7 @@ def main() -> None:
     if sys.stdout is None:  # its reader has closed it and wants no answer
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
     if sys.argv[1:2] == ["health"]:
-        from topoalign.cli.health import quick  # which imports no library
+        from topoalign.cli.health_check import quick  # which imports no library
 
         status = quick(sys.argv[1:])
         if status is not None:

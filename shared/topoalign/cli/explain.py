@@ -10,7 +10,14 @@ import msgspec
 
 from topoalign.cli import formatting, output
 from topoalign.cli import link as links
-from topoalign.cli.allocate import Changes, changes, pod_request, request_decision, request_options, show_prediction
+from topoalign.cli.allocation_commands import (
+    Changes,
+    changes,
+    pod_request,
+    request_decision,
+    request_options,
+    show_prediction,
+)
 from topoalign.cli.gpu_partitioning import list_partitioning_rows, partitioning_document
 from topoalign.cli.link import NodeLink, on_node
 from topoalign.cli.whole_cluster import ClusterOptions, ask_cluster, of_cluster, show_where

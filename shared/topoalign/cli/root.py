@@ -40,9 +40,9 @@ SECTIONS: dict[str, dict[str, CommandEntry]] = {
     "Look": {
         "topo": CommandEntry("cli.topo:topo", "Show how the GPUs and NICs of a machine are connected."),
         "fragmentation": CommandEntry(
-            "cli.fragmentation:compare_free_sets", "Compare the best free GPU sets with the machine's best."
+            "cli.free_sets:compare_free_sets", "Compare the best free GPU sets with the machine's best."
         ),
-        "watch": CommandEntry("cli.watch:watch", "Print allocation events as they occur."),
+        "watch": CommandEntry("cli.watch_events:watch", "Print allocation events as they occur."),
         "explain": CommandEntry("cli.explain:explain", "Show the reasons of a decision."),
         "why": CommandEntry("cli.why:why", "Show why a pod fits on no node of the cluster."),
         "what-if": CommandEntry("cli.explain:what_if", "Show what `allocate` would decide, without effect."),
@@ -50,18 +50,20 @@ SECTIONS: dict[str, dict[str, CommandEntry]] = {
     },
     "Change": {
         "allocate": CommandEntry(
-            "cli.allocate:allocate_for_container", "Request GPUs, CPUs, memory and NICs of a node."
+            "cli.allocation_commands:allocate_for_container", "Request GPUs, CPUs, memory and NICs of a node."
         ),
-        "release": CommandEntry("cli.allocate:release_allocations", "Release an allocation."),
+        "release": CommandEntry("cli.allocation_commands:release_allocations", "Release an allocation."),
         "gpu": CommandEntry("cli.gpu:gpu", "Show the status of a node's devices, or override it."),
         "hook": CommandEntry("cli.hook:hook", "Install the library that limits containers with slots of GPUs."),
         "forget": CommandEntry("cli.forget:forget", "Delete the facts of a node that is gone for good."),
         "stores": CommandEntry("cli.stores:stores", "Create and change the stores of events at NATS."),
         "nats-config": CommandEntry("cli.nats_config:nats_config", "Write accounts and keys for nats-server."),
-        "trust": CommandEntry("cli.allocate:trust", "Confirm a node's record after its journal was damaged."),
+        "trust": CommandEntry(
+            "cli.allocation_commands:trust", "Confirm a node's record after its journal was damaged."
+        ),
     },
     "Check": {
-        "health": CommandEntry("cli.health:health", "Check whether a process is ready, as a health check does."),
+        "health": CommandEntry("cli.health_check:health", "Check whether a process is ready, as a health check does."),
         "doctor": CommandEntry("cli.doctor:doctor", "Check this machine, and print a remedy for each problem."),
         "config": CommandEntry("cli.config:config", "Show every setting with its origin, or check a file."),
         "completion": CommandEntry("cli.completion:completion", "Print the completion script of your shell."),

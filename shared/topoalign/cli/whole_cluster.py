@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from topoalign.cli import formatting, link, output
-from topoalign.cli.allocate import Changes
+from topoalign.cli.allocation_commands import Changes
 from topoalign.cli.exit_codes import REFUSED
 from topoalign.cli.formatting import Count
 from topoalign.client.stored_records import read_cluster

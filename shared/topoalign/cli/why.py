@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from topoalign.cli import options, whole_cluster
-from topoalign.cli.allocate import pod_name, pod_request, request_options
+from topoalign.cli.allocation_commands import pod_name, pod_request, request_options
 from topoalign.cli.explain import AskedPod, check_pod_manifest, pod_in, rules_alone
 from topoalign.cli.whole_cluster import FILE, ClusterOptions, ask_cluster, of_cluster, show_why
 from topoalign.core.model.errors import Unavailable, clean

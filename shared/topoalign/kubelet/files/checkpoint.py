@@ -1,5 +1,5 @@
 """
-The common format of the checkpoints of the CPU and the memory manager.
+Reads the common format of the checkpoints of the CPU and the memory manager.
 
 Each is JSON with a checksum over the text of its struct. The struct has changed with releases, and an alpha feature,
 pod-level resources, has added a field to it; every text that a kubelet up to v1.36.3 wrote is tried. A checksum of 0 is
@@ -42,10 +42,10 @@ def load_settled(
     load: Callable[[], T], wait: Callable[[float], None] = time.sleep, between: Callable[[T], bool] = lambda _: False
 ) -> T:
     """
-    What `load` returns. The CPU and the memory manager write their files twice for each change, first what the containers
-    have and then what is left, or the other way round; a file that is read between the two does not add up. So one that does
-    not hold, or looks as if it were read `between` the two, is read again, `READS` times in all. Raises StateFault as `load`
-    does the last time.
+    Calls `load` until its result is consistent. The CPU and the memory manager write their files twice for each change: the
+    shares of the containers and the remaining amounts, in either order. A file that is read between the two writes is
+    inconsistent. So if `load` fails, or its result is `between` two writes, the file is read again, `READS` times in all.
+    Raises StateFault as the last call of `load`.
     """
     for _ in range(READS - 1):
         try:
@@ -58,7 +58,7 @@ def load_settled(
 
 
 def read_checkpoint_file(path: Path) -> bytes | None:
-    """The file; None where there is none. Raises StateFault."""
+    """Reads the file; None if there is none. Raises StateFault."""
     try:
         with reading.open_regular_file(path) as file:
             content = file.read(MOST_BYTES + 1)
@@ -104,7 +104,7 @@ def undecoded(error: Exception) -> str:
 
 
 def expect_checksum(name: str, recorded: int, texts: Iterable[str]) -> None:
-    """Raises StateFault unless it is that of one of these texts."""
+    """Raises StateFault unless the checksum is that of one of these texts."""
     if recorded not in map(fnv1a, texts):
         raise damaged_file(name, f"its checksum {recorded} is not that of its content")
 
@@ -125,7 +125,7 @@ def damaged_file(name: str, finding: str) -> StateFault:
 
 
 def fnv1a(text: str) -> int:
-    """32-bit FNV-1a of its UTF-8."""
+    """The 32-bit FNV-1a hash of a text in UTF-8."""
     total = 0x811C9DC5
     for byte in text.encode(errors="surrogatepass"):
         total = (total ^ byte) * 0x01000193 & 0xFFFFFFFF

@@ -1,5 +1,5 @@
 """
-YAML and JSON documents of Kubernetes.
+Parses YAML and JSON documents of Kubernetes.
 
 A document is small, is one mapping, and has no duplicates. Duplicate keys are refused here; the kubelet accepts one
 with only a line in its log (v1.36.3, lenient decoding). Aliases are refused, because a few lines with aliases can
@@ -19,7 +19,7 @@ from topoalign.core.model.errors import BadRequest, InvalidField, NotFound, clea
 from topoalign.kubelet.files import reading
 
 MOST_BYTES = 256 << 10
-"""Far above any configuration or pod: the largest pods that an API server takes have a few hundred containers."""
+"""Far above any configuration or pod: the largest pods that an API server accepts have a few hundred containers."""
 MOST_DOCUMENTS = 100
 """Of one file: a Helm chart that is printed as templates has some dozens."""
 DEEPEST = 64
@@ -48,7 +48,7 @@ def load_document(path: Path, *, nulls: bool = False) -> Document:
 
 
 def read_bounded(path: Path) -> bytes:
-    """What a file holds, and no more of it than shows that it is too large. Raises as `load`."""
+    """Reads a file, at most one byte more than the limit. Raises as `load_document`."""
     try:
         with reading.open_regular_file(path) as file:
             return file.read(MOST_BYTES + 1)
@@ -97,8 +97,8 @@ def documents_of(raw: bytes, source: str, most: int = MOST_DOCUMENTS, *, nulls: 
 
 def without_nulls(content: object, levels: int = DEEPEST) -> object:
     """
-    The same with every field left out that is null: to Kubernetes that is not to mention it. Raises ValueError for more
-    levels than these: whoever walks through a document need not expect them.
+    The content without fields that are null: for Kubernetes they are missing. Raises ValueError for more nested levels, so
+    that code that walks through a document need not handle them.
     """
     if isinstance(content, dict | list) and not levels:
         raise ValueError(f"more than {DEEPEST} levels deep")
@@ -171,14 +171,14 @@ def convert_document(content: object, kind: Any, remedy: str) -> Any:
         if path.startswith(KEY):
             finding = f"a key is no text: {finding}"
         field = with_key(path.removeprefix(KEY).strip("`$."), finding, content)
-        finding = finding.replace(" | null`", "`")  # it may be left out, which helps nobody who wrote something
+        finding = finding.replace(" | null`", "`")  # that the field may be left out does not help to correct its value
         raise InvalidField(clean(field) or "document", clean(finding, 200), remedy) from error
 
 
 def with_key(field: str, finding: str, content: object) -> str:
     """
-    The path of a wrong value. Of a mapping of any keys msgspec says `limits[...]`: the key is the first that has a value of
-    the type that it has found.
+    The path of a wrong value. For a mapping of any keys, msgspec's path is `limits[...]`: the key is the first with a value
+    of the type that msgspec has found.
     """
     found = GOT.search(finding)
     if not field.endswith(ANY_KEY) or field.count(ANY_KEY) > 1 or found is None:

@@ -48,7 +48,7 @@ class MemoryReservation(msgspec.Struct, frozen=True, kw_only=True, rename="camel
 
 
 class KubeletConfiguration(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The fields that bear on a decision. Empty text stands for the default, as in the kubelet."""
+    """The fields that affect a decision. Empty text stands for the default, as in the kubelet."""
 
     feature_gates: dict[str, bool] = {}
     topology_manager_policy: str = ""
@@ -157,7 +157,7 @@ def topology_options(found: KubeletConfiguration) -> tuple[bool, int]:
 
 
 def cpu_options(found: KubeletConfiguration, manager: str) -> frozenset[CpuOption]:
-    """Those that are switched on. One that may not be mentioned is an error even if it is switched off."""
+    """The CPU manager options that are on. An unknown or gated option is an error even if it is off."""
     chosen = set()
     for name, text in sorted(found.cpu_manager_policy_options.items()):
         field = f"cpuManagerPolicyOptions[{clean(name)}]"
@@ -172,7 +172,7 @@ def cpu_options(found: KubeletConfiguration, manager: str) -> frozenset[CpuOptio
         if parse_go_boolean(field, text):
             chosen.add(option)
     if found.cpu_manager_policy_options and manager == "none":
-        why = "options of a static policy beside policy none, with which the kubelet does not start"
+        why = "options of a static policy together with policy none, with which the kubelet does not start"
         raise InvalidField("cpuManagerPolicyOptions", why, "set cpuManagerPolicy to static, or leave them out")
     return frozenset(chosen)
 
@@ -218,7 +218,7 @@ def parse_reserved_cpus(text: str) -> frozenset[int]:
 
 
 def parse_thousandths(field: str, text: str, example: str) -> int:
-    """Thousandths."""
+    """An amount in thousandths. Raises InvalidField."""
     amount = resource_quantities.thousandths(text)
     if amount is None:
         raise InvalidField(field, f"{quoted([text])} {resource_quantities.quantity_finding(text)}", f"write {example}")
@@ -226,7 +226,7 @@ def parse_thousandths(field: str, text: str, example: str) -> int:
 
 
 def reserved_memory(found: KubeletConfiguration, manager: str) -> dict[int, dict[ResourceName, int]]:
-    """NUMA node -> resource -> bytes."""
+    """NUMA node -> resource -> reserved bytes. Raises InvalidField."""
     reserved: dict[int, dict[ResourceName, int]] = {}
     for position, entry in enumerate(found.reserved_memory):
         where = f"reservedMemory[{position}]"

@@ -1,5 +1,5 @@
 """
-Reads from a pod's manifest what affects a decision: requests and limits of each container, and annotations.
+Reads a pod's manifest: the requests and limits of each container, annotations, and other fields that affect a decision.
 
 A field that is null counts as missing, as in Kubernetes; an amount that is null is 0, and an annotation is empty. A
 pod may come without `kind` and `apiVersion`: a kube-scheduler leaves them out in places where only a Pod is possible. What
@@ -156,7 +156,7 @@ def check_resource_names(path: str, resources: documents.Document) -> None:
 
 
 def request_from_pod(pod: PodManifest) -> PodRequest:
-    """What a pod asks for. Raises InvalidField with the path of a value that is wrong."""
+    """The request of a pod. Raises InvalidField with the path of a value that is wrong."""
     metadata = pod.metadata or ManifestMetadata()
     spec = pod.spec
     if spec is None:
@@ -179,7 +179,7 @@ def request_from_pod(pod: PodManifest) -> PodRequest:
 
 
 def constraints_of(pod: PodManifest) -> Constraints:
-    """To which nodes the pod may go."""
+    """The nodes that the pod may go to."""
     spec = pod.spec or ManifestSpec()
     node_affinity = spec.affinity and spec.affinity.node_affinity
     required = node_affinity.required if node_affinity else None
@@ -222,7 +222,7 @@ def requests_of(group: str, containers: list[ManifestContainer]) -> tuple[Contai
 
 
 def read_amounts(path: str, given: Amounts) -> dict[ResourceName, int]:
-    """In the units of `core.requests`. What no manager of the kubelet hands out, such as ephemeral storage, is left out."""
+    """Amounts in the units of `core.requests`. Resources without a manager, such as ephemeral storage, are left out."""
     found: dict[ResourceName, int] = {}
     for name, text in given.items():
         value = 0 if text is None else text  # a Quantity that is null (apimachinery v0.36, resource.Quantity)
@@ -249,7 +249,7 @@ def amount(field: str, value: str | float, unit: Literal["cpu", "bytes", "device
     return found
 
 
-# Reads from a ResourceQuota's manifest what it limits that Kubernetes itself does not count: `limits.<resource>`.
+# Reads the limits of a ResourceQuota's manifest that Kubernetes itself does not count: `limits.<resource>`.
 
 
 LIMITS = "limits."
@@ -258,7 +258,7 @@ LIMITS = "limits."
 
 def read_quota_limits(hard: Mapping[str, str | int | float]) -> dict[ResourceName, int]:
     """
-    Extended resource -> its limit in `spec.hard`. An amount that is none is no limit; an API server shows none.
+    Extended resource -> its limit in `spec.hard`. An invalid amount is no limit; an API server accepts none.
 
     `limits.nvidia.com/gpumem: 2k` is a limit of 2000; `limits.cpu` and `requests.nvidia.com/gpu` are Kubernetes' own.
     """

@@ -1,5 +1,5 @@
 """
-The kubelet's file with the memory of each container: `memory_manager_state`.
+Reads the kubelet's file with the memory of each container: `memory_manager_state`.
 
 It has a table per NUMA node, with the amount given away of each resource and the group of nodes with which the node was
 last used, and the blocks of each container. The two must agree, and the tables must fit the machine and its
@@ -146,7 +146,7 @@ class MemoryManagerState(Envelope, frozen=True, kw_only=True, rename="camel"):
 
 
 class Released:
-    """The tables of the NUMA nodes while blocks are given back."""
+    """The tables of the NUMA nodes while blocks are released."""
 
     def __init__(self, nodes: Mapping[int, NumaNodeState]) -> None:
         self.nodes = dict(nodes)
@@ -174,7 +174,7 @@ DECODER = checkpoint.decoder(MemoryManagerState)
 
 
 def load_memory_state(root: Path) -> MemoryManagerState | None:
-    """What the kubelet with this root directory holds; None where there is no file. Raises StateFault."""
+    """Reads the state of the kubelet with this root directory; None without a file. Raises StateFault."""
     content = checkpoint.read_checkpoint_file(root / NAME)
     return None if content is None else decode_memory_checkpoint(content)
 
@@ -221,7 +221,7 @@ def check_node(state: MemoryManagerState, node: int, each: NumaNodeState) -> Non
 
 
 def sum_memory(state: MemoryManagerState) -> tuple[Counter[ResourceName], Counter[ResourceName]]:
-    """Bytes that the NUMA nodes have given away, and that containers have."""
+    """Resource -> bytes that the NUMA nodes have allocated, and resource -> bytes that containers have."""
     given: Counter[ResourceName] = Counter()
     for node in state.nodes.values():
         given.update({name: table.reserved for name, table in node.memory_map.items()})
@@ -233,7 +233,7 @@ def sum_memory(state: MemoryManagerState) -> tuple[Counter[ResourceName], Counte
 
 
 def check_sums(state: MemoryManagerState) -> None:
-    """Containers have no more than the nodes have given away. That they have less happens (`MemoryManagerState.lost`)."""
+    """Raises StateFault if containers have more than the nodes have allocated. Less occurs (`MemoryManagerState.lost`)."""
     given, held = sum_memory(state)
     if wrong := [name for name in held if given[name] < held[name]]:
         name = min(wrong)

@@ -1,9 +1,9 @@
 """
 Reads the state of a node's kubelet from the files in its root directory.
 
-Three managers keep one file each. A missing file means that its manager has given nothing away, and a finding says so.
-A file that cannot be read, or cannot be true for this machine and these rules, is an error: a guess about what is free
-would be a wrong prediction. Pods are identified by their UID there, without a namespace.
+Three managers keep one file each. A missing file means that its manager has allocated nothing, and a finding reports it.
+A file that cannot be read, or cannot be right for this machine and these rules, is an error: a guess about free resources
+would be a wrong prediction. The files identify pods by their UID, without a namespace.
 
 The files are checked as they are. Then entries of pods that are gone (`listed_pods`) are dropped, as the kubelet
 drops them before its next decision.
@@ -49,7 +49,7 @@ Container = tuple[str, str]
 
 
 class ManagerHoldings(msgspec.Struct, frozen=True, kw_only=True):
-    """What one manager has given away."""
+    """The allocations of one manager."""
 
     cpus: Mapping[Container, frozenset[int]] = {}
     blocks: Mapping[Container, tuple[MemoryBlock, ...]] = {}
@@ -65,7 +65,7 @@ class ManagerHoldings(msgspec.Struct, frozen=True, kw_only=True):
     """Devices that the file lists for pods that are gone, and for no other."""
     finding: str | None = None
     """What could not be told."""
-    doubt: str | None = None
+    uncertainty: str | None = None
     """Why the allocations are not certain, if they are not."""
 
     @property
@@ -84,7 +84,7 @@ class ManagerHoldings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KubeletNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node as its kubelet has it."""
+    """The state of a node according to its kubelet's files."""
 
     state: NodeState
     registered: Mapping[ResourceName, frozenset[DeviceID]] | None
@@ -96,8 +96,8 @@ def node_state(
     topology: TopologyDiscovered, health: DeviceHealthChanged, root: Path, rules: AdmissionRules
 ) -> KubeletNode:
     """
-    The node as the kubelet with this root directory has it when the next pod comes. A device that its plugin has not listed
-    as healthy is not usable. Raises NotFound where there is no such directory, StateFault.
+    Reads the state that the kubelet with this root directory uses for the next pod. A device that its plugin has not listed
+    as healthy is not usable. Raises NotFound if there is no such directory, and StateFault.
     """
     if not may_be_directory(root):
         raise NotFound("directory", str(root), f"give the kubelet's root directory, by default {ROOT}")
@@ -114,7 +114,12 @@ def node_state(
         allocations={allocation.id: allocation for allocation in held.allocations},
         memory=memory.memory,
     )
-    findings = (*(each.finding for each in (cpus, memory, devices)), memory.doubt, pods.reason_unknown, *pods.findings)
+    findings = (
+        *(each.finding for each in (cpus, memory, devices)),
+        memory.uncertainty,
+        pods.reason_unknown,
+        *pods.findings,
+    )
     return KubeletNode(
         state=state,
         registered=devices.registered,
@@ -133,7 +138,7 @@ def may_be_directory(path: Path) -> bool:
 
 
 def held_cpus(root: Path, topology: Topology, rules: AdmissionRules, pods: ListedPods) -> ManagerHoldings:
-    """Of the CPU manager. Raises StateFault."""
+    """Reads the allocations of the CPU manager. Raises StateFault."""
 
     def load() -> CpuManagerState | None:
         state = cpu_checkpoint.load_cpu_state(root)
@@ -150,7 +155,7 @@ def held_cpus(root: Path, topology: Topology, rules: AdmissionRules, pods: Liste
 
 
 def held_memory(root: Path, topology: Topology, rules: AdmissionRules, pods: ListedPods) -> ManagerHoldings:
-    """Of the memory manager. Raises StateFault."""
+    """Reads the allocations of the memory manager. Raises StateFault."""
 
     def load() -> MemoryManagerState | None:
         state = memory_checkpoint.load_memory_state(root)
@@ -176,7 +181,7 @@ def held_memory(root: Path, topology: Topology, rules: AdmissionRules, pods: Lis
     return ManagerHoldings(
         blocks={container: each for container, each in blocks.items() if each},
         memory=state.use,
-        doubt="; ".join([*uncertainties, RELEASED_BY_CHANCE] if by_chance else uncertainties) or None,
+        uncertainty="; ".join([*uncertainties, RELEASED_BY_CHANCE] if by_chance else uncertainties) or None,
     )
 
 
@@ -194,7 +199,7 @@ RELEASED_BY_CHANCE = (
 
 
 def spread_block(block: MemoryCheckpointBlock, left: Mapping[int, dict[ResourceName, int]]) -> MemoryBlock:
-    """A block on the nodes of its group, from the lowest on, as far as they have given such memory away."""
+    """Spreads a block over the nodes of its group, from the lowest on, up to the memory that each has allocated."""
     taken = []
     wanted = block.size
     for node in block.numa_affinity:
@@ -207,7 +212,7 @@ def spread_block(block: MemoryCheckpointBlock, left: Mapping[int, dict[ResourceN
 
 
 def held_devices(root: Path, topology: Topology, pods: ListedPods) -> ManagerHoldings:
-    """Of the device manager. Raises StateFault."""
+    """Reads the allocations of the device manager. Raises StateFault."""
     directory = root / DEVICE_PLUGINS
     data = device_checkpoint.load_devices(directory)
     if data is None:
@@ -245,7 +250,7 @@ def merge_devices(
 
 
 def devices_by_container(data: CheckpointData) -> dict[Container, dict[ResourceName, tuple[DeviceID, ...]]]:
-    """A device that is listed under several NUMA nodes is one."""
+    """Container -> its devices; a device that is listed under several NUMA nodes counts once."""
     held: dict[Container, dict[ResourceName, tuple[DeviceID, ...]]] = {}
     for entry in data.pod_device_entries or ():
         ids = sorted({DeviceID(device) for devices in entry.device_ids.values() for device in devices})
@@ -258,7 +263,7 @@ def devices_by_container(data: CheckpointData) -> dict[Container, dict[ResourceN
 def listed_health(
     health: DeviceHealthChanged, topology: Topology, registered: Mapping[ResourceName, Iterable[DeviceID]] | None
 ) -> DeviceHealthChanged:
-    """The health of all devices as the kubelet has it: of a resource that it knows, no other than the listed ones."""
+    """The health of all devices for the kubelet: of a resource that it knows, only listed devices are healthy."""
     unlisted = DeviceHealth(state=HealthState.UNHEALTHY, reason="its plugin does not list it to the kubelet as healthy")
     absentees = {
         device: unlisted

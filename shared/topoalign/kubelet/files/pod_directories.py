@@ -25,7 +25,7 @@ MOST_PLUGINS = 256
 
 
 class PodDirectories(msgspec.Struct, frozen=True, kw_only=True):
-    """The directories as they were at one moment."""
+    """The directories at one moment."""
 
     torn_down: Mapping[str, bool]
     """Pod UID -> whether its volumes were mounted once, and none is now."""
@@ -36,8 +36,8 @@ class PodDirectories(msgspec.Struct, frozen=True, kw_only=True):
         """
         Whether this pod holds nothing any more: it has no directory, or its volumes are torn down.
 
-        A pod of which that cannot be told is not gone: one with an empty `volumes` directory, or one whose UID cannot be the
-        name of a directory.
+        If that is not certain, the pod is not gone: it has an empty `volumes` directory, or a UID that cannot be the name of
+        a directory.
 
         >>> directories = PodDirectories(torn_down={"uid-1": False, "uid-2": True})
         >>> [directories.is_gone(uid) for uid in ("uid-1", "uid-2", "uid-3", "default/train")]
@@ -101,7 +101,7 @@ def is_torn_down(volumes: Path) -> bool | None:
 
 
 def is_empty(directory: str) -> bool:
-    """Also of a directory that goes while it is looked at."""
+    """Whether a directory is empty; also true if it is removed meanwhile."""
     try:
         with os.scandir(directory) as entries:
             return next(entries, None) is None

@@ -1,5 +1,5 @@
 """
-The pods in the kubelet's files that the kubelet will have dropped at its next decision.
+Finds the pods in the kubelet's files that the kubelet will have dropped at its next decision.
 
 Their directories show it (`pod_directories`), or it is known from elsewhere that they have ended. If neither shows that a
 pod is gone, its entries count: a device that is wrongly taken as free causes a wrong admission. Static pods have an entry
@@ -16,8 +16,8 @@ from topoalign.kubelet.files.pod_directories import PodDirectories
 
 class ListedPods:
     """
-    The pods of one reading of the files. The directories are looked at once, when the first pod is asked for, so that all
-    files are judged alike.
+    The pods in one reading of the files. The directories are read once, for the first pod, so that all files are judged by
+    the same state.
     """
 
     def __init__(self, root: Path, ended: Collection[str] = ()) -> None:
@@ -74,7 +74,7 @@ class ListedPods:
     @property
     def findings(self) -> tuple[str, ...]:
         """
-        What was dropped of the pods that were asked for, and what is not known of them, in words; not `reason_unknown`.
+        The dropped pods and the uncertain ones among the pods that were asked for, as text; without `reason_unknown`.
         """
         found = []
         if gone := sorted(uid for uid, gone in self._gone.items() if gone):

@@ -26,7 +26,7 @@ DECODED_AT_ONCE = 2**10
 
 
 class Codec(ProtoCodec):
-    """Protobuf; bytes that are none are the sender's fault."""
+    """The protobuf codec; invalid bytes are reported as the sender's fault."""
 
     def decode(self, data: bytes, message_type: Any) -> Any:
         """The decoded message. Raises the error of `malformed_message` for bytes or fields of another type."""
@@ -48,11 +48,11 @@ class Undecoded(NamedTuple):
     data: bytes
     kind: Any
     decode: Callable[[bytes, Any], Any]
-    """From data and kind."""
+    """Holds the data and the type of the message."""
 
 
 class QuickCodec(ProtoCodec):
-    """Protobuf, as far as it is quick; `decode_received` or the server does the rest."""
+    """Decodes small messages at once, and leaves large ones to `decode_received` or the server."""
 
     def encode(self, message: Any, message_type: Any) -> bytes:
         """The bytes of a message."""
@@ -74,7 +74,7 @@ class QuickCodec(ProtoCodec):
 
 
 async def decode_received(event: RecvMessage) -> None:
-    """Called by grpclib before an answer is handed to who asked."""
+    """Decodes a large answer in a thread. grpclib calls this before it returns the answer to the caller."""
     if isinstance(event.message, Undecoded):
         data, kind, decode = event.message
         event.message = await anyio.to_thread.run_sync(decode, data, kind)
@@ -106,7 +106,7 @@ def hints_of(kind: type[Message]) -> tuple[tuple[str, Any], ...]:
     return tuple(get_type_hints(kind).items())
 
 
-# Encodes the responses that a kubelet waits for when a pod starts, ten times as fast as the generated code does it.
+# Encodes the responses that a kubelet waits for when a pod starts, ten times as fast as the generated code.
 #
 # The bytes are those of the generated code: fields in the order of their numbers, without those that have their
 # default.

@@ -24,16 +24,16 @@ PORTION = 16
 """The weight of the frames that are handled in one turn: about a millisecond of work."""
 
 REQUEST_WEIGHT = 8
-"""Of a frame of headers, which begins a call. Any other frame weighs 1, and 1 more for each 4 KiB of its content."""
+"""Weight of a frame of headers, which begins a call. Any other frame weighs 1, and 1 more for each 4 KiB of content."""
 
 MOST_CONTROLS = 10_000
 """Frames that carry no request (pings, settings, resets, windows, empty data), beyond what requests need, in 10 s."""
 
 CONTROLS_PER_REQUEST = 8
-"""So many of them come with each request: a window for its answer, pings that measure the line, one reset."""
+"""Such frames that each request needs: a window for its answer, pings that measure the line, one reset."""
 
 CONTROLS_PER_RESET = 20
-"""So many a reset counts for: with it goes a call that was begun for nothing."""
+"""How many frames a reset counts for, because a call was begun in vain."""
 
 MOST_SETTINGS = 256
 """Frames of settings in the life of a connection: a client sends one, and a few more when it measures the line."""
@@ -62,7 +62,7 @@ class Flood(Exception):
 
 
 class Frames:
-    """What has arrived on one connection and is not handled yet."""
+    """The frames that have arrived on one connection and are not handled yet."""
 
     def __init__(self) -> None:
         self.spoke = False

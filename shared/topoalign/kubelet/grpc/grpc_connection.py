@@ -1,7 +1,7 @@
 """
-One connection to a socket of this process, with a limit on the work and memory that its peer can cause.
+Handles one connection to a socket of this process, and limits the work and memory that its peer can cause.
 
-grpclib and h2 process at once whatever a chunk of bytes asks for. Here a connection reads 48 KiB at most, then nothing
+grpclib and h2 process all requests of a chunk of bytes at once. Here a connection reads 48 KiB at most, then nothing
 until that is handled, one portion (`frames`) at each of its turns (`turns`). Output waits for the peer to read it: as
 long as too much waits, the peer's frames wait as well. The bytes of requests are counted before they are decoded
 (`arriving`).
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 from typing import Any
 
 MOST_CALLS = 32
-"""On a connection, streams included. A client waits with the next one, it is not refused."""
+"""Calls on a connection, streams included. A client waits with the next one; it is not refused."""
 
 CHUNK = 48 * 2**10
-"""Bytes that are read at once: as many as a kubelet names 900 units in, in frames of 16 KiB."""
+"""Bytes that are read at once: a request for 900 units, in frames of 16 KiB."""
 
 MOST_RESET = 256
-"""Calls that have ended of which a connection remembers how."""
+"""Ended calls whose outcome a connection keeps."""
 
 TABLE_BYTES = 4096
-"""Of the table by which headers are compressed, HTTP/2's default. A peer may ask for four gigabytes."""
+"""Size of the table by which headers are compressed, HTTP/2's default. A peer may request four gigabytes."""
 
 PING_SECONDS = 10.0
 SILENT_LOOKS = 3
-"""So often in a row, `PING_SECONDS` apart, nothing may have come of a peer before it is hung up on."""
+"""Checks in a row, `PING_SECONDS` apart, without a byte of a peer after which its connection is closed."""
 
 
 class Bounded(H2Connection):
@@ -63,19 +63,22 @@ class Bounded(H2Connection):
         super().initiate_connection()
 
     def bound_table(self) -> None:
-        """Compresses with a small table also for a peer that would take a large one."""
+        """Compresses headers with a small table even if the peer accepts a large one."""
         if self.encoder.header_table_size > TABLE_BYTES:
             self.encoder.header_table_size = TABLE_BYTES
 
 
 class CallConnection(grpclib.protocol.Connection):
-    """grpclib's view of a connection, from which a call finds ours: weakly, or each of many would wait for the collector."""
+    """
+    grpclib's view of a connection, with a weak reference from which a call finds ours. With a strong one, each of many
+    connections would wait for the garbage collector.
+    """
 
     ours: "ref[GrpcConnection]"
 
 
 class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
-    """As grpclib has it, but it asks for a turn before it handles what has come."""
+    """grpclib's protocol with turns: it waits for a turn before it handles received bytes."""
 
     server: "GrpcServer"
     transport: Transport
@@ -83,7 +86,7 @@ class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
     spoke = 0
     """Grows with each message of a peer of this server: the smallest is of the peer that has been silent longest."""
     silent = 0
-    """Looks in a row at which nothing had come since the one before."""
+    """Checks in a row without a byte since the one before."""
     next_look: TimerHandle | None = None
     _moments = count(1)
 
@@ -115,7 +118,7 @@ class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
         return self.server.chunk
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes have come. No more are read until they are handled."""
+        """Takes received bytes. No more are read until they are handled."""
         if not self._open:
             return
         self.silent = 0
@@ -130,7 +133,7 @@ class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
         self.server.turns.ask(self, self.handle)
 
     def handle(self) -> None:
-        """Handles a portion of what has come, if the peer reads what it gets."""
+        """Handles a portion of the received bytes, if the peer reads its answers."""
         if not self._open:
             return
         if not self.connection.write_ready.is_set():
@@ -153,7 +156,7 @@ class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
             self.transport.resume_reading()
 
     def _feed(self, data: bytes) -> None:
-        """As `H2Protocol.data_received`, but what requests hold is counted, and a call that ends is let go."""
+        """As `H2Protocol.data_received`; also counts the bytes of requests, and frees a call that ends."""
         arriving = self.server.arriving
         events = self.connection.feed(data)
         self._h2.bound_table()
@@ -176,7 +179,7 @@ class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
         return self._open and not self.transport.is_closing()
 
     def _ended(self, stream: Stream, task: object) -> None:
-        """A call has ended. grpclib forgets one that was reset before it began to run only here."""
+        """Removes a call that has ended. grpclib forgets a call that was reset before it began to run only here."""
         self.server.arriving.end(stream)
         forget_frames(stream.wrapper)
         if self.processor.streams.pop(cast(int, stream.id), None) is not None and self._live:
@@ -197,8 +200,8 @@ class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
 
     def look(self) -> None:
         """
-        Hangs up on a peer that is silent. One look is no evidence: when this process has been stopped, it may come before
-        what arrived meanwhile is read.
+        Closes the connection of a silent peer. One check is not enough: if this process was stopped, the check may run
+        before the bytes that arrived meanwhile are read.
         """
         self.frames.controls = 0
         for stream in tuple(self.processor.streams.values()):
@@ -210,7 +213,7 @@ class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
             self.next_look = get_running_loop().call_later(PING_SECONDS, self.look)
 
     def hang_up(self, reason: str) -> None:
-        """Closes at once, whether the peer reads or not."""
+        """Closes the connection at once, whether the peer reads or not."""
         if self._open:
             self._leave(reason)
             self.transport.abort()
@@ -235,26 +238,16 @@ class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
 
 def forget_frames(wrapper: Wrapper | None) -> None:
     """
-    Lets go of what a call that was ended from outside had in hand. The error that ended it leads to its frames, and they to
-    the error: a flood of those is megabytes, and then a tenth of a second of the garbage collector.
+    Frees the frames of a call that was ended from outside. Its error references its frames, and they reference the error: a
+    flood of those takes megabytes, and then a tenth of a second of the garbage collector.
     """
     error = wrapper._error if wrapper is not None else None
     if error is not None:
         error.__traceback__ = error.__context__ = error.__cause__ = None
 
 
-# Sends the frames of an answer in one piece.
-#
-# An answer is up to four frames: a window update, headers, the message and trailers. grpclib writes each of them by
-# itself: four system calls, each of which wakes the peer. Here they wait for the last one, which ends the stream, and
-# not for what else is to be done in this round of the event loop: after an Allocate that is about a millisecond. What
-# belongs to no answer that ends, such as a list of devices, is sent at the end of the round.
-#
-# Source of the frames' form: RFC 9113, 4.1, 6.1 and 6.2.
-
-
 MOST_BYTES = 64 * 2**10
-"""That wait for the end of the round. So many are sent at once: then asyncio tells when the peer reads too slowly."""
+"""Bytes that wait for the end of the round. More are sent at once, so that asyncio notices a peer that reads too slowly."""
 FRAME_HEADER = 9
 """Bytes: length of what follows (3), type, flags, stream (4)."""
 DATA = 0
@@ -265,7 +258,16 @@ END_STREAM = 1
 
 
 class CoalescingTransport(Transport):
-    """A connection's transport, as grpclib writes to it."""
+    """
+    Sends the frames of an answer in one piece.
+
+    An answer is up to four frames: a window update, headers, the message and trailers. grpclib writes each of them
+    separately: four system calls, each of which wakes the peer. Here they wait for the last one, which ends the stream, and
+    not for the other work of this round of the event loop: after an Allocate that is about a millisecond. Frames that do
+    not belong to such an answer, for example a list of devices, are sent at the end of the round.
+
+    Source of the frames' form: RFC 9113, 4.1, 6.1 and 6.2.
+    """
 
     def __init__(self, transport: Transport) -> None:
         """`transport`: the connection's own."""
@@ -290,7 +292,7 @@ class CoalescingTransport(Transport):
             self._transport.write(written)
 
     def close(self) -> None:
-        """Closes when what has been written is sent."""
+        """Closes the transport once everything written is sent."""
         self.flush()
         self._transport.close()
 
@@ -299,7 +301,7 @@ class CoalescingTransport(Transport):
         return self._transport.is_closing()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """What the connection's transport knows of its peer."""
+        """The information of the connection's transport about its peer."""
         return self._transport.get_extra_info(name, default)
 
 

@@ -1,16 +1,16 @@
 """
-A connection to a gRPC server on a unix socket that is kept between calls.
+Keeps a connection to a gRPC server on a unix socket between calls.
 
-The kubelet's PodResources is asked again and again, and a connection costs more than a call. It is made with the first
-call, and made anew after a failure, after it was lost, after `MOST_CALLS`, and where another socket is at the path, as
-after a restart of the kubelet. Calls at the same time share it. After a call that failed, later calls do not use it any
-more; it is closed when the last call over it has ended.
+The kubelet's PodResources is polled, and a connection costs more than a call. It is opened with the first call, and opened
+again after a failure, after a loss, after `MOST_CALLS`, and if there is another socket at the path, as after a restart of
+the kubelet. Calls at the same time share it. After a call that failed, later calls do not use it any more; it is closed
+when the last call over it has ended.
 
-A call over a connection that has answered before may fail for no other reason than that the server has closed it since.
-Such a call is made again over a new connection, so only what may be asked twice is asked here.
+A call over a connection that has answered before may fail only because the server has closed it since. Such a call is
+repeated over a new connection, so only calls that may be repeated are made here.
 
-The kubelet answers 100 calls a second of all its clients together, and ten at once; it turns the others away. That says
-nothing of the connection, and such a call is made again in a moment.
+The kubelet answers 100 calls a second of all its clients together, and ten at once; it rejects the others. The connection
+is good all the same, and such a call is repeated a moment later.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
@@ -34,13 +34,13 @@ MOST_CALLS = 1_000
 
 
 class KeptChannel:
-    """Asks the server at one path, over one connection for as long as it lasts. `close` ends it."""
+    """Calls the server at one path, over one connection for as long as it lasts. `close` ends it."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path = path
         self._clock = clock
         self._kept: SharedChannel | None = None
-        """What the next call uses; None: it makes a new one."""
+        """The channel of the next call; None: it opens a new one."""
 
     async def ask(
         self, question: Callable[[Channel], Awaitable[T]], within: float, codec: CodecBase | None = None

@@ -1,4 +1,4 @@
-"""Calls to a gRPC server on a unix socket, each with a deadline and one type of error."""
+"""Makes calls to a gRPC server on a unix socket, each with a deadline and one type of error."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -19,11 +19,11 @@ from topoalign.kubelet.grpc.codec import QuickCodec, decode_received
 T = TypeVar("T")
 
 FAILURES = (OSError, asyncio.TimeoutError, GRPCError, StreamTerminatedError, ProtocolError, AssertionError)
-"""How a call fails: no connection, a deadline, a status, a connection that ends, nonsense, no answer (asserted)."""
+"""The errors of a failed call: no connection, deadline, status, lost connection, invalid data, no answer (asserted)."""
 
 
 AGAIN_SECONDS = 0.05
-"""Until a call that was turned away is made again."""
+"""Seconds until a rejected call is repeated."""
 
 
 class KubeletAway(Unavailable):
@@ -36,11 +36,11 @@ class KubeletAway(Unavailable):
 
 
 class Lost(Exception):
-    """Raised by a call whose connection was lost, and which is to be made again."""
+    """Raised by a call whose connection was lost, and which is to be repeated."""
 
 
 class TurnedAway(Exception):
-    """Raised by a call to a server that has too many to answer, and which is to be made again in a moment."""
+    """Raised by a call that an overloaded server has rejected, and which is to be repeated a moment later."""
 
 
 async def call_once(
@@ -63,9 +63,9 @@ def channel_to(path: Path, codec: CodecBase | None = None) -> Channel:
 
 async def call_until_answered(path: Path, call: Callable[[], Awaitable[T]], clock: Clock, within: float) -> T:
     """
-    The answer to a call; one that raises Lost is made again, in a new task (`call_in_own_task` has the reason), and one
-    that raises TurnedAway after `AGAIN_SECONDS`. Raises KubeletAway, about the socket at `path`, if there is no good
-    answer within so many seconds.
+    Makes a call until it is answered. A call that raises Lost is repeated in a new task (`call_in_own_task` has the
+    reason), and one that raises TurnedAway after `AGAIN_SECONDS`. Raises KubeletAway, about the socket at `path`, if there
+    is no good answer within so many seconds.
     """
     answers: list[T] = []
     failure = f"no answer within {within:g} s"

@@ -33,7 +33,7 @@ DEVICES_KEY, DEVICE_KEY, TOPOLOGY_KEY = (number << 3 | MESSAGE for number in (DE
 
 
 class ListedPodsCodec(QuickCodec):
-    """Of one answer. It decodes to an answer without devices, which are in `devices`."""
+    """Decodes one answer to one without devices, and collects the devices in `devices`."""
 
     def __init__(self) -> None:
         self.devices: list[Devices] = []
@@ -129,7 +129,7 @@ def read_devices(data: bytes, at: int, end: int) -> tuple[ResourceName, list[Dev
 
 
 class Encoded(QuickCodec):
-    """Leaves an answer as it came."""
+    """Returns an answer undecoded."""
 
     def decode(self, data: bytes, message_type: Any) -> Any:
         """The bytes of the answer."""
@@ -169,7 +169,7 @@ MESSAGES = 1 << 3 | 2
 
 
 class ComparingCodec(QuickCodec):
-    """Of one answer. Decodes to `UNCHANGED` where its fields are the `known` ones; the order does not matter."""
+    """Decodes one answer; returns `UNCHANGED` if its fields are the `known` ones in any order."""
 
     def __init__(self, known: Fields | None, left_out: tuple[bytes, ...] = ()) -> None:
         """`left_out`: how messages in field 1 begin that are not wanted."""

@@ -1,5 +1,5 @@
 """
-A gRPC server on a unix socket that stays safe with untrusted peers.
+Serves gRPC on a unix socket that stays safe with untrusted peers.
 
 grpclib implements the protocol; this module adds the protection. A peer of another user is closed before a byte is
 read. At the limit of connections, the one that has been silent longest is closed. A request that grows past its limit
@@ -74,20 +74,20 @@ def caller() -> GrpcConnection | None:
 
 
 class Servicer(ServiceBase):
-    """Mixed in before a generated service base: its calls are counted, guarded and answered as above."""
+    """A mixin before a generated service base: counts its calls, and answers their errors as gRPC statuses."""
 
     calls = 0
     """Unary calls under way. Streams do not count: the server ends them."""
 
     idle: anyio.Event | None = None
-    """Set when the last of them ends, if somebody waits for that."""
+    """Set when the last of them ends, if a task waits for that."""
 
     def __mapping__(self) -> dict[str, Handler]:
         generated = super().__mapping__()  # type: ignore[misc]  # of the generated base that follows in the MRO
         return {path: handler._replace(func=self.guarded(handler)) for path, handler in generated.items()}
 
     def guarded(self, handler: Handler) -> Method:
-        """The handler with a count of running calls, and with errors as gRPC statuses."""
+        """Wraps a handler: counts running calls, and turns errors into gRPC statuses."""
 
         async def call(stream: Any) -> None:
             CALL.set(stream._stream)
@@ -107,7 +107,7 @@ class Servicer(ServiceBase):
         return False
 
     async def drained(self) -> None:
-        """Waits until no unary call is going on."""
+        """Waits until no unary call is under way."""
         if self.calls:
             self.idle = anyio.Event()
             await self.idle.wait()
@@ -122,7 +122,7 @@ class Servicer(ServiceBase):
 
 
 async def answer_call(method: Method, stream: Any) -> None:
-    """Answers one call, its errors as gRPC statuses."""
+    """Answers one call; its errors become gRPC statuses."""
     try:
         await method(stream)
     except TopoalignError as error:
@@ -156,7 +156,7 @@ class Methods(dict[str, Handler]):
 
 
 class Load:
-    """What all sockets of a process share: the turns of their connections, and the bound on what requests hold."""
+    """The state that all sockets of a process share: turns of connections, and the bound on bytes of requests."""
 
     def __init__(self) -> None:
         self.turns = TurnQueue()
@@ -203,7 +203,7 @@ class GrpcServer(grpclib.server.Server):
         return self.identity is not None and unix_sockets.identity(self.path) == self.identity
 
     async def stop(self, within: float) -> None:
-        """Takes no new connections, lets the calls that go on end for `within` seconds, then closes. Not to be cancelled."""
+        """Takes no new connections, waits `within` seconds for running calls, then closes. Must not be cancelled."""
         self.draining = True
         unix_sockets.remove_socket(self.path, self.identity)
         self.identity = None
@@ -218,7 +218,7 @@ class GrpcServer(grpclib.server.Server):
         self._complaints.end()
 
     def admits(self, connection: GrpcConnection) -> bool:
-        """Whether a peer is served. If so, it is counted, and has a place. Why not is logged, once per cause."""
+        """Whether a peer is served. If so, its connection is registered; else the reason is logged, once per cause."""
         connection.peer = who = unix_sockets.peer(connection.transport.get_extra_info("socket"))
         if self.draining:
             return False
@@ -272,30 +272,29 @@ class GrpcServer(grpclib.server.Server):
         return connection
 
 
-# Logs errors of peers, once per cause.
-#
-# A flood is one event, not a hundred thousand. So the first error of a kind is logged at once, the following ones are
-# counted, and one line a minute reports their number, as long as there are any.
-
-
 AGAIN_SECONDS = 60.0
 MOST_CAUSES = 64
-"""That are told apart at a time."""
+"""Causes that are distinguished at a time."""
 
 log = structlog.get_logger()
 
 
 class Complaints:
-    """Of one socket."""
+    """
+    Logs errors of the peers of one socket, once per cause.
+
+    A flood is one event, not a hundred thousand. So the first error of a kind is logged at once, the following ones are
+    counted, and one line a minute reports their number, as long as there are any.
+    """
 
     def __init__(self, socket: str) -> None:
         self._socket = socket
         self._counted: Counter[tuple[str, str]] = Counter()
-        """Times that nothing was logged, by event and reason: of the causes that are not to be logged anew for a while."""
+        """Event and reason -> how often it was counted only, for the causes that were logged a short while ago."""
         self._timer: TimerHandle | None = None
 
     def report(self, event: str, reason: str, **details: Any) -> bool:
-        """Logs this, or counts it if the same was logged a short while ago. Returns whether it was logged."""
+        """Logs an error, or counts it if the same was logged a short while ago. Returns whether it was logged."""
         cause = (event, reason)
         if cause in self._counted:
             self._counted[cause] += 1
@@ -309,7 +308,7 @@ class Complaints:
         return True
 
     def sum_up(self) -> None:
-        """Logs the counts. A cause of which nothing was counted is forgotten."""
+        """Logs the counts, and forgets causes that have not occurred again."""
         for (event, reason), times in self._counted.items():
             if times:
                 log.warning(event, reason=reason, socket=self._socket, times=times, seconds=AGAIN_SECONDS)
@@ -317,7 +316,7 @@ class Complaints:
         self._timer = get_running_loop().call_later(AGAIN_SECONDS, self.sum_up) if self._counted else None
 
     def end(self) -> None:
-        """The socket is closed: what was counted is logged."""
+        """Logs the remaining counts when the socket is closed."""
         if self._timer is not None:
             self._timer.cancel()
             self.sum_up()

@@ -1,5 +1,5 @@
 """
-The order in which connections are served.
+Decides the order in which connections are served.
 
 One loop serves all connections of all resources, and bytes can arrive faster than they can be processed. So the work is
 cut into steps of about a millisecond, one step runs in each round of the loop, and connections take turns: the one with
@@ -22,14 +22,14 @@ Step = Callable[[], None]
 
 
 class TurnTaker:
-    """Whoever takes turns."""
+    """A connection that takes turns."""
 
     turn: int | None = None
     """The number of its next turn; None before the first. Equal numbers are served in the order in which they asked."""
 
 
 class TurnQueue:
-    """The work that waits."""
+    """The steps that wait for their turn."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[int, int, Step]] = []
@@ -37,7 +37,7 @@ class TurnQueue:
         self._now = 0
         """The number of the turn that was served last."""
         self._scheduled = False
-        """Whether the next round has a step, or this one has had its own."""
+        """Whether a step is scheduled for the next round, or has run in this one."""
 
     def ask(self, client: TurnTaker, step: Step) -> None:
         """
@@ -63,7 +63,7 @@ class TurnQueue:
         await future
 
     def _number(self, client: TurnTaker) -> int:
-        """The number of the client's turn, which is its next one no more."""
+        """The number of the client's turn. The client's next turn gets a later number."""
         number = self._now + 1 if client.turn is None else max(client.turn, self._now - CREDIT)
         client.turn = number + 1
         return number
@@ -74,7 +74,7 @@ class TurnQueue:
             get_running_loop().call_soon(self._serve)
 
     def _serve(self) -> None:
-        """The step of this round. After one there is another round, so that no other step runs in this one."""
+        """Runs the step of this round, and schedules the next round, so that no other step runs in this one."""
         self._scheduled = False
         if not self._waiting:
             return

@@ -1,5 +1,5 @@
 """
-Unix sockets in a directory that this process shares with others.
+Creates and removes unix sockets in a directory that this process shares with others.
 
 The kubelet removes files of its directory when it starts, other plugins use it, and an earlier process of
 topoalign may have left its socket behind. So a path is checked before it is changed: only a socket that no process
@@ -52,7 +52,7 @@ BUSY = Peer(0, 0)
 
 
 def identity(path: Path) -> Identity | None:
-    """Of the socket at this path; None if there is none. Links are not followed."""
+    """The identity of the socket at this path; None if there is none. Links are not followed."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -61,15 +61,15 @@ def identity(path: Path) -> Identity | None:
 
 
 def peer(connection: socket.socket) -> Peer:
-    """Process and user of the other end of a unix socket, as the kernel reports them."""
+    """The process and user at the other end of a unix socket, as the kernel reports them."""
     pid, uid, _ = UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
     return Peer(pid, uid)
 
 
 def listen_on_path(path: Path, field: str, mode: int = 0o600, guard: Path | None = None) -> socket.socket:
     """
-    A socket that listens at this path, with this mode. What a dead process left there is removed. `guard`: the directory
-    that is locked meanwhile, where others may hold a lock on the socket's own for ever.
+    Creates a socket that listens at this path, with this mode. A socket of a dead process there is removed first. `guard`:
+    the directory that is locked meanwhile, if others may hold a lock on the socket's own for ever.
 
     Raises InvalidField about the setting `field` for a path that is too long, StateFault if the directory cannot be used,
     if another process serves there, or if something stands there that is not a socket.
@@ -106,8 +106,8 @@ def check_path_length(path: Path, field: str) -> None:
 
 def remove_socket(path: Path, mine: Identity | None) -> None:
     """
-    Removes the socket if it is still the one that was made. Where that cannot be done, on a disk that became read-only, it
-    stays, and is found stale by who comes next: what is being stopped is to be stopped all the same.
+    Removes the socket if it is still the one that this process created. If that fails (a disk became read-only), it stays,
+    and the next process finds it stale: the stop must continue all the same.
     """
     if mine is not None and identity(path) == mine:
         with suppress(OSError):
@@ -115,7 +115,7 @@ def remove_socket(path: Path, mine: Identity | None) -> None:
 
 
 def clear(path: Path) -> None:
-    """Makes room for a socket. Raises StateFault if what is there is not ours to remove."""
+    """Removes a stale socket at this path. Raises StateFault for a file or for a socket of a live process."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -132,7 +132,7 @@ def clear(path: Path) -> None:
 
 
 def server_of(path: Path) -> Peer | None:
-    """Who listens at this path, BUSY where that cannot be asked; None if nobody does any more."""
+    """The process that listens at this path, BUSY if that cannot be found out; None if there is none."""
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)) as probe:
         try:
             probe.connect(os.fspath(path))
@@ -146,8 +146,8 @@ def server_of(path: Path) -> Peer | None:
 @contextmanager
 def directory_lock(directory: Path) -> Iterator[None]:
     """
-    Keeps other processes of ours from looking at the same path between our look and our bind. It is on the directory
-    itself, so that no file is left behind; it is held for microseconds and never waited for.
+    Locks the directory, so that no other process of ours checks the same path between our check and our bind. The lock is
+    on the directory itself, so that no file is left behind; it is held for microseconds and never waited for.
     """
     held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

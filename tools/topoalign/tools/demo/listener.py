@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 import anyio
 from anyio.abc import TaskStatus
 
-from topoalign.cli.watch import EventPrinter
+from topoalign.cli.watch_events import EventPrinter
 from topoalign.client import Client, Delivery
 from topoalign.core.model.errors import InvalidField, Unavailable
 from topoalign.core.model.events import TopologyDiscovered

@@ -188,7 +188,7 @@ class KubeletFiles:
             dropped=dropped_of(state.allocations, devices.dropped),
             ended=ended,
             memory=dict(memory.memory),
-            memory_doubt=clean(memory.doubt or "", LONGEST),
+            memory_doubt=clean(memory.uncertainty or "", LONGEST),
             cpus_unknown=clean(cpus.finding or "", LONGEST),
             memory_unknown=clean(memory.finding or "", LONGEST),
             checkpoint_unknown=clean(devices.finding or "", LONGEST),

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from threading import Event, Thread
 
-from topoalign.cli.health import request_page
+from topoalign.cli.health_check import request_page
 from topoalign.cli.measuring import summarize_times
 from topoalign.core.model.ids import NodeName
 from topoalign.tools.bench.filter.cluster import HALF

@@ -1,4 +1,4 @@
-"""`topoalign health` with all its options. The common forms are answered faster by `topoalign.cli.health`."""
+"""`topoalign health` with all its options. The common forms are answered faster by `topoalign.cli.health_check`."""
 
 import os
 import socket
@@ -56,7 +56,7 @@ def health(url: str | None, live: bool, as_json: bool) -> None:
 #
 # The `topoalign` script calls `quick` before it imports the command line, because a check that runs every few seconds
 # must be cheap. So this module imports no library, and `topoalign.core.model.errors` only if a check fails. All other
-# forms (help, mistakes, --json) are left to `topoalign.cli.health`, which gives the same answers.
+# forms (help, mistakes, --json) are left to `topoalign.cli.health_check`, which gives the same answers.
 
 
 SECONDS = 2.0
