@@ -185,9 +185,9 @@ async def serve(context, *, task_status):
     environment = dict(context.environment)
     settings = from_environment(RuntimeSettings, environment)
     raise RuntimeError("a defect")
-installed.find = lambda names: {"registry": serve}
-from topoalign.cli.root import run
-sys.exit(run(["registry", "--log-level", "debug", "--log-format", sys.argv[1]]))
+installed.load_services = lambda names: {"registry": serve}
+from topoalign.cli.root import run_command_line
+sys.exit(run_command_line(["registry", "--log-level", "debug", "--log-format", sys.argv[1]]))
 """
 
 

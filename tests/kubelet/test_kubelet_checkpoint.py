@@ -62,13 +62,18 @@ def read(decode, content, gate):
         pass
 
 ended = set()
-for module, content in ((device_checkpoint, DEVICES), (cpu_checkpoint, CPUS), (memory_checkpoint, MEMORY)):
+decoders = (
+    (device_checkpoint.decode_device_checkpoint, DEVICES),
+    (cpu_checkpoint.decode_cpu_checkpoint, CPUS),
+    (memory_checkpoint.decode_memory_checkpoint, MEMORY),
+)
+for decode, content in decoders:
     for _ in range(40):
         child = os.fork()
         if child == 0:
             sys.setswitchinterval(1e-6)
             gate = threading.Barrier(2)
-            threads = [threading.Thread(target=read, args=(module.decode, content, gate)) for _ in range(2)]
+            threads = [threading.Thread(target=read, args=(decode, content, gate)) for _ in range(2)]
             [each.start() for each in threads]
             [each.join() for each in threads]
             os._exit(0)

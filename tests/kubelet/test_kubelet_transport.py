@@ -391,13 +391,13 @@ async def test_a_socket_that_has_become_anothers_is_not_removed_when_we_stop() -
 KEPT = """
 import os, sys
 from pathlib import Path
-from topoalign.kubelet.grpc import sockets
+from topoalign.kubelet.grpc import unix_sockets
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 path = Path(sys.argv[1])
-listening = sockets.listen(path, "directory")
+listening = unix_sockets.listen_on_path(path, "directory")
 path.parent.chmod(0o500)
-sockets.remove(path, sockets.identity(path))
+unix_sockets.remove_socket(path, unix_sockets.identity(path))
 print("still there", path.exists())
 """
 

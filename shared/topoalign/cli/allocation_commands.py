@@ -159,7 +159,7 @@ def parse_annotation(text: str) -> tuple[str, str]:
 
 
 def changes(rules: Mapping[str, str | None]) -> Changes:
-    """Those that were given."""
+    """The rules that were given as options."""
     return {rule: value for rule, value in rules.items() if value is not None}
 
 

@@ -93,7 +93,7 @@ def show_settings(origin: bool, as_json: bool, **flags: Any) -> None:
 def limit_columns(
     titles: Sequence[str], rows: Sequence[Sequence[str]], columns: int
 ) -> tuple[Sequence[str], list[Sequence[str]]]:
-    """The first of these columns."""
+    """The table with its first columns only."""
     return titles[:columns], [row[:columns] for row in rows]
 
 
@@ -163,18 +163,18 @@ def check_configuration_file(
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found in one configuration."""
+    """The result of the check of one configuration."""
 
     field: str
-    """Of the wrapper that holds it; "" for the file itself."""
+    """The field of the wrapper that holds it; "" for the file itself."""
     error: BadRequest | None
     offers: tuple[Offer, ...] | None
-    """What the machine would offer; None without a machine."""
+    """The offers of the machine; None without a machine."""
     findings: tuple[ConfigurationFinding, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether it can be read, and the machine has what it names."""
+        """Whether it is valid, and the machine has the devices that it names."""
         return self.error is None and not any(finding.severe for finding in self.findings)
 
 
@@ -200,17 +200,17 @@ def checked_document(file: Path, checked: Sequence[Checked], *, several: bool) -
 
 
 def result_fields(checked: Checked) -> dict[str, object]:
-    """What was found in one configuration, as JSON has it."""
+    """The result of the check of one configuration, as JSON."""
     return {"ok": checked.ok, "offers": checked.offers, "findings": checked.findings}
 
 
 def error_of(checked: Checked) -> dict[str, str] | None:
-    """Why a configuration cannot be used, as JSON has it."""
+    """The error of a configuration, as JSON."""
     return None if checked.error is None else {"finding": checked.error.finding, "remedy": checked.error.remedy}
 
 
 def show_checked(file: Path, checked: Checked) -> None:
-    """Prints what was found in one configuration."""
+    """Prints the result of the check of one configuration."""
     name = clean(str(file), 200) + (f", {checked.field}," if checked.field else "")
     if checked.error is None:
         output.print_line(f"{name} is a valid configuration")
@@ -240,7 +240,7 @@ def hardware(machine: str | None, node: str | None, nats: str | None) -> tuple[T
 
 
 def offered(offer: Offer) -> tuple[object, ...]:
-    """A row for one offer."""
+    """The row of the table for one offer."""
     most = "any" if offer.most is None else offer.most
     shown_devices = " ".join(offer.devices[:4]) + (
         f" and {len(offer.devices) - 4} more" if len(offer.devices) > 4 else ""
@@ -259,9 +259,9 @@ HIDDEN = "[redacted]"
 
 _SECRET_NAME = re.compile(r"password|passwd|secret|token", re.IGNORECASE)
 _IN_ADDRESS = re.compile(r"(?:^|(?<=://))(?:(?!\w+://).)*@")
-"""All that stands before a host: a user, a password with whatever it has in it, or a token by itself."""
+"""The text before a host: a user and a password with any characters, or a token alone."""
 _SEED = re.compile(r"\bS[UOANCPXV][A-Z2-7]{54,}\b")
-"""An nkey's seed, where its file's name belongs."""
+"""An nkey's seed, given by mistake instead of the name of its file."""
 
 SHARED = frozenset(RuntimeSettings.__struct_fields__)
 
@@ -272,7 +272,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     service: str
     name: str
     value: str
-    """As text, without what is secret."""
+    """The value as text, without secrets."""
     origin: str
     """`default`, `environment` or `flag`."""
 
@@ -291,7 +291,7 @@ def all_settings(
         for field in msgspec.structs.fields(kind):
             variable = PREFIX + field.name.upper()
             if kind is not RuntimeSettings and field.name in SHARED:
-                continue  # handed on by the process
+                continue  # set by the process itself
             value = getattr(found, field.name)
             origin = "flag" if variable in flags else "environment" if variable in set_variables else "default"
             yield Setting(service=service, name=variable, value=hide_secrets(variable, as_text(value)), origin=origin)
@@ -305,7 +305,7 @@ def as_text(value: object) -> str:
 
 
 def hide_secrets(name: str, text: str) -> str:
-    """The value of a setting without what is secret in it."""
+    """The value of a setting without secrets."""
     if _SECRET_NAME.search(name) and text:
         return HIDDEN
     if name.endswith("_URL") or "://" in text:

@@ -68,7 +68,7 @@ class OutcomeUnknown(Unavailable):
 
 
 class Interrupted(OutcomeUnknown):
-    """Somebody pressed Ctrl-C meanwhile."""
+    """The user pressed Ctrl-C while the effect was not known."""
 
     code = "Interrupted"
 
@@ -132,7 +132,7 @@ def undone_unless(found: Sequence[object], effect: Effect | None) -> Iterator[No
             raise Interrupted(effect, "interrupted") from error
         if not found:
             raise
-    except Exception:  # whatever it is: the answer is there, and stands
+    except Exception:  # of any kind: the answer has arrived, and stays valid
         if not found:
             raise
 

@@ -1,4 +1,4 @@
-"""Allocations and decisions as text for people."""
+"""Formats allocations and decisions as text for people."""
 
 import re
 from collections import Counter
@@ -24,7 +24,7 @@ from topoalign.core.state.divisions import Parts
 from topoalign.kubelet.files.resource_quantities import whole
 
 MOST_HINTS = 8
-"""Of one resource, shown to people; all of them are in the JSON."""
+"""Hints of one resource in the text for people; the JSON has all of them."""
 BY_POLICY = "TopologyAffinityError"
 """The kubelet's reason where its topology policy refuses a pod; others are about what the pod asks for."""
 SCORES = (
@@ -104,7 +104,7 @@ def format_share_amount(amount: Amount | None) -> str:
 
 
 def device_sort_key(at: NamedDevice) -> tuple[object, object]:
-    """Resource and index."""
+    """The sort key of a device: resource and index."""
     return at.resource, "-" if at.index is None else at.index
 
 
@@ -128,7 +128,7 @@ def brief(allocation: Allocation, topology: Topology) -> str:
 
 
 def show_refusal(refusal: Refusal) -> None:
-    """Why not, and what to do about it."""
+    """Prints why a pod was refused, and what to do about it."""
     where = f"container {clean(refusal.container)}" if refusal.container is not None else "the pod as a whole"
     if refusal.provider is not None:
         where += f", by the {clean(refusal.provider)} manager"
@@ -141,7 +141,7 @@ def show_refusal(refusal: Refusal) -> None:
 
 
 def show_decision(decision: Decision, topology: Topology) -> None:
-    """What was decided, without how; first what it does not cover."""
+    """Prints a decision without its reasons; first what it does not cover."""
     show_not_covered(decision.explanation.not_covered)
     if isinstance(decision, Refusal):
         show_refusal(decision)
@@ -154,13 +154,13 @@ def show_decision(decision: Decision, topology: Topology) -> None:
 
 
 def show_not_covered(things: Iterable[str]) -> None:
-    """What the pod asks for and the answer does not cover."""
+    """Prints what the pod requests and the answer does not cover."""
     for each in things:
         output.print_line(f"not covered: {clean(each, 1000)}")
 
 
 def show_explanation(explanation: Explanation, topology: Topology) -> None:
-    """How it was decided: the hints of each provider, the merge, the sets that were considered."""
+    """Prints the reasons of a decision: the hints of each provider, the merge, the considered sets."""
     for alignment in explanation.alignments:
         show_alignment(alignment)
     if explanation.considered:
@@ -247,7 +247,7 @@ def short_names(resource: ResourceName, devices: Iterable[DeviceID], topology: T
 
 
 MOST = 1_000_000
-"""Above what any machine has of anything that is counted."""
+"""Larger than any count on any machine."""
 
 _WHOLE = re.compile(r"[0-9]{1,19}")
 

@@ -73,7 +73,7 @@ def compare_free_sets(node: str | None, nats: str | None, as_json: bool) -> None
 
 
 def show_sets(found: Fragmentation) -> None:
-    """The sets of whole GPUs that are free, against those that could be."""
+    """Prints the best free sets of whole GPUs and the machine's best sets."""
     if not found.sets:
         output.print_line("too few for a set of two")
         return
@@ -118,6 +118,6 @@ def left_in_all(topology: Topology, left: Mapping[DeviceID, Parts]) -> str:
 
 
 def free_gpus(status: "link.AnnouncedNode") -> tuple[DeviceID, ...]:
-    """Those that may be handed out and that nobody holds."""
+    """The GPUs that may be allocated and that no container holds."""
     held = status.holders
     return tuple(gpu.id for gpu in status.topology.gpus if gpu.id not in held and status.health_of(gpu.id).usable)

@@ -119,7 +119,7 @@ def describe_use(holder: HolderUse, memory: int | None, share: str = "time slice
 
 
 def name_other_use(other: OtherUse) -> str:
-    """Who processes are that hold nothing: `ml/train/main`, `pod <uid>`, `host: /user.slice`."""
+    """Names processes without an allocation: `ml/train/main`, `pod <uid>`, `host: /user.slice`."""
     if other.owner is not None:
         name = f"{other.owner.namespace}/{other.owner.pod}"
         return f"{name}/{other.owner.container}" if other.owner.container else name

@@ -1,4 +1,4 @@
-"""`topoalign health` with all its options. The common forms are answered faster by `topoalign.cli.health_check`."""
+"""`topoalign health`: checks whether a process is ready. Its common forms (`quick`) import no library."""
 
 import os
 import socket
@@ -55,8 +55,8 @@ def health(url: str | None, live: bool, as_json: bool) -> None:
 # `topoalign health` as health checks call it: `health`, `health --live`, `health URL`.
 #
 # The `topoalign` script calls `quick` before it imports the command line, because a check that runs every few seconds
-# must be cheap. So this module imports no library, and `topoalign.core.model.errors` only if a check fails. All other
-# forms (help, mistakes, --json) are left to `topoalign.cli.health_check`, which gives the same answers.
+# must be cheap. So it imports no library, and `topoalign.core.model.errors` only if a check fails. All other forms (help,
+# mistakes, --json) are left to the command `health`, which gives the same answers.
 
 
 SECONDS = 2.0
@@ -68,7 +68,7 @@ UNAVAILABLE = 69
 URL_PREFIX = "http://"
 
 Page = tuple[str, int, str]
-"""Host, port and path of what is asked."""
+"""Host, port and path of a page."""
 
 
 def quick(arguments: list[str]) -> int | None:

@@ -52,7 +52,7 @@ def install(library: Path, to: Path, as_json: bool) -> None:
 
 
 def read_limiter_library(library: Path) -> bytes:
-    """The content of a library for this machine. Raises InvalidField for what is no file, and NoLibrary."""
+    """Reads a library for this machine. Raises InvalidField if it is no file, and NoLibrary."""
     try:
         with open_regular_file(library) as file:
             content = file.read(LARGEST + 1)

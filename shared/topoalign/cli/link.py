@@ -117,7 +117,7 @@ class NodeLink:
         return health
 
     def measure(self) -> Measurement:
-        """What the GPUs of the node are used for now, from its discovery. Raises what discovery failed with, NodeSilent."""
+        """Asks the node's discovery for the current use of its GPUs. Raises discovery's error, and NodeSilent."""
         question = AllocatorRequest(wire.use_subject(self.node), UseRequest(node=self.node), "discovery")
         measured: Measurement
         measured, _ = self._put(question, Measurement, None, worded=False)
@@ -126,7 +126,7 @@ class NodeLink:
     def _put(
         self, question: AllocatorRequest, kind: Any, effect: Effect | None, *, worded: bool
     ) -> tuple[Any, Topology]:
-        """The answer; with `worded` also the topology, where it can be had. An answer stands, whatever comes after it."""
+        """The answer, and with `worded` the topology if available. Later errors do not affect an answer."""
         found: list[tuple[Any, Topology]] = []
 
         async def ask() -> None:
@@ -143,7 +143,7 @@ class NodeLink:
 
 
 def override_effect(word: Override, devices: Sequence[str]) -> Effect:
-    """What an operator's override of devices does, for errors after it was sent."""
+    """Describes the effect of an operator override, for errors after it was sent."""
     return Effect(f"the {word} of {quoted(devices)}", "`topoalign gpu list` shows it; repeating it is safe")
 
 
@@ -157,7 +157,7 @@ def locate_bus(nats: str | None, node: str | None, environment: Mapping[str, str
 
 
 def on_node(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --node, --nats and --json, and hands them to the command as a `NodeLink`."""
+    """Adds --node, --nats and --json, and passes them to the command as a `NodeLink`."""
 
     @options.NODE
     @options.NATS
@@ -171,7 +171,7 @@ def on_node(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @asynccontextmanager
 async def connect_to_bus(url: str, log_level: str = "error") -> AsyncIterator[Bus]:
-    """The bus at this address; who we are to it comes from the environment. Raises BusUnavailable, BusRefused."""
+    """Connects to the bus at this address with the credentials of the environment. Raises BusUnavailable, BusRefused."""
     configure_logging(level=log_level)
     settings = from_environment(RuntimeSettings, os.environ)
     async with connect_bus(url, name="topoalign-cli", wait=CONNECT_SECONDS, access=Access.of(settings)) as bus:
@@ -179,7 +179,7 @@ async def connect_to_bus(url: str, log_level: str = "error") -> AsyncIterator[Bu
 
 
 async def newest_topology(bus: Bus, node: NodeName) -> Topology | None:
-    """What the node announced last; None if it never did."""
+    """The newest topology that the node announced; None if there is none."""
     reading = await newest_reading(bus, node, TopologyDiscovered)
     return reading.topology if reading is not None else None
 
@@ -194,7 +194,7 @@ async def newest_reading(bus: Bus, node: NodeName, kind: type[R]) -> R | None:
     with anyio.move_on_after(ANSWER_SECONDS):
         async with bus.follow(Stream.NODES, subject) as messages:  # the stream keeps five of them
             async for received in messages:
-                with suppress(BadRequest):  # what anybody may have written there; subscribers put it aside
+                with suppress(BadRequest):  # anybody may have written it; subscribers put it on the dead-letter stream
                     event = wire.decode(received.message)
                     newest = newer(newest, event) if isinstance(event, kind) else newest
                 if received.position >= last:
@@ -203,7 +203,7 @@ async def newest_reading(bus: Bus, node: NodeName, kind: type[R]) -> R | None:
 
 
 async def live_allocations(bus: Bus, node: NodeName) -> tuple[Allocation, ...]:
-    """What is held on the node; nothing where its allocator never spoke."""
+    """The live allocations of the node; none if its allocator never published."""
     if not await bus.last_position(Stream.ALLOCATIONS, wire.allocation_subjects(node)):
         return ()
     with anyio.move_on_after(CONNECT_SECONDS):
@@ -215,7 +215,7 @@ async def live_allocations(bus: Bus, node: NodeName) -> tuple[Allocation, ...]:
 
 
 async def named_allocations(bus: Bus, node: NodeName) -> tuple[Allocation, ...]:
-    """What is held on the node; what init containers left, which PodResources does not show, with them as owners."""
+    """The live allocations of the node. Those of ended init containers, which PodResources lacks, have them as owners."""
     allocations = await live_allocations(bus, node)
     if all(each.owner is not None for each in allocations):
         return allocations
@@ -241,12 +241,12 @@ class AnnouncedNode:
     """False: no node runs, and this was read from the hardware of this machine; holders are not known then."""
 
     def health_of(self, device: DeviceID) -> DeviceHealth:
-        """Of anything that is handed out, by the rule of `device_health`."""
+        """The health of a device or of a part of one, by the rule of `device_health`."""
         return self.state.health_of(device)
 
     @cached_property
     def state(self) -> NodeState:
-        """The same as a fold, so that the rules of the core apply."""
+        """The status as a fold, so that the rules of the core apply."""
         live = {allocation.id: allocation for allocation in self.allocations}
         state = announced(self.node, self.topology, self.health, "announced")
         return msgspec.structs.replace(state, allocations=live)

@@ -39,7 +39,7 @@ def print_json_line(data: object) -> None:
 
 
 def escape_json(body: bytes) -> str:
-    """The same JSON, with what cannot be seen, and what a terminal would obey, written as \\u escapes."""
+    """The JSON with invisible characters, and control characters of terminals, as \\u escapes."""
     return _UNUSUAL.sub(lambda match: match[0] if match[0].isprintable() else json_escape(match[0]), body.decode())
 
 
@@ -50,7 +50,7 @@ def json_escape(character: str) -> str:
 
 
 def print_line(text: str = "") -> None:
-    """Prints a line of the answer for people; what is foreign in it has been cleaned."""
+    """Prints a line of the answer for people. The caller has cleaned texts from outside."""
     click.echo(text, color=None if colours(sys.stdout) else False)
 
 

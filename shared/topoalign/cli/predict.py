@@ -52,7 +52,7 @@ def filled_in(pod: PodRequest, machine: Topology) -> tuple[PodRequest, tuple[str
 
 
 def amounts_note(state: NodeState) -> str | None:
-    """That the kubelet's files do not have the amounts of slots; None: no container has a slot."""
+    """The note that the kubelet's files lack the amounts of slots; None: no container has a slot."""
     slots = sum(map(len, held_by_slot(state.hardware, state.allocations.values()).values()))
     if not slots:
         return None

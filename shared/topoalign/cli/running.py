@@ -17,7 +17,7 @@ from topoalign.core.model.ids import NodeName
 
 
 class RunningUp(msgspec.Struct, frozen=True, kw_only=True):
-    """What another terminal needs to know."""
+    """The addresses of a running `up`, for commands in other terminals."""
 
     pid: int
     nats: str
@@ -28,7 +28,7 @@ class RunningUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def folder(environment: Mapping[str, str]) -> Path:
-    """Where the files are: in the session's run-time directory, or below the home directory where there is none."""
+    """The folder of the files: in the session's run-time directory, or below the home directory if there is none."""
     runtime = environment.get("XDG_RUNTIME_DIR")
     return (Path(runtime) if runtime else Path.home() / ".local" / "state") / "topoalign"
 

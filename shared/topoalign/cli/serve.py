@@ -99,7 +99,7 @@ def settings(*names: str, everywhere: Sequence[str] = EVERYWHERE) -> Callable[[C
 
 
 def flag_variables(http: tuple[str, int] | None, **flags: str | None) -> dict[str, str]:
-    """The settings that flags stand for."""
+    """Variable -> value of the settings that flags set."""
     given = {name: value for name, value in flags.items() if value is not None}
     if http is not None:
         given |= {"http_host": http[0], "http_port": str(http[1])}

@@ -33,11 +33,11 @@ from topoalign.runtime.tasks import background
 
 ALL = (*NODE, "registry")
 MACHINE = "dgx-a100"
-"""What `up` plays where there is no GPU driver."""
+"""The machine that `up` simulates without a GPU driver."""
 HTTP_PORT = 8470
-"""Where `up` serves HTTP, if it is free."""
+"""The port of the HTTP pages, if it is free."""
 NATS_PORT = 4222
-"""Where its NATS listens, if it is free: where every NATS client looks first."""
+"""The port of its NATS, if it is free: the default of every NATS client."""
 READY_TRIES = 500
 READY_PAUSE = 0.02
 """How often, and with how many seconds between, `up` checks whether it is ready before it reports so."""
@@ -70,7 +70,7 @@ def up(environment: dict[str, str]) -> None:
 
 
 async def serve_with_nats(environment: dict[str, str], scratch: Path) -> None:
-    """Runs everything with what is missing in `environment` put below `scratch`."""
+    """Runs all services, with a NATS of their own if `environment` has none; its files are below `scratch`."""
     environment = {PREFIX + "STATE_DIR": str(scratch / "state"), **environment}
     async with AsyncExitStack() as servers:
         if PREFIX + "NATS_URL" not in environment:
@@ -88,7 +88,7 @@ async def serve_with_nats(environment: dict[str, str], scratch: Path) -> None:
 
 
 async def start_nats(servers: AsyncExitStack, scratch: Path, port: int) -> str:
-    """Starts NATS on this port of the loopback, on any other where it is taken; its URL. Raises NatsServerFailed."""
+    """Starts NATS on this port of the loopback, or on another if it is taken. Returns its URL. Raises NatsServerFailed."""
     if is_free(port):
         with suppress(
             NatsServerFailed
@@ -111,7 +111,7 @@ async def welcome_once_ready(
 
 
 def is_ready(ready: RunningServices) -> bool:
-    """Whether every check is content, and the registry has the node with its hardware and its allocator."""
+    """Whether every check passes, and the registry has the node with its hardware and its allocator."""
     try:
         with urlopen(f"{ready.http}/readyz", timeout=1):  # noqa: S310  # our own address
             pass
@@ -123,7 +123,7 @@ def is_ready(ready: RunningServices) -> bool:
 
 
 def welcome(ready: RunningServices, environment: Mapping[str, str], while_running: ExitStack) -> None:
-    """Says where everything is and what to try, and lets other terminals find it."""
+    """Prints the addresses and commands to try, and lets other terminals find them."""
     assert ready.nats is not None and ready.http is not None, "`up` has both"
     found = running.RunningUp(pid=os.getpid(), nats=environment[PREFIX + "NATS_URL"], http=ready.http, node=ready.node)
     while_running.enter_context(running.announce_running(found, environment))

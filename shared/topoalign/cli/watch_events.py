@@ -112,7 +112,7 @@ class EventPrinter:
             output.print_line(f"{delivery.position:>6} {time} {clean(event.node)} {line}")
 
     async def topology(self, event: Event) -> Topology:
-        """The node's topology, asked anew when a device is not in it."""
+        """The node's topology, requested again when a device is not in it."""
         known = self._topologies.get(event.node)
         if known is None or (isinstance(event, AllocationGranted) and not has(known, event.allocation)):
             known = self._topologies[event.node] = await newest_topology(self._bus, event.node) or Topology()
@@ -151,7 +151,7 @@ class EventPrinter:
                 return [clean(type(event).__name__)]
 
     def holds(self, node: NodeName, allocation: Allocation, topology: Topology) -> str:
-        """The line of a live allocation, which is remembered for its release."""
+        """The line of a live allocation, which is kept for its release."""
         self._held[node, allocation.id] = allocation
         return describe_event(allocation, topology)
 
@@ -164,7 +164,7 @@ def describe_event(allocation: Allocation, topology: Topology) -> str:
 
 
 def describe_displaced(allocation: Allocation) -> list[str]:
-    """Whose devices these are as well."""
+    """Lines about other owners of the same devices."""
     return [
         f"  shared with {formatting.owner(former.owner)} [{clean(former.allocation, 120)}], which was not seen to end"
         for former in allocation.displaced

@@ -74,7 +74,7 @@ class ClusterOptions(NamedTuple):
 
 
 def of_cluster(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options of a question to a cluster, and hands them to the command as `whole`."""
+    """Adds the options of a question to a cluster, and passes them to the command as `whole`."""
 
     @click.option(
         "--pods", type=Count(least=1, most=MOST_PODS), metavar="N", help="So many pods at once.  [default: 1]"
@@ -128,7 +128,7 @@ def ask_cluster(
 
 
 def is_by_halves(record: ClusterRecord, pod: PodRequest, rules: Changes) -> bool:
-    """Whether kubelets of these nodes ask for what the pod needs of one GPU in units by separate calls."""
+    """Whether the kubelets of these nodes make separate calls for the units of one GPU that the pod needs."""
     machines = [each.topology.topology for each in record.nodes if each.topology is not None]
     asked = [each.limits for each in (*pod.init_containers, *pod.containers)]
     return rules.get("mode") != Mode.BEST and any(
@@ -206,7 +206,7 @@ def from_streams(nats: str | None) -> ClusterRecord:
     url, _ = link.locate_bus(nats, None, os.environ)
 
     async def read() -> ClusterRecord:
-        """What the streams keep, with who answers."""
+        """Reads the streams, and which allocators answer."""
         async with link.connect_to_bus(url, log_level="critical") as bus:
             return await read_cluster(bus, SystemClock())
 
@@ -273,7 +273,7 @@ def best_nodes_table(answer: Answer) -> tuple[list[str], list[list[object]]]:
 
 
 def headline(answer: Answer) -> str:
-    """The answer in one line."""
+    """Summarizes an answer in one line."""
     nodes = answer.nodes
     reason = answer.reason
     why = "" if reason is None else f": {clean(reason.code)} on {format_count(reason.nodes, 'node')}"
@@ -304,7 +304,7 @@ def status(answer: Answer) -> int | None:
     return None if answer.fit == answer.pods else REFUSED
 
 
-# What kubectl shows of a cluster: a pod, and of all nodes what kube-scheduler's filters look at.
+# Reads a pod, and the fields of all nodes that kube-scheduler's filters use, by kubectl.
 #
 # kubectl decides by its own configuration which cluster is asked and as whom. It has 15 s for an answer.
 
@@ -315,7 +315,7 @@ LARGEST_NODES = 256 << 20
 
 
 class KubectlFailed(Unavailable):
-    """kubectl gives no answer that can be used."""
+    """kubectl gives no usable answer."""
 
     code = "KubectlFailed"
 
@@ -353,7 +353,7 @@ class KubectlNodeList(msgspec.Struct, frozen=True):
 
 
 def get(*arguments: str) -> bytes:
-    """What `kubectl get` prints with these arguments. Raises KubectlFailed."""
+    """The output of `kubectl get` with these arguments. Raises KubectlFailed."""
     try:
         done = subprocess.run(["kubectl", "get", *arguments], capture_output=True, timeout=SECONDS, check=False)
     except FileNotFoundError:
@@ -381,7 +381,7 @@ def read_node_traits() -> dict[NodeName, NodeTraits]:
 
 
 def traits_of(node: KubectlNode) -> NodeTraits:
-    """What the filters look at of a node."""
+    """The traits of a node that the filters use."""
     metadata = node.metadata
     spec = node.spec or KubectlNodeSpec()
     return NodeTraits(

@@ -1,5 +1,5 @@
 """
-topoalign's own description of a machine: strict JSON, and the only format with everything that a `Topology` holds.
+Reads and writes topoalign's own description of a machine: strict JSON, the only format with all fields of a `Topology`.
 
     {"kind": "topoalign.machine", "version": 1, "name": "lab-7", "source": "…", "topology": {"cpus": [{"id": 0, …}], …}}
 
@@ -29,7 +29,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A machine that was described, not discovered."""
 
     name: str
-    """What to call it: its name in the catalogue or in the document, else that of the file."""
+    """Its name in the catalogue or in the document, else that of the file."""
     topology: Topology
     source: str = ""
     """Where the description comes from, for people."""

@@ -30,9 +30,6 @@ from topoalign.machines.possible import check_possible
 from topoalign.machines.sysfs_files import parse_number
 from topoalign.machines.sysfs_nics import natural
 
-# Reads CPUs, NUMA nodes and distances from the objects of an lstopo export.
-
-
 PACKAGES = ("Package", "Socket")
 GPU_MEMORY = "GPUMemory"
 """hwloc's subtype of a NUMA node that is a GPU's own memory."""
@@ -45,10 +42,10 @@ Distances = tuple[tuple[int, ...], ...]
 
 
 class Cores:
-    """Which CPUs there are, and what is around each of them."""
+    """The CPUs of an export, and the objects around each of them."""
 
     def __init__(self, root: Element) -> None:
-        """Raises InvalidMachine if there is no CPU, one is there twice, or there are too many."""
+        """Raises InvalidMachine for no CPU, a duplicate one, or too many."""
         elements = list(root.all())
         self.nodes = _by_index([e for e in elements if e.type == "NUMANode"], MOST_NODES)
         self._units = _by_index([e for e in elements if e.type == "PU"], MOST_CPUS)
@@ -107,7 +104,7 @@ class Cores:
         return min(self.nodes, default=0)
 
     def _attached(self, place: Element) -> int | None:
-        """The lowest node that stands in the object as its memory, GPUs' memory last."""
+        """The lowest node that the object has as its memory, GPUs' memory last."""
         if id(place) not in self._memory:
             caches = [child for child in place.children if child.type == "MemCache"]
             nodes = [child for around in (place, *caches) for child in around.children if child.type == "NUMANode"]
@@ -232,7 +229,7 @@ _KIBIBYTES = re.compile(r"([0-9]{1,15})(?:KiB)?")
 
 
 def read_lstopo(source: IO[bytes]) -> Topology:
-    """The machine of an XML file. Raises InvalidMachine."""
+    """Reads the machine from an XML file. Raises InvalidMachine."""
     root = read_elements(source)
     cores = Cores(root)
     near = Nearness(cores)
@@ -259,7 +256,7 @@ def read_lstopo(source: IO[bytes]) -> Topology:
 
 
 class Nearness:
-    """The CPUs and NUMA nodes that a device is near to, found once for each object that devices stand in."""
+    """Finds the CPUs and NUMA nodes that a device is near to, once for each object that encloses devices."""
 
     def __init__(self, cores: Cores) -> None:
         self._cores = cores
@@ -291,7 +288,7 @@ def _parse_gpus(elements: Sequence[Element], near: Nearness) -> tuple[Gpu, ...]:
 
 
 def _indices(elements: Sequence[Element]) -> list[int]:
-    """NVML's, else CUDA's, else positions: whichever numbers all of them."""
+    """NVML's indices, else CUDA's, else positions: the first that number all GPUs."""
     for prefix in ("nvml", "cuda"):
         names = [[device.get("name") for device in os_devices(element)] for element in elements]
         found = [[parse_number(name[4:]) for name in each if name.startswith(prefix)] for each in names]
@@ -397,7 +394,7 @@ _OLD_KINDS = {"2": OsDeviceKind.NETWORK, "3": OsDeviceKind.NETWORK | OsDeviceKin
 
 
 def major_version(root: Element) -> int:
-    """Of the document's format: 3 of `version="3.0"`. hwloc 1 writes none, which is 1."""
+    """The major version of the document's format: 3 for `version="3.0"`. hwloc 1 writes none, which counts as 1."""
     found = _MAJOR.match(root.get("version"))
     return int(found[1]) if found else 1
 
@@ -408,7 +405,7 @@ def os_devices(element: Element) -> list[Element]:
 
 
 def os_device_kinds(device: Element, version: int) -> OsDeviceKind:
-    """What an OS device is, by the major version of its document; nothing for a type that is unknown or no number."""
+    """The kinds of an OS device, by the major version of its document; none for an unknown or invalid type."""
     kind = device.get("osdev_type")
     if version >= 3:
         return OsDeviceKind(parse_number(kind) or 0)

@@ -39,7 +39,7 @@ def read_pasted_matrix(text: str) -> Topology:
 
 
 def topology_of(matrix: Matrix) -> Topology:
-    """The machine of a matrix. Raises InvalidMachine if it cannot be one."""
+    """Makes a machine from a matrix. Raises InvalidMachine if there can be no such machine."""
     cpu_lists = {gpu: parse_affinity((matrix.cpu_affinity or {}).get(gpu, "")) for gpu in matrix.gpus}
     affinities = _numa_affinities(matrix, cpu_lists)
     memory_nodes = {gpu: min(parse_affinity(text), default=None) for gpu, text in (matrix.gpu_numa_id or {}).items()}

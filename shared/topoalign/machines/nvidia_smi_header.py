@@ -1,5 +1,5 @@
 """
-The header of a matrix: the devices that have a column, and the affinity columns that follow them.
+Finds the header of a matrix: the devices that have a column, and the affinity columns that follow them.
 
 The header may be anywhere in the text, because prompts, warnings and other output may precede it. A line counts as the
 header if it begins with a GPU's label and every word of it is a label or part of a title; it may continue on the next
@@ -28,7 +28,7 @@ from topoalign.machines.nvidia_smi_lines import (
 )
 
 MOST_CANDIDATES = 1_000
-"""So many lines that begin with a GPU's label are looked at; then the text is no `topo -m` output."""
+"""Lines with a GPU's label at the start that are checked; after them, the text is no `topo -m` output."""
 
 _CANDIDATE = re.compile(r"^(?:[ \t\xa0#>|*`]|\x1b\[[0-9;]{0,16}m){0,256}GPU[0-9]", re.MULTILINE)
 _GPU = re.compile(r"GPU[0-9]{1,4}")
@@ -84,7 +84,7 @@ def is_header_line(line: PastedLine) -> bool:
 
 
 def find_header(text: str, start: int = 0) -> MatrixHeader:
-    """The first header from this position on. Raises InvalidMachine, at what comes closest to one if anything does."""
+    """The first header from this position on. Raises InvalidMachine, if possible at the line most similar to a header."""
     closest: InvalidMachine | None = None
     number, at = locate_line(text, start)
     for match in islice(_CANDIDATE.finditer(text, start), MOST_CANDIDATES):
@@ -107,7 +107,7 @@ def _is_header_word(word: str) -> bool:
 
 
 def _near_miss(line: PastedLine) -> InvalidMachine | None:
-    """The fault of a line that was meant as a header; None if it was not."""
+    """The error of a line that is similar to a header; None for other lines."""
     meant = line.words[:2]
     if all(_is_header_word(word.text) or is_glued(word.text) for word in meant):
         word = next(word for word in line.words if not _is_header_word(word.text))
@@ -151,7 +151,7 @@ def _labels(words: Sequence[Word]) -> tuple[str, ...]:
 
 
 def _titles(words: Sequence[Word]) -> tuple[str, ...]:
-    """Which titles these words make up; they may be stacked (`CPU NUMA` above `Affinity Affinity`)."""
+    """The titles that these words form; they may be stacked (`CPU NUMA` above `Affinity Affinity`)."""
     label = next((word for word in words if is_label(word.text)), None)
     if label is not None:
         raise word_error(label, f"the column {label.text} stands behind the affinity columns")

@@ -1,5 +1,5 @@
 """
-Recognises what people paste in place of a matrix: other output of `nvidia-smi`, and that of other tools.
+Recognises texts that people paste instead of a matrix: other output of `nvidia-smi`, and that of other tools.
 
 Output without a line of labels is looked at when no header is found. Output that looks like a matrix and is another one
 (rocm-smi, `nvidia-smi topo -p2p`) is looked at when the matrix cannot be read.
@@ -12,7 +12,7 @@ from topoalign.core.model.errors import InvalidMachine
 from topoalign.machines.nvidia_smi_lines import COPY_AGAIN, locate_line
 
 MOST_CHARACTERS = 100_000
-"""From the start of the text: so many are searched for what it is instead of a matrix."""
+"""Characters at the start of the text that are searched for signs of another output."""
 
 _TOPO = "paste the output of `nvidia-smi topo -m`"
 _TOPO_OR_XML = f"{_TOPO}, or give lstopo's XML: `lstopo --of xml FILE`"

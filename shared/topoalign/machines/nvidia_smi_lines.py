@@ -1,5 +1,5 @@
 """
-The text of a paste, line by line: without additions of a terminal or a comment, every word with its line and column.
+Splits a paste into lines and words with their positions, without additions of a terminal or a comment.
 
 Nothing is copied before it is searched: one search skips ten megabytes of noise, and only the lines of the
 matrix itself become objects.
@@ -32,7 +32,7 @@ _MARKDOWN = str.maketrans("|*`", "\t  ")
 
 
 class Word(NamedTuple):
-    """What stands between blanks, and where: counted from 1."""
+    """A text between blanks, and its position, counted from 1."""
 
     text: str
     line: int
@@ -158,7 +158,7 @@ def parse_affinity(affinity: str) -> frozenset[int]:
 
 
 def cell_fault(word: str) -> str:
-    """Why this is no cell."""
+    """The finding about a text that is no cell."""
     if len(word) <= 256 and _GLUED.fullmatch(word):
         return f"{clean(word)!r} is several cells glued together"
     if word in _P2P:
@@ -167,7 +167,7 @@ def cell_fault(word: str) -> str:
 
 
 def affinity_fault(title: str, word: str) -> str:
-    """Why this cannot stand below the title; "" if it can."""
+    """The finding about a text that cannot be below the title; "" if it can."""
     most = MOST_CPUS if title == CPU_AFFINITY else MOST_NODES
     try:
         ids = parse_affinity(word)

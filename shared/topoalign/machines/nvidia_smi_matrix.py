@@ -48,7 +48,7 @@ _NIC_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 @dataclass(frozen=True)
 class Matrix:
-    """What stands in the text."""
+    """A matrix as the text has it."""
 
     labels: tuple[str, ...]
     """Of the device columns, in their order: `GPU0`, … and `NIC0` or `mlx5_0`."""
@@ -94,7 +94,7 @@ def _label_number(label: str) -> int:
 
 
 def read_matrix(text: str) -> Matrix:
-    """The matrix in the text. Raises InvalidMachine with line and column of what is wrong."""
+    """Reads the matrix in the text. Raises InvalidMachine with line and column of the error."""
     try:
         return _checked_matrix(*_with_header(prepared(text)))
     except InvalidMachine as error:
@@ -181,7 +181,7 @@ def _completed(labels: tuple[str, ...], rows: Mapping[str, MatrixRow]) -> dict[s
 
 
 def _check_alone(text: str, header: MatrixHeader) -> None:
-    """Before the rows are read: of two outputs in one text, neither may be whole."""
+    """Raises InvalidMachine for two outputs in one text, before the rows are read: neither may be whole."""
     try:
         other = find_header(text, header.after)
     except InvalidMachine:
@@ -219,7 +219,7 @@ def _nic_names(text: str, labels: tuple[str, ...]) -> dict[str, str]:
     return names
 
 
-# Takes away what surrounds the lines of a matrix: markup of a web page, escapes of JSON, and a prefix of every line.
+# Removes what surrounds the lines of a matrix: markup of a web page, escapes of JSON, and a prefix of every line.
 #
 # Logs put something in front of each line: a time stamp, the name of a pod or a host, a line number, the mark of a
 # diff, a quote. Such a prefix is found by its place, not by a list of formats: it is what stands before the first label
@@ -262,7 +262,7 @@ _TAG = re.compile(r"<[A-Za-z/!][^<>]{0,1000}>")
 
 def other_forms(text: str, is_header: Callable[[str], bool]) -> Iterator[str]:
     """
-    The text without what may surround the matrix, one form after another: without markup, and without a prefix.
+    Yields the text without what may surround the matrix: first without markup, then without a prefix.
 
     `is_header`: whether a text that begins with a label is the rest of a header.
     """

@@ -1,5 +1,5 @@
 """
-The rows of a matrix: a device's label, a cell per device column, and, for a GPU, its affinities.
+Reads the rows of a matrix: a device's label, a cell per device column, and, for a GPU, its affinities.
 
 Rows are found by their labels, in any order, with other lines between them. Affinity cells may be empty. In a row with
 tabs the tabs show the columns. In a row with spaces the columns are known if the words are at tab stops of 8 columns,
@@ -32,7 +32,7 @@ _KEEP_TABS = (
 )
 
 MOST_OTHER_LINES = 100
-"""So many lines in a row that are no rows end the matrix."""
+"""Lines in succession without a row after which the matrix ends."""
 
 _WORD = re.compile(r"\S")
 
