@@ -249,12 +249,6 @@ def offered(offer: Offer) -> tuple[object, ...]:
     return offer.resource, shown_devices, shares, most, len(offer.devices) * offer.replicas
 
 
-# Every setting of every installed service, with its value and the origin of the value.
-#
-# A service's settings are the Struct in the module `settings` in the package of its entry (group `topoalign.services`).
-# Secrets are not shown: credentials in addresses, seeds, and values whose names contain password or token.
-
-
 HIDDEN = "[redacted]"
 
 _SECRET_NAME = re.compile(r"password|passwd|secret|token", re.IGNORECASE)
@@ -267,7 +261,7 @@ SHARED = frozenset(RuntimeSettings.__struct_fields__)
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting."""
+    """A setting of a service with its value and origin."""
 
     service: str
     name: str
@@ -281,8 +275,10 @@ def all_settings(
     environment: Mapping[str, str], set_variables: Collection[str], flags: Collection[str]
 ) -> Iterator[Setting]:
     """
-    Of the process and of each service, in the order in which they start. `environment` holds all that the services are
-    handed; `set_variables` are the variables of it that somebody has set, `flags` those that flags stand for.
+    Yields each setting of the process and of every installed service, in the order in which they start.
+
+    Secrets are hidden: credentials in addresses, seeds, and values whose names contain password or token. `environment` has
+    all variables that the services receive; `set_variables` are those that the user has set, `flags` those set by flags.
 
     Raises InvalidField for a setting that no service would start with.
     """

@@ -38,9 +38,10 @@ def format_strategy(division: Division) -> str:
 
 def holder_text(held: UsedParts) -> str:
     """
-    `ml/train/main: 20 cores, 4096 MiB`; of one whose MIG instance is gone that, too, and of an init container how much of it
-    later containers do not have as well, because only that counts beside theirs: `ml/train/prepare: 1 slot, 60 cores (30
-    cores of it alone)`.
+    Formats a holder of a GPU with its share: `ml/train/main: 20 cores, 4096 MiB`.
+
+    A lost MIG instance is noted. Of an init container, the part that later containers do not reuse is shown, because only
+    that counts in addition to theirs: `ml/train/prepare: 1 slot, 60 cores (30 cores of it alone)`.
     """
     owner = held.owner
     name = "?" if owner is None else f"{owner.namespace}/{owner.pod}/{owner.container}"

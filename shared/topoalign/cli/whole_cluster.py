@@ -77,7 +77,7 @@ def of_cluster(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options of a question to a cluster, and passes them to the command as `whole`."""
 
     @click.option(
-        "--pods", type=Count(least=1, most=MOST_PODS), metavar="N", help="So many pods at once.  [default: 1]"
+        "--pods", type=Count(least=1, most=MOST_PODS), metavar="N", help="Number of pods at once.  [default: 1]"
     )
     @click.option("--scoring", type=click.Choice(SCORINGS), help="What nodes are ranked by.  [default: quality]")
     @click.option("--snapshot", type=FILE, metavar="FILE", help="Write what the answer stands on to this file.")

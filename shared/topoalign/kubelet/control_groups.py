@@ -117,14 +117,6 @@ def read_process_list(directory: Path, most: int) -> bytes:
     return text[: text.rfind(b"\n") + 1]
 
 
-# Reads from /proc in which container a process runs.
-#
-# Ids of processes mean the node's own only in its first PID namespace. In another one, as in a container without
-# `hostPID`, the same number is another process or none: `sees_all_processes` tells, and then nobody may be looked up.
-#
-# A process may end at any time, also between two of its files: it is then left out without an error.
-
-
 FIRST_NAMESPACE = "pid:[4026531836]"
 """What the kernel calls its first PID namespace (PROC_PID_INIT_INO of Linux)."""
 LONGEST_FILE = 1 << 20
@@ -134,7 +126,12 @@ LONGEST_PATH = 512
 
 
 def sees_all_processes(proc: Path) -> bool:
-    """Whether the ids of processes are those of the node here. `proc`: where /proc is mounted."""
+    """
+    Whether process ids in this container are those of the node. `proc`: where /proc is mounted.
+
+    This holds only in the node's first PID namespace. In another one, for example in a container without `hostPID`, the same
+    number is another process or none, so no process may be looked up.
+    """
     try:
         return str((proc / "self/ns/pid").readlink()) == FIRST_NAMESPACE
     except OSError:
@@ -143,7 +140,8 @@ def sees_all_processes(proc: Path) -> bool:
 
 def identity_of(proc: Path, pid: int) -> ProcessIdentity | None:
     """
-    Where a process runs; None where it has ended. What may not be read is empty. `proc`: where /proc is mounted.
+    Reads from /proc in which container a process runs; None if it has ended, which may happen between two of its files. A
+    file without read permission counts as empty. `proc`: where /proc is mounted.
     """
     try:
         placement = placement_of(read_proc_text(proc / str(pid) / "cgroup"))

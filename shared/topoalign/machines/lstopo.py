@@ -369,17 +369,6 @@ def _bridge(place: Element) -> str:
     return f"pci{buses[1]}:{buses[2]}" if buses else ""
 
 
-# The kind of an OS device of an lstopo export: a disk, memory, a GPU, a network interface, an RDMA device.
-#
-# hwloc changed the meaning of `osdev_type` with its version 3; the version of the document decides which meaning
-# applies:
-#
-# - from 3.0 on it is a set of bits: 1 storage, 2 memory, 4 GPU, 8 co-processor, 16 network, 32 OpenFabrics, 64 DMA. An
-#   RDMA device is 16 + 32 = 48, and a CXL memory device with persistent memory is 1 + 2 = 3
-# - before 3.0 it is one number: 0 block, 1 GPU, 2 network, 3 OpenFabrics, 4 DMA, 5 co-processor. There a BXI interface
-#   is 3 as well, with subtype `BXI`, although it has no RDMA device; from 3.0 on it is network alone
-
-
 _MAJOR = re.compile(r"([0-9]{1,4})(?:\.|$)")
 
 
@@ -405,7 +394,16 @@ def os_devices(element: Element) -> list[Element]:
 
 
 def os_device_kinds(device: Element, version: int) -> OsDeviceKind:
-    """The kinds of an OS device, by the major version of its document; none for an unknown or invalid type."""
+    """
+    The kinds of an OS device: none for an unknown or invalid type.
+
+    hwloc changed the meaning of `osdev_type` with its version 3; the major version of the document decides:
+
+    - from 3.0 on it is a set of bits: 1 storage, 2 memory, 4 GPU, 8 co-processor, 16 network, 32 OpenFabrics, 64 DMA. An
+      RDMA device is 16 + 32 = 48, and a CXL memory device with persistent memory is 1 + 2 = 3
+    - before 3.0 it is one number: 0 block, 1 GPU, 2 network, 3 OpenFabrics, 4 DMA, 5 co-processor. There a BXI interface
+      is 3 as well, with subtype `BXI`, although it has no RDMA device; from 3.0 on it is only network
+    """
     kind = device.get("osdev_type")
     if version >= 3:
         return OsDeviceKind(parse_number(kind) or 0)

@@ -235,10 +235,10 @@ LONGEST_PREFIX = 256
 LONGEST_HEADER = 8_192
 """Characters: at the limits of `validate` a header has about 3,000."""
 MOST_CANDIDATES = 1_000
-"""So many labels of GPUs are looked at."""
+"""Labels of GPUs that are checked at most."""
 
 MOST_SHAPES = 8
-"""So many different prefixes of headers are looked for in the rows."""
+"""Different prefixes of headers that are searched for in the rows at most."""
 
 _LABEL = re.compile(r"(?<!\w)GPU[0-9]{1,4}(?!\w)")
 _ROW_START = rf"[ \t]*GPU[0-9]{{1,4}}[ \t]+{CELL}(?!\w)"

@@ -172,18 +172,18 @@ def most() -> int:
     return MOST if descriptors == resource.RLIM_INFINITY else max(4, min(MOST, descriptors // PART))
 
 
-# TLS handshakes of an HTTP server: each has a place and a turn, as connections and requests have (`connections`).
-#
-# asyncio alone shows a connection to the server after its handshake, for which a client may take a minute: connections
-# without a handshake would count for nothing, and take all file descriptors of the process.
-
-
 HANDSHAKE_SECONDS = 0.002
-"""What the keys of a handshake cost. It is charged at once, as the work is done when parts of the handshake come."""
+"""Time for the keys of a handshake. It is charged at once, because the work is done when parts of the handshake arrive."""
 
 
 class Handshake(asyncio.Protocol):
-    """A connection up to the end of its handshake, after which it is that of `http`."""
+    """
+    Handles a connection until the end of its TLS handshake, then passes it to `http`.
+
+    A handshake counts as a connection and takes a turn. With asyncio alone the server sees a connection only after its
+    handshake, for which a client may take a minute. So connections without a handshake would not be counted, and could use
+    up all file descriptors of the process.
+    """
 
     transport: asyncio.Transport
     within = 4.0

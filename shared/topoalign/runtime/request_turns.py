@@ -108,21 +108,20 @@ def outlive_connection() -> None:
         working.outlives_connection = True
 
 
-# Gives the event loop a turn in the middle of long work, so that no task blocks the others.
-#
-# A task that always finds its next message there already never waits, and the loop runs nothing else meanwhile. A task
-# that answers a request goes on when the turn of that comes (`request_turns`).
-
-
 class TaskTurns:
-    """The turns of one task, which calls `give` between two pieces of its work."""
+    """
+    Yields to the event loop in the middle of a task's long work: the task calls `give` between two pieces of it.
+
+    A task that always finds its next message there already never waits, and without turns the loop would run nothing else. A
+    task that answers a request continues at the turn of that request.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._began = clock.monotonic()
 
     async def give(self) -> None:
-        """Lets the other tasks run if this one has run for `LONGEST_SECONDS` since it let them last."""
+        """Lets the other tasks run if this one has run for `LONGEST_SECONDS` since the last time."""
         if self._clock.monotonic() < self._began + LONGEST_SECONDS:
             return
         if await take_turn():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from topoalign.cli.draw.diagram import Diagram
 
 FORMATS = {".svg": "svg", ".png": "png", ".txt": "ascii", "": "ascii"}
-"""By the end of a file's name."""
+"""The formats by the suffix of a file's name."""
 WIDTH = 100
 WIDEST = 160
 """Columns if the width of the terminal is not known, and the most that are used of it."""
@@ -86,7 +86,7 @@ def draw(
 
 
 def drawing_format(out: Path | None) -> str:
-    """What the name of the file asks for. Raises UsageError where it asks for what is not drawn."""
+    """The format by the suffix of the file's name. Raises UsageError for an unknown one."""
     suffix = out.suffix.lower() if out is not None else ""
     if suffix not in FORMATS:
         raise click.UsageError(
@@ -133,5 +133,5 @@ def print_drawing(diagram: "Diagram", out: Path | None, ascii_only: bool) -> Non
 
 
 def note_written_file(out: Path) -> None:
-    """Note on stderr that a file was written."""
+    """Notes on stderr that a file was written."""
     output.note(f"written to {clean(str(out), 200)}")

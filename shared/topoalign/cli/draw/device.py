@@ -1,4 +1,4 @@
-"""The content of a drawing for one GPU or NIC: its lines, its holders and its problems."""
+"""Makes the content of a drawing for one GPU or NIC: its lines, its holders and the findings about it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ SHORT_WAYS = {
 
 @dataclass(frozen=True)
 class DrawnDevice:
-    """One GPU or NIC."""
+    """A GPU or NIC as it is drawn."""
 
     id: DeviceID
     gpu: bool
@@ -37,7 +37,7 @@ class DrawnDevice:
     memory_node: int | None
     """The NUMA node of its own memory, where it has one."""
     lines: tuple[str, ...]
-    """What stands below its name: address or RDMA name, its own memory, MIG, and what is wrong with it."""
+    """The lines below its name: address or RDMA name, its own memory, MIG, and findings."""
     holders: tuple[int, ...]
     """Who holds it or a part of it, by position in the legend."""
     parts: tuple[tuple[int, str], ...]
@@ -48,7 +48,7 @@ class DrawnDevice:
     divided: tuple[str, ...]
     """How a GPU is partitioned, and its remaining amounts: the last two of its lines; () for others."""
     broken: bool
-    """Unhealthy, or never judged."""
+    """Whether it is unhealthy, or its health is not known."""
     cordoned: bool
     degraded: str = ""
     """The finding about a degraded GPU (`topology.degraded`); empty for others."""
@@ -105,7 +105,7 @@ def seams_of(topology: Topology, allocations: Iterable[Allocation]) -> dict[str,
 
 
 def holder_name(owner: Owner | None, allocation: AllocationID) -> str:
-    """What the legend calls a holder."""
+    """The name of a holder in the legend."""
     name = formatting.owner(owner)
     return name if owner is not None else f"{name} ({clean(allocation, 80)})"
 

@@ -1,4 +1,4 @@
-"""The boxes of GPUs and NICs: their text, their colours, and the marks for problems."""
+"""Draws the boxes of GPUs and NICs: their text, their colours, and the marks for findings."""
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -28,7 +28,7 @@ def gpu_height(devices: Iterable[DrawnDevice]) -> float:
 
 
 def device_items(device: DrawnDevice, x: float, y: float, height: float) -> tuple[Box, list[Item]]:
-    """The box of a device with its top left corner at (x, y), and what stands in it."""
+    """Yields the box of a device with its top left corner at (x, y), and its content."""
     holders = () if device.parts else device.holders
     fills = [scene.of_holder(holder) for holder in holders] or [scene.PLACE]
     box = Box(
@@ -50,7 +50,7 @@ def device_items(device: DrawnDevice, x: float, y: float, height: float) -> tupl
 
 
 def shares(box: Box, fills: list[str]) -> Iterator[Item]:
-    """Stripes for the other holders of a device that is shared."""
+    """Yields stripes for the other holders of a shared device."""
     if len(fills) > 1:
         width = min(8.0, (box.w - 16) / (len(fills) - 1))
         for i, fill in enumerate(fills[1:], 1):
@@ -62,7 +62,7 @@ def shares(box: Box, fills: list[str]) -> Iterator[Item]:
 
 
 def draw_device_texts(device: DrawnDevice, box: Box) -> Iterator[Item]:
-    """The texts in a device's box, with a plain plate below them on a hatched box."""
+    """Yields the texts in a device's box, with a plain plate below them on a hatched box."""
     size, first = (13.0, 18.0) if device.gpu else (11.5, 14.5)
     room = WIDTH - 2 * INSET
     lines = device.lines + device.findings if device.gpu else (" ".join(device.findings) or device.lines[0],)
@@ -71,7 +71,7 @@ def draw_device_texts(device: DrawnDevice, box: Box) -> Iterator[Item]:
     for i, line in enumerate(lines, 1):
         bold = bool(device.findings) and line in (*device.findings, " ".join(device.findings))
         texts.append(Text(box.x + INSET, base + i * LINE, fitted(line, room, SMALL, bold), SMALL, bold))
-    if device.broken:  # so that the hatching does not cross the words
+    if device.broken:  # so that the hatching does not cross the text
         width = max(text_width(text.text, text.size, text.bold) for text in texts) + 4
         height = texts[-1].y - box.y - 1
         yield Box(box.x + 3, box.y + 4, min(width + 2, box.w - 6), height, "plate", box.fill, box.fill, 0, 3)
@@ -97,7 +97,7 @@ def draw_holder_rows(device: DrawnDevice, box: Box, base: float) -> Iterator[Ite
 
 
 def hatching(box: Box) -> Iterator[DrawnLine]:
-    """Lines from the lower left to the upper right, as draughtsmen mark what is cut off."""
+    """Yields hatching lines from the lower left to the upper right of a box."""
     inset = 2.0
     left = box.x + inset
     top = box.y + inset
@@ -113,7 +113,7 @@ def hatching(box: Box) -> Iterator[DrawnLine]:
 
 
 def draw_cordon(box: Box) -> Iterator[DrawnLine]:
-    """A frame of dashes, as a barrier tape looks."""
+    """Yields a dashed frame around the box of a cordoned device."""
     corners = [(box.x, box.y), (box.right, box.y), (box.right, box.bottom), (box.x, box.bottom), (box.x, box.y)]
     for (x0, y0), (x1, y1) in pairwise(corners):
         length = abs(x1 - x0) + abs(y1 - y0)

@@ -21,7 +21,7 @@ UNKNOWN = (-1,)
 
 @dataclass(frozen=True)
 class DrawnNumaNode:
-    """A NUMA node, with what is near it."""
+    """A NUMA node with the devices near it."""
 
     title: str
     facts: tuple[str, ...]
@@ -31,7 +31,7 @@ class DrawnNumaNode:
 
 @dataclass(frozen=True)
 class Group:
-    """A socket, or what is on none."""
+    """A socket with its NUMA nodes, or the NUMA nodes without a socket."""
 
     title: str
     places: tuple[DrawnNumaNode, ...]
@@ -43,11 +43,11 @@ class Diagram:
 
     title: str
     facts: tuple[str, ...]
-    """One line each: what it has in all."""
+    """Lines with the totals of the machine."""
     groups: tuple[Group, ...]
     nvlinks: DrawnNvLinks
     holders: tuple[str, ...]
-    """Who holds devices: `namespace/pod/container`."""
+    """The holders of devices: `namespace/pod/container`."""
     seams: dict[str, str]
     """Holder -> its set of GPUs and their weakest seam, of each that holds several whole GPUs."""
     notes: tuple[str, ...]
@@ -145,7 +145,7 @@ def models(topology: Topology) -> list[str]:
 
 
 def paths(groups: Iterable[Group]) -> list[str]:
-    """What the groups that stand for unknown bridges mean, the nearest first."""
+    """Explains the groups that stand for unknown bridges, the nearest first."""
     found = set().union(*(paths_in(place.children) for group in groups for place in group.places))
     return [MEANINGS[path] for path in reversed(PATHS) if path in found]
 

@@ -89,7 +89,7 @@ class Sizes:
         return self.nic_room + (self.gpu_height if any(device.gpu for device in self.diagram.devices) else 0)
 
     def width(self, children: Iterable[Child]) -> float:
-        """Of what stands side by side below a bridge, or in a NUMA node."""
+        """The width of everything below a bridge, or in a NUMA node."""
         children = tuple(children)
         gpus, nics = split_gpus_and_nics(children)
         return max(len(gpus), len(nics)) * COLUMN + sum(
@@ -104,12 +104,12 @@ class Sizes:
 
     @cached_property
     def head(self) -> float:
-        """Of every NUMA node, down to where its devices begin."""
+        """The height of every NUMA node down to its devices."""
         return HEAD + FACT * max((len(place.facts) for place in self.places), default=0)
 
     @cached_property
     def full_height(self) -> float:
-        """Of a NUMA node with devices."""
+        """The height of a NUMA node with devices."""
         return self.head + self.levels * LEVEL + self.device_room + PAD
 
     def height(self, place: DrawnNumaNode) -> float:
@@ -123,7 +123,7 @@ class Sizes:
 
     @cached_property
     def group_height(self) -> float:
-        """All are equally high."""
+        """The height of a group of sockets; all are equally high."""
         return SOCKET_HEAD + max(map(self.height, self.places), default=0) + PAD
 
     @cached_property

@@ -1,4 +1,4 @@
-"""NVLinks below the GPUs: bars that connect many GPUs, and arcs from one GPU to another."""
+"""Draws NVLinks below the GPUs: bars that connect many GPUs, and arcs from one GPU to another."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,13 +10,6 @@ from topoalign.cli.draw.scene import Box, DrawnLine, Item, Text, fitted, text_wi
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Topology
 
-# Groups NVLinks so that the drawing stays readable.
-#
-# GPUs on an NVSwitch are connected to one bar. So are four or more GPUs that are all linked to one another with equally
-# many links: a pasted matrix shows an NVSwitch, or a small machine without one, in this way. Every other link is an arc
-# between two GPUs.
-
-
 Pair = tuple[DeviceID, DeviceID, int]
 """Two GPUs, the one with the lower index first, and the number of NVLinks between them."""
 
@@ -26,7 +19,7 @@ LEAST_ON_A_BAR = 4
 
 @dataclass(frozen=True)
 class Bar:
-    """What several GPUs hang on."""
+    """A bar in the drawing that several GPUs are connected to."""
 
     title: str
     links: dict[DeviceID, int]
@@ -39,7 +32,7 @@ class DrawnNvLinks:
 
     bars: tuple[Bar, ...]
     pairs: tuple[Pair, ...]
-    """What is on no bar, by the indexes of the GPUs."""
+    """The NVLinks that are on no bar, ordered by the indexes of the GPUs."""
 
     def pair_lines(self, names: Mapping[DeviceID, str]) -> tuple[str, ...]:
         """The pairs in words, a line for each first GPU: `NVLinks of GPU0: GPU1 NV2, GPU3 NV1`."""
@@ -50,7 +43,13 @@ class DrawnNvLinks:
 
 
 def nvlinks_of(topology: Topology) -> DrawnNvLinks:
-    """All NVLinks of a machine."""
+    """
+    Groups the NVLinks of a machine so that the drawing stays readable.
+
+    GPUs on an NVSwitch are connected to one bar. So are four or more GPUs that are all linked to one another with equally
+    many links: a pasted matrix shows an NVSwitch, or a small machine without one, like this. Every other link is an arc
+    between two GPUs.
+    """
     on_switch = {gpu.id: gpu.nvswitch_links for gpu in topology.gpus if gpu.nvswitch_links > 0}
     position = {gpu.id: i for i, gpu in enumerate(topology.gpus)}
     direct = {
@@ -96,7 +95,7 @@ def islands(pairs: Iterable[tuple[DeviceID, ...]]) -> list[set[DeviceID]]:
 BAR_HEIGHT = 26.0
 BAR_GAP = 16.0
 MOST_ARCS = 48
-"""More than that nobody can follow: they are listed."""
+"""More arcs than that cannot be followed by eye, so they are listed."""
 POINTS = 28
 """Of an arc, which is drawn as a line through them."""
 LEVEL = 24.0
@@ -109,7 +108,7 @@ Boxes = Mapping[DeviceID, Box]
 
 
 def link_items(links: DrawnNvLinks, gpus: Boxes, top: float, left: float, width: float) -> tuple[list[Item], float]:
-    """What goes below the sockets, whose lower edge is `top`, and where it ends."""
+    """The items below the sockets, whose lower edge is `top`, and their lower edge."""
     items: list[Item] = []
     bottom = top
     for bar in links.bars:
@@ -122,12 +121,12 @@ def link_items(links: DrawnNvLinks, gpus: Boxes, top: float, left: float, width:
 
 
 def arcs_fit(links: DrawnNvLinks) -> bool:
-    """Whether every link can be drawn as an arc that people can follow: there are not too many."""
+    """Whether there are few enough links to draw each as an arc."""
     return len(links.pairs) <= MOST_ARCS
 
 
 def bar_items(bar: Bar, gpus: Boxes, y: float, left: float, width: float) -> tuple[list[Item], float]:
-    """A bar below all its GPUs, at `y`, and a line from each of them to it."""
+    """Yields a bar below all its GPUs, at `y`, and a line from each of them to it."""
     boxes = {gpu: gpus[gpu] for gpu in bar.links}
     title_width = text_width(bar.title, 12, bold=True) + 24
     start = min(box.x for box in boxes.values())

@@ -18,7 +18,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.links import Link, PcieClass
 
 DEEPEST = 6
-"""Levels that are drawn. Real machines have three; what is deeper hangs on the last of them."""
+"""Levels that are drawn. Real machines have three; deeper devices are attached to the last of them."""
 
 FARTHEST_FIRST = tuple(reversed(PcieClass))
 PATHS = (PcieClass.PHB, PcieClass.PXB, PcieClass.PIX)
@@ -36,7 +36,7 @@ Ways = list[tuple[tuple[str, ...], DrawnDevice]]
 
 @dataclass(frozen=True)
 class Bridge:
-    """A host bridge, a PCIe switch, or what is known to lie between devices of which no bridge is known."""
+    """A host bridge, a PCIe switch, or a path class that stands for an unknown bridge between devices."""
 
     address: str
     """"" where only the path is known."""
@@ -47,7 +47,7 @@ class Bridge:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What to call it, the longest first."""
+        """Its possible labels, the longest first."""
         if self.path is not None:
             return (self.path.value,)
         kinds = ("PCIe host bridge ", "host bridge ", "host ", "") if self.host else ("PCIe switch ", "switch ", "")
@@ -58,7 +58,7 @@ Child: TypeAlias = Bridge | DrawnDevice
 
 
 def pcie_tree(devices: Iterable[DrawnDevice], parents: Mapping[str, str | None], links: Links) -> tuple[Child, ...]:
-    """The bridges with these devices beneath them, then the devices of which no bridge is known, by their paths."""
+    """The bridges with these devices below them, then the devices without a known bridge, grouped by their paths."""
     paths = [(way(device.bridge, parents), device) for device in devices]
     lost = sorted((device for bridges, device in paths if not bridges), key=lambda device: device.order)
     return children([pair for pair in paths if pair[0]], 0) + by_path(lost, links, PATHS)
@@ -99,9 +99,9 @@ def group_joined(
     while left:
         group = [left.pop(0)]
         for one in group:  # grows while it is walked
-            beside = [other for other in left if joined(one, other)]
-            group += beside
-            left = [other for other in left if other not in beside]
+            neighbours = [other for other in left if joined(one, other)]
+            group += neighbours
+            left = [other for other in left if other not in neighbours]
         groups.append(sorted(group, key=lambda device: device.order))
     return groups
 
@@ -134,7 +134,7 @@ def children(paths: Ways, level: int) -> tuple[Child, ...]:
 
 
 def branch(paths: Ways, level: int) -> Child:
-    """All these devices are beneath one bridge: it, or the last that they share, or the device if it is alone there."""
+    """Makes the branch of these devices, all below one bridge: the last bridge that they share, or a single device."""
     if level and len(paths) == 1:
         return paths[0][1]
     shared = 1
@@ -145,7 +145,7 @@ def branch(paths: Ways, level: int) -> Child:
 
 
 def devices_in(children: Iterable[Child]) -> list[DrawnDevice]:
-    """Every device beneath these, in the order of the drawing."""
+    """Every device below these, in the order of the drawing."""
     found: list[DrawnDevice] = []
     for child in children:
         found += devices_in(child.children) if isinstance(child, Bridge) else [child]
@@ -153,12 +153,12 @@ def devices_in(children: Iterable[Child]) -> list[DrawnDevice]:
 
 
 def paths_in(children: Iterable[Child]) -> set[PcieClass]:
-    """The paths that stand for bridges of which no address is known."""
+    """The paths that stand for bridges without a known address."""
     bridges = [child for child in children if isinstance(child, Bridge)]
     below = (paths_in(bridge.children) for bridge in bridges)
     return {bridge.path for bridge in bridges if bridge.path is not None}.union(*below)
 
 
 def levels(children: Iterable[Child]) -> int:
-    """How many bridges stand one below the other."""
+    """The largest number of bridges one below the other."""
     return max((1 + levels(child.children) for child in children if isinstance(child, Bridge)), default=0)

@@ -66,7 +66,7 @@ class Text:
     bold: bool = False
     fill: str = INK
     anchor: str = "start"
-    """`start`, `middle` or `end`: what of the text is at `x`."""
+    """`start`, `middle` or `end`: the point of the text at `x`."""
 
     @property
     def left(self) -> float:
@@ -88,7 +88,7 @@ class Scene:
 
 
 def text_width(text: str, size: float, bold: bool = False) -> float:
-    """How wide a text is at most, in the same unit as its size."""
+    """An upper bound of the width of a text, in the unit of its size."""
     return sum(map(_em, text)) * size * (1.08 if bold else 1.0)
 
 
@@ -103,7 +103,7 @@ def _em(character: str) -> float:
 
 
 def fitted(text: str, width: float, size: float, bold: bool = False) -> str:
-    """The text, cut so that it is no wider than this."""
+    """Cuts a text so that it is no wider than this."""
     if text_width(text, size, bold) <= width + 0.01:  # a box may be exactly as wide as its text
         return text
     while text and text_width(text + "…", size, bold) > width:
@@ -112,7 +112,7 @@ def fitted(text: str, width: float, size: float, bold: bool = False) -> str:
 
 
 def break_text(text: str, width: float, size: float) -> list[str]:
-    """The text in lines no wider than this, broken anywhere: it is whole."""
+    """Breaks a text anywhere into lines no wider than this, without loss."""
     lines = [""]
     for character in text:
         if lines[-1] and text_width(lines[-1] + character, size) > width + 0.01:
@@ -122,7 +122,7 @@ def break_text(text: str, width: float, size: float) -> list[str]:
 
 
 def wrap_text(text: str, width: float, size: float) -> list[str]:
-    """The text in lines no wider than this, broken at blanks."""
+    """Breaks a text at blanks into lines no wider than this."""
     lines: list[str] = []
     for word in text.split():
         if lines and text_width(f"{lines[-1]} {word}", size) <= width:

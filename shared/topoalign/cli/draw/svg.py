@@ -13,7 +13,7 @@ FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 
 
 def svg(scene: Scene) -> str:
-    """The document. What is foreign in the scene has been cleaned, and is escaped here."""
+    """The SVG document. Texts from outside have been cleaned before, and are escaped here."""
     width = format_number(scene.width)
     height = format_number(scene.height)
     head = [
@@ -58,7 +58,7 @@ def box(item: Box) -> str:
 
 
 def format_number(value: float) -> str:
-    """As short as it can be written, to a hundredth."""
+    """Formats a number in its shortest form, with at most two decimals."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 

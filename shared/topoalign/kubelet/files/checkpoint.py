@@ -117,13 +117,6 @@ def damaged_file(name: str, finding: str) -> StateFault:
     )
 
 
-# The text of a Go value as go-spew prints it for hashing, and its hash.
-#
-# The checksum in a kubelet's checkpoint is not computed from the file: it is 32-bit FNV-1a over this text of the data.
-# Map keys are sorted, a type precedes each field, and no type precedes elements (kubelet v1.36.3,
-# checkpointmanager/checksum).
-
-
 def fnv1a(text: str) -> int:
     """The 32-bit FNV-1a hash of a text in UTF-8."""
     total = 0x811C9DC5
@@ -133,7 +126,13 @@ def fnv1a(text: str) -> int:
 
 
 def spew_value(value: object) -> str:
-    """Prints a Go value as go-spew does: None is nil, and a struct of ours defines its form by `__str__`."""
+    """
+    Prints a Go value as go-spew prints it for hashing: None is nil, and a struct of ours defines its form by `__str__`.
+
+    The checksum in a kubelet's checkpoint is not computed from the file: it is 32-bit FNV-1a over this text of the data.
+    Map keys are sorted, a type precedes each field, and no type precedes elements (kubelet v1.36.3,
+    checkpointmanager/checksum).
+    """
     match value:
         case None:
             return "<nil>"

@@ -34,7 +34,7 @@ from topoalign.kubelet.files.documents import Document, InvalidDocument
 
 
 DEEPEST_TEXT = 3
-"""So many texts may be opened inside one another: a chart's values in an object, and a file in those values."""
+"""Levels of nested texts that are opened: a chart's values in an object, and a file in those values."""
 
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4}){6,}(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _DATA_URL = re.compile(r"data:[^,]{0,200}?(;base64)?,")

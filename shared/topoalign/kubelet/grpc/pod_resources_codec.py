@@ -120,14 +120,6 @@ def read_devices(data: bytes, at: int, end: int) -> tuple[ResourceName, list[Dev
     return ResourceName(found[RESOURCE][-1]), [DeviceID(device) for device in found[DEVICE]]
 
 
-# Reads the kubelet's list of allocatable devices as far as it is needed.
-#
-# A kubelet lists each device in a message of its own (v1.36.3): 17,500 shares are 1.3 MB, half a second for the
-# generated code and 17 MB of objects. So the answer stays encoded, and its messages are read one after the other.
-#
-# Source: PodResources v1, AllocatableResourcesResponse and ContainerDevices.
-
-
 class Encoded(QuickCodec):
     """Returns an answer undecoded."""
 
@@ -138,21 +130,16 @@ class Encoded(QuickCodec):
 
 def allocatable_devices(answer: bytes) -> Iterator[tuple[ResourceName, list[DeviceID]]]:
     """
-    The resource and devices of each message in an encoded AllocatableResourcesResponse, in its order. Raises GRPCError where
-    it is none.
+    Yields the resource and devices of each message in an encoded AllocatableResourcesResponse, in its order.
+
+    A kubelet lists each device in a message of its own (v1.36.3): 17,500 shares are 1.3 MB, half a second for the generated
+    code and 17 MB of objects. So the answer stays encoded, and its messages are read one after the other. Raises GRPCError
+    for bytes that are no such response. Source: PodResources v1, AllocatableResourcesResponse and ContainerDevices.
     """
     for part in iterate_fields(answer, 0, len(answer), v1.AllocatableResourcesResponse):
         if part.number != 1:
             continue
         yield read_devices(answer, part.content, part.end)
-
-
-# Decodes an answer that is requested again and again only when it has changed.
-#
-# GetAllocatableResources is polled, and a node with 1,000 devices needs 30 ms of pure Python to decode it. A kubelet
-# lists the devices of its maps in another order each time (v1.36.3), so the fields are compared as a set: that takes a
-# tenth of it. What the asker knows itself, as a node its own thousands of shares, is neither compared nor decoded nor
-# kept.
 
 
 Fields = frozenset[bytes]
@@ -169,17 +156,24 @@ MESSAGES = 1 << 3 | 2
 
 
 class ComparingCodec(QuickCodec):
-    """Decodes one answer; returns `UNCHANGED` if its fields are the `known` ones in any order."""
+    """
+    Decodes the answer to a polled request only if it has changed; returns `UNCHANGED` if its fields are the `known` ones.
+
+    GetAllocatableResources is polled, and a node with 1,000 devices needs 30 ms of pure Python to decode it. A kubelet lists
+    the devices of its maps in another order each time (v1.36.3), so the fields are compared as a set, which takes a tenth of
+    that time. Messages that the caller knows itself, such as a node's own thousands of shares, are neither compared nor
+    decoded nor kept.
+    """
 
     def __init__(self, known: Fields | None, left_out: tuple[bytes, ...] = ()) -> None:
-        """`left_out`: how messages in field 1 begin that are not wanted."""
+        """`left_out`: the first bytes of messages in field 1 that are not wanted."""
         self._known = known
         self._left_out = left_out
         self.fields: Fields = frozenset()
-        """Of the answer."""
+        """The encoded fields of the answer."""
 
     def decode(self, data: bytes, message_type: Any) -> Any:
-        """Raises GRPCError where it is none."""
+        """The message, or `UNCHANGED`. Raises GRPCError for invalid bytes."""
         wanted = list(fields_without(data, message_type, self._left_out))
         self.fields = frozenset(wanted)
         return UNCHANGED if self.fields == self._known else super().decode(b"".join(wanted), message_type)

@@ -298,17 +298,15 @@ async def connect_bus(
         yield bus
 
 
-# The administrative step: creates and changes the stores at a server.
-
-
 NAME = "topoalign-stores"
 
 
 async def apply_stores(url: str, access: Access = Access(), replicas: int | None = None) -> list[str]:  # noqa: B008  # frozen
     """
-    Creates the stores that are missing and changes those that differ; returns a line for each change.
+    The administrative step: creates missing stores at a server and changes those that differ. Returns a line for each
+    change.
 
-    Raises what `stores.create_or_change_stores` and `open_connection` do.
+    Raises the errors of `event_stores.create_or_change_stores` and `open_connection`.
     """
     connection = await open_connection(split_addresses(url), NAME, access)
     try:

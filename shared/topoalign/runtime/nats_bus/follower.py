@@ -197,12 +197,12 @@ class FollowerReading:
         return None
 
     def drop_news(self) -> None:
-        """The store has it."""
+        """Drops all news; the store has the messages."""
         self._news.clear()
         self._news_bytes = 0
 
     def take_stored(self, delivered: Delivered) -> None:
-        """Takes a message that was stored. With the subject `>` it may be one of another stream."""
+        """Receives the news of a stored message. With the subject `>` it may be one of another stream."""
         with suppress(BusUnavailable):
             there = delivered.in_store()
             if there.stream == self._stream:
@@ -239,7 +239,7 @@ class NatsFollower:
         self._reading: FollowerReading | None = None
         self._failures = 0
         self._refusal = ""
-        """Why the server refuses, as logged; empty while it does not."""
+        """The logged reason of the server's refusal; empty without one."""
 
     def __aiter__(self) -> "NatsFollower":
         return self
@@ -267,7 +267,7 @@ class NatsFollower:
             return received
 
     async def pause(self, longest: float) -> None:
-        """Between a reading that failed and the next."""
+        """Waits between a reading that failed and the next one."""
         await self.end()
         self._failures += 1
         await anyio.sleep(backoff_seconds(self._failures, FIRST_PAUSE, longest))

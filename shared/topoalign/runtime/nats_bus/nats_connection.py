@@ -1,5 +1,5 @@
 """
-One connection to a NATS server, from connect to loss. It is never repaired: to continue, open a new one.
+Manages one connection to a NATS server, from connect to loss. It is never repaired: to continue, open a new one.
 
 So every connection, the first and the hundredth, passes the same checks, and nothing that was sent on a lost one is
 sent later without its caller's knowledge (the client library would buffer it). The library's own reconnection is
@@ -64,7 +64,7 @@ class NatsConnection:
     def __init__(self, url: str, inbox_prefix: str) -> None:
         self.client = TolerantClient()
         self.url = url
-        """As it may be shown."""
+        """The URL without credentials."""
         self.lost = anyio.Event()
         self.reason = ""
         """The library's last error: why a connection was lost or could not be made."""
@@ -195,7 +195,7 @@ class NatsConnection:
 
     @contextmanager
     def waiting(self, subject: str, seconds: float) -> Iterator[None]:
-        """The block ends when it is done, after this time, with the connection, or when its subject turns out forbidden."""
+        """Cancels the block after this time, at the loss of the connection, or if its subject turns out to be forbidden."""
         if self.lost.is_set():
             raise BusUnavailable(f"the connection to {self.url} is lost: {self.reason}")
         with anyio.move_on_after(seconds) as scope:
@@ -209,7 +209,7 @@ class NatsConnection:
             raise self.verdict(wait, seconds)
 
     def verdict(self, wait: Wait, seconds: float) -> BusUnavailable | BusRefused:
-        """Why a question was not answered."""
+        """The error for a request without an answer."""
         answers = [text for text in self._violations if self._inbox_prefix.lower() in text]
         violation = wait.violation or (answers[-1] if answers else "")
         if violation:
@@ -314,7 +314,7 @@ def check_server(connection: NatsConnection, tls_wanted: bool) -> None:
             f"the server at {connection.url} is {clean(str(version), 60)}, older than 2.12",
             "update nats-server to 2.12 or later: older ones ignore settings that topoalign relies on",
         )
-    # The library has no public word for it, and takes tls:// with a server that offers none as a wish.
+    # The library has no public attribute for it, and connects without TLS if a server of a tls:// URL offers none.
     if tls_wanted and not connection.client._server_info.get("tls_required"):
         raise BusRefused(
             f"the server at {connection.url} does not offer TLS, which is asked for",

@@ -1,5 +1,5 @@
 """
-The NATS client library, and the containment of its cancellations (nats-py 2.16.0).
+Adapts the NATS client library, and contains its cancellations (nats-py 2.16.0).
 
 The library cancels its own tasks. If such a task waits for the same future as a task of ours, as both wait
 for the end of the socket in `Client.close`, asyncio cancels the future, and our task ends with a CancelledError that
@@ -26,7 +26,7 @@ CLOCK = SystemClock()
 
 
 class CancelledInside(nats.errors.Error):
-    """The library cancelled what we waited for. Whether it was done is unknown."""
+    """The library cancelled the call that we waited for. Its outcome is unknown."""
 
     def __str__(self) -> str:
         return "nats: the client library cancelled the operation"
@@ -35,11 +35,11 @@ class CancelledInside(nats.errors.Error):
 @contextmanager
 def contain_cancellation() -> Iterator[None]:
     """
-    Stands around each call that waits for the library. Raises CancelledInside for a cancellation that was not meant for this
-    task; one that was meant for it, by a cancel scope or by `Task.cancel`, passes.
+    Encloses each call that waits for the library. Raises CancelledInside for a cancellation of another task; a cancellation
+    of this task, by a cancel scope or by `Task.cancel`, passes.
 
-    asyncio counts the cancellations that were asked of a task (`Task.cancelling`). The count tells one from the other, also
-    where both come at once.
+    asyncio counts the requested cancellations of a task (`Task.cancelling`). The count distinguishes the two, also if both
+    come at once.
     """
     task = asyncio.current_task()
     assert task is not None, "the library is only called from tasks"
@@ -87,7 +87,7 @@ class TolerantClient(Client):
         return cast(Msg, super()._build_message(sid, whole, reply, data, headers))
 
     async def _ping_interval(self) -> None:
-        """As the library's, at ticks: at most of them the process is awake for something else."""
+        """As the library's, but at ticks of the clock: at most of them the process is awake for another reason."""
         with suppress(RuntimeError, AttributeError):  # of a transport that is gone, as in the library
             while True:
                 await asyncio.sleep(until_tick(CLOCK, self.options["ping_interval"]))
@@ -107,8 +107,8 @@ def parked(servers: list[Server], info: dict[str, object]) -> tuple[None, float]
 
 def abandon(client: Client) -> None:
     """
-    Ends what `Client.close` leaves: its tasks, where it failed before it came to them, which it does when the last data
-    cannot be written; and the socket of a TLS handshake that failed.
+    Ends what `Client.close` leaves: its tasks, if it failed before it cancelled them because the last data could not be
+    written; and the socket of a TLS handshake that failed.
     """
     own = [client._reading_task, client._ping_interval_task, client._flusher_task, client._reconnection_task]
     for task in [*own, *(subscription._wait_for_msgs_task for subscription in client._subs.values())]:
@@ -121,7 +121,7 @@ def abandon(client: Client) -> None:
 
 
 def socket_of(client: Client) -> asyncio.WriteTransport | None:
-    """The socket below a connection, if it is a plain one; below TLS, too. The library has no public word for it."""
+    """The socket of a plain or TLS connection; None for another one. The library has no public attribute for it."""
     transport = client._transport
     writer = transport._bare_io_writer if isinstance(transport, TcpTransport) else None
     return writer.transport if writer is not None else None

@@ -50,7 +50,7 @@ async def publish_one(connection: NatsConnection, message: Message, expected: in
 
 
 async def publish_many(connection: NatsConnection, messages: Sequence[Message], seconds: float) -> Sequence[int]:
-    """The positions of these messages, up to the first one that is not known to be stored (`Bus.publish_all`)."""
+    """Publishes these messages. Returns their positions, up to the first that may not be stored (`Bus.publish_all`)."""
     positions: list[int] = []
     for message, answer in zip(messages, await publish_pipelined(connection, messages, seconds), strict=True):
         if answer is None or answer.error is not None:
@@ -100,13 +100,13 @@ async def publish_atomic(
 
 
 def batch_message(message: Message, expected: int, batch: str, place: int) -> Message:
-    """The message as one of a batch."""
+    """The message with the headers of its place in a batch."""
     condition = {wire.EXPECTED_LAST: str(expected), wire.BATCH_ID: batch, wire.BATCH_SEQUENCE: str(place)}
     return msgspec.structs.replace(message, headers={**message.headers, **condition})
 
 
 def read_acknowledgement(body: bytes, message: Message) -> Acknowledgement:
-    """The store's answer. Raises BusUnavailable for anything else."""
+    """Decodes the store's answer. Raises BusUnavailable for anything else."""
     try:
         return msgspec.json.decode(body, type=Acknowledgement)
     except msgspec.DecodeError as error:
@@ -114,7 +114,7 @@ def read_acknowledgement(body: bytes, message: Message) -> Acknowledgement:
 
 
 async def repeated_at(connection: NatsConnection, stream: Stream, message: Message, expected: int) -> int | None:
-    """Where the store has this message, if it is the first of its subject after this position; else None."""
+    """The position of this message, if it is the first of its subject after the given position; else None."""
     there = await find_message(connection, stream, {"seq": expected + 1, "next_by_subj": message.subject})
     if there is None:
         return None
@@ -122,15 +122,8 @@ async def repeated_at(connection: NatsConnection, stream: Stream, message: Messa
     return there.in_store().position if stored is not None and wire.is_repetition(stored, message) else None
 
 
-# Publishes many messages on one connection before the first is acknowledged.
-#
-# They are written to the connection in their order, and a store takes what one connection brings in that order. Each
-# has a reply subject of its own, so that it does not matter in which order the acknowledgements come, or which of them
-# are lost.
-
-
 class Acknowledgements:
-    """What the stores answer to some messages that are under way."""
+    """Collects the acknowledgements of messages that are under way."""
 
     def __init__(self, count: int) -> None:
         self.acknowledgements: list[Acknowledgement | None] = [None] * count
@@ -152,9 +145,12 @@ async def publish_pipelined(
     connection: NatsConnection, messages: Sequence[Message], seconds: float
 ) -> Sequence[Acknowledgement | None]:
     """
-    Publishes messages in their order, and returns what came in answer to each within so many seconds, the sending
-    included. The first that is too large for the server and those behind it are not sent. Raises nothing: a message
-    without an acknowledgement may be stored or not.
+    Publishes many messages on one connection before the first is acknowledged. Returns the acknowledgement of each that
+    came within so many seconds, including the time to send.
+
+    They are written in their order, and a store takes the messages of one connection in that order. Each has a reply subject
+    of its own, so the order and the loss of acknowledgements do not matter. The first message that is too large for the
+    server, and those after it, are not sent. Raises nothing: a message without an acknowledgement may be stored or not.
     """
     sent = list(takewhile(lambda message: connection.fits(message.body, message.headers), messages))
     return [*await acknowledgements_of(connection, sent, seconds), *[None] * (len(messages) - len(sent))]

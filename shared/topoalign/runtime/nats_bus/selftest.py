@@ -1,5 +1,5 @@
 """
-The self-test of a connection: whether this client may publish its facts, and read them from the stores.
+Tests for each connection whether this client may publish its facts, and read them from the stores.
 
 Each subject of facts is tested with a message for a stream that does not exist (header `Nats-Expected-Stream`): the store
 that takes the subject refuses it. It is not stored; subscribers of the subject that do not use the stores receive it, with
@@ -28,7 +28,7 @@ log = structlog.get_logger("topoalign.runtime.nats")
 
 
 class SelfTest:
-    """Tries every new connection of a bus; what is missing and can be done without is logged once."""
+    """Tests every new connection of a bus; a missing permission that is not necessary is logged once."""
 
     def __init__(self, publishes: Sequence[str]) -> None:
         """`publishes`: the subjects that this process publishes on."""

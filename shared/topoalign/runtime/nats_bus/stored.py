@@ -15,11 +15,11 @@ NO_MESSAGE = "404"
 
 
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
-    """What a store answers to a publication."""
+    """The answer of a store to a publication."""
 
     seq: int = 0
     duplicate: bool = False
-    """It stored nothing, because a message of the same id is there already, at this `seq`."""
+    """True if the store has a message with the same id already, at this `seq`, and stored nothing."""
     error: event_stores.StoreRefusal | None = None
 
 
@@ -47,7 +47,7 @@ def source_of(stream: Stream) -> str:
 
 
 def nobody_reads(stream: Stream) -> BusRefused:
-    """The store does not exist, or not for the account of this user."""
+    """The error for a store that does not exist, or not for the account of this user."""
     return BusRefused(
         f"store {stream} does not exist, or not for this user",
         "run `topoalign stores apply` as the administrator of NATS, and use the accounts of `topoalign nats-config`",
@@ -74,7 +74,8 @@ async def compare(connection: NatsConnection, stream: Stream, position: int, mes
     """
     Raises IdTaken unless the stream has this message at this position, where it says that the id was used before.
 
-    A message that is gone or that we may not read counts as another one: stored twice is borne, not at all is not.
+    A message that is gone or that we may not read counts as another one: a message may be stored twice, but must not be
+    lost.
     """
     name = message.headers["Nats-Msg-Id"]
     try:
