@@ -41,7 +41,7 @@ class AllocatorRequest(NamedTuple):
     subject: str
     request: object
     service: str
-    """Who answers: `allocator`."""
+    """The service that answers: `allocator`."""
 
 
 class NodeSilent(Unavailable):

@@ -46,7 +46,7 @@ REMEDIES = {
     errno.ENOSPC: "free space on the disk of the output",
     errno.EROFS: "give a path on a writable file system",
 }
-"""What to do where the operating system refuses a file."""
+"""Error number -> remedy if the operating system refuses a file."""
 
 
 def exit_code(error: TopoalignError) -> int:

@@ -101,7 +101,10 @@ def show_divided(topology: Topology, divided: Mapping[DeviceID, Division]) -> No
 
 
 def left_in_all(topology: Topology, left: Mapping[DeviceID, Parts]) -> str:
-    """What is left of these GPUs together, and the most of one: `8 slices; most of one: 5 slices (GPU1)`, or `nothing`."""
+    """
+    The remaining amounts of these GPUs in total, and the most of one: `8 slices; most of one: 5 slices (GPU1)`, or
+    `nothing`.
+    """
     gpu, most = max(
         left.items(),
         key=lambda one: (

@@ -99,7 +99,7 @@ def list_use_rows(device: DeviceShares, topology: Topology) -> Iterator[Row]:
 
 
 def library_cells(device: DeviceShares) -> list[str]:
-    """Of each row of a GPU or instance what the library in the container counts: `6 GiB, 40%`."""
+    """The counts of the library in the container for each row of a GPU or instance: `6 GiB, 40%`."""
     found = [each.library for each in device.holders]
     cells = ["" if each is None else f"{binary(each.memory)}, {percent(each.utilization)}" for each in found]
     return ["", *cells, *("" for _ in device.others)]
@@ -107,8 +107,8 @@ def library_cells(device: DeviceShares) -> list[str]:
 
 def describe_use(holder: HolderUse, memory: int | None, share: str = "time slice") -> str:
     """
-    What a container holds of a device with this much memory: `all of it`, `2 time slices`, `20 % and 4 GiB`. `share`: what
-    is no amount.
+    Describes the share of a container in a device with this much memory: `all of it`, `2 time slices`, `20 % and 4 GiB`.
+    `share`: what is no amount.
     """
     if holder.cores is None or holder.memory is None:
         count = len(holder.devices)

@@ -60,7 +60,7 @@ def health(url: str | None, live: bool, as_json: bool) -> None:
 
 
 SECONDS = 2.0
-"""How long the answer may take. A loaded machine takes tenths of a second; an event loop that is stuck never answers."""
+"""Time-out of the answer. A loaded machine takes tenths of a second; a blocked event loop never answers."""
 READY = "/readyz"
 LIVE = "/livez"
 UNAVAILABLE = 69

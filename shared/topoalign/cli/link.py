@@ -264,7 +264,7 @@ class AnnouncedNode:
 
 
 def discovered_topology(node: str | None, nats: str | None, environment: Mapping[str, str]) -> AnnouncedNode:
-    """What a running node has announced. Raises NotFound, NothingRuns, BusUnavailable."""
+    """Reads what a running node has announced. Raises NotFound, NothingRuns, BusUnavailable."""
     url, meant = locate_bus(nats, node, environment)
 
     async def ask() -> AnnouncedNode:

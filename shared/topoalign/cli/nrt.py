@@ -62,7 +62,7 @@ def export(node: str | None, nats: str | None, from_file: Path | None, as_json: 
 
 
 def of_one(known: Nodes, name: NodeName) -> NodeResourceTopology:
-    """Of this node. Raises NotFound, and what keeps it from being known."""
+    """The object of this node. Raises NotFound, and the errors of reading its state."""
     if name in known.unasked:
         raise known.unasked[name]
     found = next((each for each in known.asked if each.name == name), None)
@@ -72,7 +72,7 @@ def of_one(known: Nodes, name: NodeName) -> NodeResourceTopology:
 
 
 def of_all(known: Nodes) -> Iterator[NodeResourceTopology]:
-    """Of all nodes that are known, by name; the others are noted."""
+    """The objects of all known nodes, by name; notes name the others."""
     for name, error in known.unasked.items():
         output.note(f"{clean(name, 253)} is left out: {clean(error.finding, 300)}")
     for each in known.asked:

@@ -44,7 +44,7 @@ def escape_json(body: bytes) -> str:
 
 
 def json_escape(character: str) -> str:
-    """As JSON writes a character outside the basic plane: in two halves."""
+    """Escapes a character as JSON does: outside the basic plane as two surrogates."""
     halves = character.encode("utf-16-be")
     return "".join(f"\\u{halves[at : at + 2].hex()}" for at in range(0, len(halves), 2))
 

@@ -62,7 +62,7 @@ Place = tuple[int, int]
 
 
 class View(NamedTuple):
-    """What is believed of a node's allocations."""
+    """The position and digests of the view of a node's allocations."""
 
     epoch: int
     seq: int

@@ -97,7 +97,7 @@ async def read_foreign_nodes(bus: Bus, node: NodeName | None = None) -> dict[Nod
 
 
 async def silent_nodes(bus: Bus, clock: Clock, nodes: Iterable[NodeName]) -> set[NodeName]:
-    """Those of the nodes whose allocators do not answer. Raises BusRefused where they may not be asked."""
+    """The nodes whose allocators do not answer. Raises BusRefused without the permission to ask them."""
     silent: set[NodeName] = set()
     refused: list[BusRefused] = []
     left = iter(nodes)

@@ -26,9 +26,9 @@ HIERARCHIES = ("memory", "pids", "", "unified")
 """Below the root: of version 1 one that each container has a group in, then version 2."""
 PROCESSES = "cgroup.procs"
 MOST_GROUPS = 4_096
-"""That are looked at in one tree."""
+"""Groups that are read in one tree at most."""
 MOST_BELOW = 1_024
-"""Of these in a container, which may make as many as it likes: a tenth of a second."""
+"""Groups that are read below a container's, which may create any number: they take a tenth of a second."""
 LONGEST_LISTS = 1 << 18
 """Bytes of a container's lists of processes that are read: some 30,000 processes."""
 DEPTH = 3
@@ -67,7 +67,7 @@ def processes_in(directory: Path) -> tuple[int, ...]:
 
 def directory_of(root: Path, group: PurePosixPath) -> Path | None:
     """
-    Where this group is; None where there is no such directory. `root`: where the host's cgroup file system is mounted.
+    The directory of this group; None if there is none. `root`: where the host's cgroup file system is mounted.
     """
     parts = [part for part in group.parts if part != "/"]
     own = [part for part in parts if part != ".."]
@@ -118,7 +118,7 @@ def read_process_list(directory: Path, most: int) -> bytes:
 
 
 FIRST_NAMESPACE = "pid:[4026531836]"
-"""What the kernel calls its first PID namespace (PROC_PID_INIT_INO of Linux)."""
+"""The kernel's name of its first PID namespace (PROC_PID_INIT_INO of Linux)."""
 LONGEST_FILE = 1 << 20
 """Bytes of a file in /proc that are read; a host of some thousand mounts has that many."""
 LONGEST_PATH = 512

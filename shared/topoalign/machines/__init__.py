@@ -28,7 +28,7 @@ _TEXT_IN_MARKUP = re.compile(
     rb"<(?:html|head|body|pre|code|div|span|p|br|table|tr|td|details|blockquote|nvidia_smi_log)\b)",
     re.IGNORECASE,
 )
-"""How a web page begins, and `nvidia-smi -q -x`: these are read, or refused, as the text in them."""
+"""The start of a web page, or of `nvidia-smi -q -x`: the text in them is read, or refused."""
 
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _SUPPORTED = "give the output of `nvidia-smi topo -m`, lstopo's XML, a sysfs tree or topoalign's own JSON"

@@ -32,7 +32,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Its name in the catalogue or in the document, else that of the file."""
     topology: Topology
     source: str = ""
-    """Where the description comes from, for people."""
+    """The source of the description, for people."""
 
 
 class _Document(Machine, frozen=True, kw_only=True, omit_defaults=True):

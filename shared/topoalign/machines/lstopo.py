@@ -80,7 +80,7 @@ class Cores:
 
     def numa_nodes(self) -> tuple[NumaNode, ...]:
         """
-        By id. A machine without NUMA nodes has node 0 with all its memory.
+        All NUMA nodes, by id. A machine without any has node 0 with all its memory.
 
         hwloc writes no `local_memory` for a node that has none, so where other nodes have some, this one has 0.
         """

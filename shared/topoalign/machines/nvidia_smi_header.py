@@ -43,17 +43,17 @@ class MatrixHeader:
     """The header of a matrix: labels, titles, and where they are in the text."""
 
     labels: tuple[str, ...]
-    """Of the device columns, in order."""
+    """The labels of the device columns, in order."""
     titles: tuple[str, ...]
-    """Of the affinity columns that are there, in order."""
+    """The titles of the affinity columns, in order."""
     title_columns: tuple[int, ...]
-    """Where each title begins, if they stand in one line; else empty."""
+    """The column of each title, if they are in one line; else empty."""
     line: int
-    """Where it begins."""
+    """The line in which the header begins."""
     number: int
-    """Of the first line below it."""
+    """The number of the first line below the header."""
     after: int
-    """Where in the text that line begins."""
+    """The position in the text at which that line begins."""
 
     @property
     def gpus(self) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u2028\u2029]")
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,32}[A-Za-z]")
 _COMMENT = re.compile(r"[ \t\xa0]*[#>]+")
 _TABLE_ROW = re.compile(r"[ \t\xa0]*\|[ \t\xa0|*`]*[A-Za-z][A-Za-z_.:-]*[0-9]")
-"""Of a Markdown table, with a label in its first cell that is not empty."""
+"""A row of a Markdown table with a label in its first non-empty cell."""
 _WORD = re.compile(r"\S+")
 _MARKDOWN = str.maketrans("|*`", "\t  ")
 
@@ -47,7 +47,7 @@ class PastedLine:
     text: str
     """Without terminal codes; a comment sign has become a blank and a Markdown cell's edge a tab, so that columns stay."""
     after: int
-    """Where in the whole text the next line begins."""
+    """The position in the text at which the next line begins."""
 
     @cached_property
     def words(self) -> tuple[Word, ...]:

@@ -51,7 +51,7 @@ class Matrix:
     """A matrix as the text has it."""
 
     labels: tuple[str, ...]
-    """Of the device columns, in their order: `GPU0`, … and `NIC0` or `mlx5_0`."""
+    """The labels of the device columns, in their order: `GPU0`, … and `NIC0` or `mlx5_0`."""
     nic_names: Mapping[str, str]
     """Label -> name, for the entries of a NIC legend."""
     cells: Mapping[str, tuple[str, ...]]
@@ -63,12 +63,12 @@ class Matrix:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """By index, which need not be the order of the columns."""
+        """The labels of GPUs by index, which need not be the order of the columns."""
         return tuple(sorted((label for label in self.labels if is_gpu(label)), key=_label_number))
 
     @property
     def nics(self) -> tuple[str, ...]:
-        """By index where they have one (`NIC0`), else in column order."""
+        """The labels of NICs by index if they have one (`NIC0`), else in column order."""
         nics = [label for label in self.labels if not is_gpu(label)]
         return tuple(sorted(nics, key=_label_number) if self.nics_are_numbered else nics)
 

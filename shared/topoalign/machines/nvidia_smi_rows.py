@@ -95,7 +95,7 @@ def _check_other(line: PastedLine, adjacent: bool) -> None:
 
 
 def _missing_below(text: str, line: PastedLine, header: MatrixHeader, rows: Mapping[str, MatrixRow]) -> str:
-    """What to add to the fault of a row if the text ends with it: then it was cut there."""
+    """The addition to the finding about a row at the end of the text: the text was cut there."""
     if _WORD.search(text, line.after):
         return ""
     lost = [name for name in header.labels if name != line.first and name not in rows]

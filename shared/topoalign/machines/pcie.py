@@ -30,7 +30,7 @@ _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class Attached(NamedTuple):
-    """Where a device sits."""
+    """The position of a device in the PCIe tree."""
 
     id: DeviceID
     chain: Chain

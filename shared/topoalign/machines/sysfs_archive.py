@@ -22,7 +22,7 @@ from topoalign.machines.sysfs_files import LONGEST_FILE, Tree, describe_missing_
 from topoalign.machines.sysfs_machine import read_sysfs
 
 MOST_BYTES = 128 << 20
-"""In all, unpacked. A machine with 512 CPUs has about half of it, most of it the blocks of tar."""
+"""Bytes in total, unpacked. A machine with 512 CPUs has about half of it, most of it the blocks of tar."""
 MOST_MEMBERS = 200_000
 MOST_HOPS = 40
 """Links on one path, as for Linux."""

@@ -108,7 +108,7 @@ def _kept(listed: Mapping[int, frozenset[int]]) -> list[int]:
 
 
 def _read_ids(tree: Tree, as_list: str, as_mask: str) -> frozenset[int]:
-    """From the list, or from the mask where there is no list."""
+    """Reads ids from the list, or from the mask if there is no list."""
     found = tree.ids(as_list)
     return found if found is not None else tree.mask(as_mask) or frozenset()
 

@@ -28,19 +28,19 @@ class Tree(ABC):
 
     @abstractmethod
     def content(self, path: str) -> bytes | None:
-        """What the file holds, links followed."""
+        """The content of a file, links followed."""
 
     @abstractmethod
     def names(self, path: str) -> list[str]:
-        """What is in the directory, sorted; nothing if there is none."""
+        """The names in a directory, sorted; none if it does not exist."""
 
     @abstractmethod
     def real(self, path: str) -> PurePosixPath | None:
-        """Where links lead, as a path from the root. None: nowhere, or out of the tree."""
+        """The target of links, as a path from the root. None: there is none, or it is outside the tree."""
 
     def text(self, path: str) -> str | None:
         """
-        What the file holds up to its first null character, without blanks at either end.
+        The content of a file up to its first null character, without blanks at either end.
 
         Some kernels, such as 5.15, end `cpulist` and `cpumap` with a null, in captured trees also before the text.
         """

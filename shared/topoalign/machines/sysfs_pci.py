@@ -25,7 +25,7 @@ def list_addresses(tree: Tree) -> list[str]:
 
 
 def device_path(tree: Tree, address: str) -> PurePosixPath:
-    """Where the device is below /sys/devices; below /sys/bus if the tree has it there in place of a link."""
+    """The device's directory below /sys/devices; below /sys/bus if the tree has it there instead of a link."""
     return tree.real(f"{DEVICES}/{address}") or PurePosixPath(DEVICES, address)
 
 

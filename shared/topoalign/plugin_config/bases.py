@@ -32,7 +32,7 @@ class Base(NamedTuple):
     id: DeviceID
     resource: ResourceName
     part: bool = False
-    """Of a GPU or a NIC."""
+    """Whether it is a part of a GPU or of a NIC."""
     reference: str = ""
     """
     Its other name in lists of devices: `3`, or `3:0` for a MIG instance, by NVML's indexes. Empty: these are

@@ -38,7 +38,7 @@ class PluginFlags(ConfigurationSection, frozen=True, kw_only=True):
     device_list_strategy: tuple[DeviceList, ...] = ("envvar",)
     """How the runtime receives the list of devices. The file may give one strategy, or a list."""
     device_id_strategy: Literal["uuid", "index"] = msgspec.field(default="uuid", name="deviceIDStrategy")
-    """What they are called there."""
+    """How devices are named there."""
     cdi_annotation_prefix: str = "cdi.k8s.io/"
     nvidia_cdi_hook_path: str = msgspec.field(default="", name="nvidiaCDIHookPath")
     """Of the hook that the CDI file names; `nvidiaCTKPath` is an older name of the same. Empty: where it is found."""

@@ -47,7 +47,7 @@ class Wrapped(NamedTuple):
     field: str
     """Its path; "" for a file that is no wrapper."""
     content: Document | BadRequest
-    """What it holds, or why it cannot be read."""
+    """Its document, or why it cannot be read."""
 
 
 def configurations(raw: bytes, path: Path) -> list[Wrapped]:
@@ -130,7 +130,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     origins: Mapping[str, str]
     """Path of a field -> `file`, or the variable that goes before it. A field that is not here has its default."""
     findings: tuple[ConfigurationFinding, ...]
-    """What was read and has no effect."""
+    """Fields that have no effect."""
 
 
 def read_configuration_file(path: Path) -> bytes:
@@ -240,7 +240,7 @@ def is_choice(kind: Any) -> bool:
 
 
 def describe_field_values(kind: Any) -> str:
-    """What the value may be."""
+    """The allowed values of a field, as a remedy."""
     if is_choice(kind):
         return f"use one of {', '.join(map(str, get_args(kind)))}"
     if get_origin(kind) is Union:  # the devices that are shared
@@ -252,7 +252,7 @@ def describe_field_values(kind: Any) -> str:
 
 
 def number_form(kind: Any) -> str:
-    """What a number may be: `a whole number from 1 to 2500`."""
+    """The allowed numbers: `a whole number from 1 to 2500`."""
     what = "a whole number" if int in (kind, *get_args(kind)[:1]) else "a number"
     bounds = next((limit for limit in get_args(kind) if isinstance(limit, msgspec.Meta)), None)
     return what if bounds is None else f"{what} from {bounds.ge} to {bounds.le}"
@@ -270,7 +270,7 @@ def unknown_keys_error(path: str, others: Sequence[object], kind: type[msgspec.S
 
 
 def advice(key: str, kind: type[msgspec.Struct]) -> str:
-    """Where a key belongs that this section does not know, or which known key is like it."""
+    """The remedy for an unknown key: the section that has it, or a similar known key."""
     from difflib import get_close_matches
 
     known = keys(kind)

@@ -35,10 +35,10 @@ class ConfigurationFile:
         self._environment = environment
         self.path, self._content, self.loaded = read_first(environment)
         self._refused: bytes | str | None = None
-        """What was refused last: a content, or why there was none."""
+        """The content that was refused last, or why there was none."""
         self._looking = anyio.Lock()
         self.reason_not_current: str | None = None
-        """Why the file as it is now is not in use; None while it is."""
+        """Why the current file is not in use; None if it is."""
         self.changed = anyio.Event()
         """Set when another configuration comes into use; there is a new event for the next by then."""
         self._kept_up = False

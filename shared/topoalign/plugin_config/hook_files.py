@@ -31,7 +31,7 @@ LARGEST = 256 * 1024 * 1024
 """Bytes of a library. HAMi-core's has below one MiB; what is far above is something else."""
 
 HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-"""Of an ELF file of 64 bits: ident, type, machine, version, entry, offsets of both tables, flags, and their sizes."""
+"""The header of a 64-bit ELF file: ident, type, machine, version, entry, offsets of both tables, flags, and their sizes."""
 SEGMENT = struct.Struct("<IIQQQQQQ")
 """Type, flags, offset, two addresses, size in the file, size in memory, alignment."""
 IDENT = b"\x7fELF\x02\x01"
@@ -53,7 +53,7 @@ class NoLibrary(BadRequest):
 
 
 class Put(NamedTuple):
-    """What has become of one file."""
+    """The result for one file."""
 
     path: Path
     size: int

@@ -21,18 +21,20 @@ import msgspec
 from topoalign.core.model.ids import DeviceID, ResourceName
 
 CONTAINER_ROOT = Path("/mps")
-"""Where the root is mounted in containers: in those that use it and, by the deployment, in the agent's and the daemon's."""
+"""
+The mount point of the root in containers: in those that use it and, by the deployment, in the agent's and the daemon's.
+"""
 SHM = "shm"
 CONTAINER_SHM = "/dev/shm"  # noqa: S108  # a mount point in a container, no temporary file
 PIPE = "pipe"
 LOG = "log"
 SERVES = "serves"
 MOST_BYTES = 65_536
-"""Of the file `serves`: 32 GPUs are 2,000 bytes."""
+"""Bytes of the file `serves`: 32 GPUs are 2,000 bytes."""
 
 
 class Serves(msgspec.Struct, frozen=True, kw_only=True):
-    """What the daemon of one resource serves."""
+    """The content of the file `serves` of one resource's daemon."""
 
     devices: frozenset[DeviceID]
     """Uuids of GPUs."""
@@ -44,12 +46,12 @@ class Serves(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def root_here(root: str) -> Path:
-    """Where this process sees the host's MPS root (`flags.mpsRoot`): below /mps if that is mounted."""
+    """The path of the host's MPS root (`flags.mpsRoot`) in this process: below /mps if that is mounted."""
     return CONTAINER_ROOT if os.path.isdir(CONTAINER_ROOT) else Path(root)
 
 
 def read_served(root: Path, resource: ResourceName) -> Serves | None:
-    """What the daemon of a resource serves now; None: it is not ready, or its `topoalign mps` has died."""
+    """Reads what the daemon of a resource serves now; None: it is not ready, or its `topoalign mps` has died."""
     try:
         file = os.open(root / resource / SERVES, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

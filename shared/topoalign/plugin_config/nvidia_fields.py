@@ -26,7 +26,7 @@ def keep_text(value: str) -> object:
 
 
 def parse_boolean(value: str) -> object:
-    """As Go's strconv.ParseBool; what is no boolean stays text, and is refused as such."""
+    """Parses a boolean as Go's strconv.ParseBool; any other text stays text, and is refused later."""
     return True if value in TRUE else False if value in FALSE else value
 
 
@@ -72,7 +72,7 @@ VARIABLES: Mapping[str, NvidiaVariable] = {
     "IMEX_CHANNEL_IDS": NvidiaVariable("imex.channelIDs", parse_numbers),
     "IMEX_REQUIRED": NvidiaVariable("imex.required", parse_boolean),
 }
-"""Where two stand for one field the later goes first, as in that plugin. One that is empty is not set."""
+"""The variables of that plugin. If two set one field, the later one wins, as in that plugin. An empty one is not set."""
 
 DP_VARIABLES = ("DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS")
 """The variables that select XIDs: they override the field `health`, and discovery reads them."""

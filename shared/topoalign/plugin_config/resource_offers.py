@@ -266,7 +266,7 @@ def beyond_a_numa_node(topology: Topology, in_slots: Sequence[DeviceID]) -> Iter
 def choose_shared_devices(
     mine: Sequence[Base], name: str, devices: Chosen, field: str, findings: list[ConfigurationFinding]
 ) -> list[DeviceID]:
-    """Those of a resource that are shared."""
+    """Chooses the devices of a resource that are shared."""
     match devices:
         case "all":
             return [base.id for base in mine]

@@ -32,7 +32,7 @@ MOST = 256
 PART = 8
 """HTTP uses at most one eighth of the file descriptors that the process may have."""
 WRITE_SECONDS = 10.0
-"""How long what is written of an answer may wait to be read: Prometheus gives up after as many."""
+"""How long a written answer may wait to be read: Prometheus gives up after the same time."""
 PROBES = ("/livez", "/readyz")
 """Beginnings of the paths that probes of a kubelet ask for: those of an address have a share of their own."""
 
@@ -59,7 +59,7 @@ class FairConnection(asyncio.Protocol):
     """Whether bytes of the next request have come."""
     _write_timer: asyncio.TimerHandle | None = None
     _task: "asyncio.Task[Any] | None" = None
-    """That of the request in work."""
+    """The peer of the request under way."""
     _working: Working | None = None
 
     def __init__(self, *of_uvicorn: Any, turns: RequestTurns, **named: Any) -> None:
@@ -151,13 +151,13 @@ class HttpConnection(FairConnection, H11Protocol):
 
 
 def peer_of(transport: asyncio.BaseTransport) -> Peer:
-    """Who made a connection."""
+    """The peer that made a connection."""
     address = transport.get_extra_info("peername")
     return (address[0] if address else "",)
 
 
 def make_room(connections: Collection[Any]) -> None:
-    """Where these connections of a server are more than may be, closes one."""
+    """Closes a connection of a server if there are more than allowed."""
     if len(connections) <= most():
         return
     for each in connections:
@@ -195,7 +195,7 @@ class Handshake(asyncio.Protocol):
         self._turns = turns
         self._connections = http.connections
         self._early: list[bytes] = []
-        """What has come of the first request together with the end of the handshake."""
+        """Bytes of the first request that came together with the end of the handshake."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Takes a place, and waits for its turn."""

@@ -91,7 +91,7 @@ class Context:
     life: dict[str, Check] = field(default_factory=dict)
     """Checks of /livez by name: failures that only a restart of the process can end."""
     notes: dict[str, Check] = field(default_factory=dict)
-    """What an operator should know though the process is ready, by name; shown by /readyz?verbose."""
+    """Conditions that an operator should know although the process is ready, by name; shown by /readyz?verbose."""
     reload: Reload = field(default_factory=Reload)
     drain: Drain = field(default_factory=Drain)
     turns: RequestTurns = field(default_factory=RequestTurns)

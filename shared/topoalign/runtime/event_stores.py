@@ -35,7 +35,7 @@ NAME_IN_USE = 10058
 """NATS' error codes of a stream that does not exist, and of one that exists with another configuration."""
 SUBJECTS_OVERLAP = 10065
 NO_JETSTREAM = 10039
-"""Of a request of an account that has no streams: that of a node, for example."""
+"""NATS' error code for a request of an account without streams, for example that of a node."""
 
 
 NEWS = f"{PREFIX}.stored"
@@ -46,7 +46,7 @@ After a store has stored a message on `topoalign.v1.<rest>`, NATS publishes it w
 
 
 class Republish(msgspec.Struct, frozen=True, kw_only=True):
-    """Where NATS announces what a store has stored."""
+    """The subjects on which NATS announces stored messages."""
 
     src: str = f"{PREFIX}.>"
     dest: str = f"{NEWS}.>"

@@ -37,7 +37,7 @@ class ServedRequest:
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.seconds = 0.0
-        """How long it has worked."""
+        """Seconds that it has worked."""
 
 
 R = TypeVar("R", bound=ServedRequest)
@@ -91,7 +91,7 @@ class ServedConnection(Protocol):
 
     @property
     def peer(self) -> Peer:
-        """Who made it."""
+        """The peer that made it."""
 
     @property
     def since(self) -> float:

@@ -37,7 +37,7 @@ descriptors for where those are few."""
 BACKLOG = 1024
 """Connections that may wait to be accepted. Where more wait, the client of the next one tries again only after a second."""
 UNREAD_BYTES = 128 * 1024
-"""Of an answer that the system takes for a peer that does not read it. By itself it would take megabytes."""
+"""Bytes of an answer that the system buffers for a peer that does not read it. Its default is megabytes."""
 
 
 class AddressInUse(Unavailable):

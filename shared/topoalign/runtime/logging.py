@@ -19,7 +19,7 @@ from typing import Any
 @contextmanager
 def hide_module(module: str) -> Iterator[None]:
     """
-    What is imported in this block finds a module not installed, unless it is imported already. Afterwards anybody may import
+    Makes a module look not installed for imports in this block, unless it is imported already. Afterwards anybody may import
     the module.
     """
     if module in sys.modules:

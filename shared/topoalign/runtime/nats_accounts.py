@@ -28,16 +28,16 @@ but purges: nats-server takes long to check imports of an account from which tho
 """
 P = wire.PREFIX
 EVERY_NODE = NodeName("*")
-"""In place of the name of a node: one account that all nodes share. Each of them can then publish for the others."""
+"""Instead of the name of a node: one account that all nodes share. Each of them can then publish for the others."""
 
 FACTS = tuple(pattern for pattern, writer in wire.SUBJECTS.values() if writer != "registry")
-"""What a node publishes."""
+"""The subjects that a node publishes on."""
 NEWS_OF_NODE = (*(f"{kind}.{{node}}" for kind in wire.READINGS), "reservation.{node}")
-"""What a node receives of the stores as it is stored: its own hardware, and what is reserved on it."""
+"""The news of the stores that a node receives: about its own hardware, and about reservations on it."""
 OF_ADMIN = ("admission.{node}.*", "devices.{node}.*")
-"""What the services of a node answer to one another and to the administrator."""
+"""The requests that the services of a node answer to one another and to the administrator."""
 OF_REGISTRY = ("allocator.{node}.*", "discovery.{node}.*")
-"""What they answer to a registry, too: nothing that gives or takes a device."""
+"""The requests that they also answer to a registry: none that allocates or releases a device."""
 OF_READERS = ("allocator.{node}.alive",)
 READS = tuple(f"$JS.API.DIRECT.GET.{stream}" for stream in Stream)
 """The right to read the stores, which creates and changes nothing at the server."""
@@ -148,7 +148,7 @@ def subjects(patterns: Iterable[str], node: NodeName) -> list[str]:
 
 
 def exported_subjects() -> Iterator[str]:
-    """What the account of the stores takes from others, without the prefix of subjects."""
+    """The subjects that the account of the stores imports, without their prefix."""
     yield from (pattern.format(node="*") for pattern in FACTS)
     yield from ("reservation.*", "deadletter.registry")
 

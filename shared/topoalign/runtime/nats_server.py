@@ -23,7 +23,7 @@ from topoalign.runtime.nats_bus import apply_stores
 from topoalign.runtime.tasks import background
 
 START_SECONDS = 10.0
-"""It takes 20 ms on an idle machine."""
+"""Time-out of the start, which takes 20 ms on an idle machine."""
 STOP_SECONDS = 5.0
 PR_SET_PDEATHSIG = 1
 

@@ -37,7 +37,7 @@ class Confirmed(NamedTuple):
 
     message: Message
     position: int
-    """In its stream."""
+    """Its position in its stream."""
 
 
 class Source(Protocol):

@@ -17,7 +17,7 @@ from topoalign.core.ports import Clock
 from topoalign.runtime.fair_share import FairQueue, Peer, ServedRequest
 
 LONGEST_SECONDS = 0.005
-"""Of one turn: a tenth of what nobody should wait for, because several tasks may have long work under way."""
+"""Limit of one turn: a tenth of an acceptable delay, because several tasks may have long work under way."""
 
 
 class RequestTurns:

@@ -107,7 +107,7 @@ def show(findings: tuple[CheckResult, ...]) -> None:
 
 
 def examine(subject: Subject) -> Iterator[CheckResult]:
-    """All checks, one after the other."""
+    """Runs all checks, one after the other."""
     for name, check in CHECKS.items():
         try:
             finding = check(subject)
@@ -160,7 +160,7 @@ def nvml(subject: Subject) -> CheckResult:
 
 
 def hardware(subject: Subject) -> CheckResult:
-    """What discovery would find here."""
+    """Checks what discovery would find here."""
     from topoalign.cli import this_machine  # brings in the drivers
 
     try:

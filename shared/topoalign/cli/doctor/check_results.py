@@ -15,7 +15,7 @@ class Verdict(StrEnum):
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one check found."""
+    """The result of one check."""
 
     check: str = ""
     verdict: Verdict
@@ -24,7 +24,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """What the checks look at."""
+    """The directories and settings that the checks examine."""
 
     nats: str | None
     kubelet_dir: Path | None

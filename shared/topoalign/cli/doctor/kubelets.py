@@ -37,7 +37,7 @@ def online_numa_nodes(subject: Subject) -> frozenset[int] | None:
 
 
 def numa_node_count(subject: Subject) -> int | None:
-    """How many NUMA nodes there are. None where that cannot be read."""
+    """The number of NUMA nodes; None if it cannot be read."""
     nodes = online_numa_nodes(subject)
     return None if nodes is None else len(nodes)
 

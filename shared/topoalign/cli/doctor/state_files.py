@@ -23,7 +23,7 @@ from topoalign.core.model.topology.model import Topology
 
 
 class ManagerState(Protocol):
-    """What the state files of the CPU and the memory manager have in common."""
+    """The common fields of the state files of the CPU and the memory manager."""
 
     @property
     def policy_name(self) -> str:

@@ -39,7 +39,7 @@ class DrawnDevice:
     lines: tuple[str, ...]
     """The lines below its name: address or RDMA name, its own memory, MIG, and findings."""
     holders: tuple[int, ...]
-    """Who holds it or a part of it, by position in the legend."""
+    """The holders of it or of a part of it, by position in the legend."""
     parts: tuple[tuple[int, str], ...]
     """
     Of a GPU that is divided: who has a part of it, by position in the legend, and what: `20% 4 GiB`; of an init container

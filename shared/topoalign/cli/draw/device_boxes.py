@@ -15,7 +15,7 @@ NARROW = 5.0
 """From the edge of a box to its text, and to the text of a holder's row."""
 SMALL = 10.5
 DASH = 12.0
-"""From one dash of a cordon to the next."""
+"""Distance from one dash of a cordon to the next."""
 HATCH = 7.0
 """Between two lines of a hatching."""
 

@@ -16,7 +16,7 @@ from topoalign.core.model.topology.model import Gpu, Nic, Topology
 from topoalign.core.state.divisions import Division
 
 UNKNOWN = (-1,)
-"""In place of the sockets of a NUMA node."""
+"""Stands for the sockets of a NUMA node that are not known."""
 
 
 @dataclass(frozen=True)

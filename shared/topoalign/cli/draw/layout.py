@@ -39,15 +39,15 @@ MARGIN = 20.0
 PAD = 12.0
 GAP = 14.0
 COLUMN = WIDTH + 18
-"""From one device to the next: between them runs what connects a NIC and the GPU below it."""
+"""Distance from one device to the next; the line from a NIC to the GPU below it runs between them."""
 NIC_ROW = NIC_HEIGHT + 7.0
-"""From the upper edge of a NIC to that of the GPU below it."""
+"""Distance from the upper edge of a NIC to that of the GPU below it."""
 LEVEL = 34.0
 BAR = 20.0
-"""From one bridge to the one below it, and the height of a bridge."""
+"""Distance from one bridge to the one below it, and the height of a bridge."""
 HEAD = 28.0
 FACT = 15.0
-"""Of a NUMA node: its name, and each line about its CPUs and memory."""
+"""Heights in a NUMA node: of its name, and of each line about its CPUs and memory."""
 SOCKET_HEAD = 26.0
 
 
@@ -85,7 +85,7 @@ class Sizes:
 
     @cached_property
     def device_room(self) -> float:
-        """From the upper edge of the NICs to the lower edge of the GPUs."""
+        """The distance from the upper edge of the NICs to the lower edge of the GPUs."""
         return self.nic_room + (self.gpu_height if any(device.gpu for device in self.diagram.devices) else 0)
 
     def width(self, children: Iterable[Child]) -> float:
@@ -153,7 +153,7 @@ class DiagramLayout:
     items: list[Item] = field(default_factory=list)
     gpus: dict[DeviceID, Box] = field(default_factory=dict)
     top: float = 0.0
-    """Of the sockets."""
+    """The upper edge of the sockets."""
 
     def add(self, *items: Item) -> None:
         """Append items to the scene, above all earlier ones."""
@@ -161,7 +161,7 @@ class DiagramLayout:
 
     @property
     def racks_top(self) -> float:
-        """Where the devices begin."""
+        """The y coordinate of the first device."""
         return self.top + SOCKET_HEAD + self.sizes.head + self.sizes.levels * LEVEL
 
     def draw(self) -> Scene:

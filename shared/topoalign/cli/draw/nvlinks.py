@@ -97,12 +97,12 @@ BAR_GAP = 16.0
 MOST_ARCS = 48
 """More arcs than that cannot be followed by eye, so they are listed."""
 POINTS = 28
-"""Of an arc, which is drawn as a line through them."""
+"""Number of points of an arc, which is drawn as a line through them."""
 LEVEL = 24.0
 MOST_LEVELS = 6
-"""From one depth of arcs to the next; an arc between GPUs that are farther apart is no deeper."""
+"""Distance from one depth of arcs to the next; arcs between GPUs that are farther apart are no deeper."""
 LABEL = 46.0
-"""From one number to the next on the same level, `NV999` included."""
+"""Distance from one number to the next on the same level, `NV999` included."""
 
 Boxes = Mapping[DeviceID, Box]
 
@@ -178,7 +178,7 @@ def arc_items(pairs: tuple[Pair, ...], gpus: Boxes, top: float) -> tuple[list[It
 
 def ports(pairs: tuple[Pair, ...], gpus: Boxes) -> dict[tuple[DeviceID, DeviceID], float]:
     """
-    Where the arc from a GPU to another leaves its lower edge: each at a place of its own.
+    The x coordinate at which the arc from a GPU to another leaves its lower edge; each arc has its own.
 
     To the nearest GPU it leaves outermost, and to the farthest in the middle, so that the arcs of one GPU do not cross.
     """

@@ -43,7 +43,7 @@ class Bridge:
     host: bool
     children: tuple["Child", ...]
     path: PcieClass | None = None
-    """What lies between the devices below it: PIX, PXB or PHB, as in a pasted matrix. None: it has an address."""
+    """The path class between the devices below it: PIX, PXB or PHB, as in a pasted matrix. None: it has an address."""
 
     @property
     def labels(self) -> tuple[str, ...]:

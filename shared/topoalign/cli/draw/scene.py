@@ -140,7 +140,7 @@ def wrap_text(text: str, width: float, size: float) -> list[str]:
 
 
 HOLDERS = ("#77aadd", "#ee8866", "#eedd88", "#ffaabb", "#99ddff", "#44bb99", "#bbcc33", "#aaaa00")
-"""Of the first holder, of the second, …; a ninth has the first colour again, and another letter."""
+"""Colours of the first holder, the second, …; the ninth has the first colour again, and another letter."""
 
 SOCKET = "#f6f8fa"
 PLACE = "#ffffff"

@@ -70,7 +70,7 @@ SCALE = 2
 MOST_PIXELS = 60_000_000
 """A larger drawing has one pixel per unit."""
 KNOWN = frozenset(map(chr, range(0x20, 0x7F))) | {"…", "·"}
-"""What the font has for sure; anything else is painted as `?`."""
+"""Characters that the font has; others are painted as `?`."""
 
 
 def png(scene: Scene) -> bytes:

@@ -30,7 +30,7 @@ NARROWEST = 40
 LEAST_BESIDE = 42
 """Columns that a block needs to be drawn next to another one."""
 COLOURS = ("bright_blue", "yellow", "green", "magenta", "cyan", "bright_yellow", "bright_green", "bright_magenta")
-"""Of the first holder, the second, …"""
+"""Terminal colours of the first holder, the second, …"""
 MARKS = {"unhealthy": "!", "cordoned": "#", "degraded": "*"}
 MOST_KEYS = 3
 """Holders of one device that are named; a `+` stands for the others."""
@@ -79,13 +79,13 @@ def render_numa_node(place: DrawnNumaNode, width: int) -> Block:
 
 
 def render_tree(children: Sequence[Child], width: int) -> Block:
-    """What is near a NUMA node: host bridges, each with what is below it, and devices of which no bridge is known."""
+    """The devices near a NUMA node: host bridges, each with its branches, and devices without a known bridge."""
     parts = [bridge(child, width) for child in children if isinstance(child, Bridge)]
     return [*chain.from_iterable(parts), *brackets(children, width)]
 
 
 def branches(children: Sequence[Child], width: int) -> Block:
-    """What is below a bridge: switches first, then its own devices."""
+    """The branches of a bridge: switches first, then its own devices."""
     inner = width - 3
     parts = [bridge(child, inner) for child in children if isinstance(child, Bridge)]
     devices = brackets(children, inner)

@@ -98,7 +98,7 @@ def decode_checkpoint(name: str, content: bytes, reader: "msgspec.json.Decoder[E
 
 
 def undecoded(error: Exception) -> str:
-    """Why a file is no checkpoint at all."""
+    """The finding about a file that is no checkpoint."""
     why = clean(str(error), 200)
     return f"it is cut off ({why})" if "truncated" in why else why
 

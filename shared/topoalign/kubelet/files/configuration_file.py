@@ -163,7 +163,7 @@ class FoundConfiguration(NamedTuple):
     """Path of the field of the file; "" for the file itself."""
     document: Document
     merged_by: str
-    """Who merges it with settings that are not in the file; "" for nobody."""
+    """The program that merges it with settings outside the file; "" for none."""
 
     @property
     def note(self) -> str | None:

@@ -53,7 +53,7 @@ DECODER = checkpoint.decoder(CpuManagerState)
 
 
 def load_cpu_state(root: Path) -> CpuManagerState | None:
-    """What the kubelet with this root directory holds; None where there is no file. Raises StateFault."""
+    """Reads the state of the kubelet with this root directory; None without a file. Raises StateFault."""
     content = checkpoint.read_checkpoint_file(root / NAME)
     return None if content is None else decode_cpu_checkpoint(content)
 

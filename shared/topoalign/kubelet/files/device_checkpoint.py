@@ -39,7 +39,7 @@ class PodDevicesEntry(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class CheckpointData(msgspec.Struct, frozen=True, rename="pascal"):
-    """All that the device manager remembers."""
+    """The content of the device manager's file."""
 
     pod_device_entries: list[PodDevicesEntry] | None = None
     registered_devices: dict[str, list[str]] = {}
@@ -78,7 +78,7 @@ def damaged_device_checkpoint(finding: str) -> StateFault:
 
 
 def load_devices(directory: Path) -> CheckpointData | None:
-    """What is remembered; None where there is no file. Raises StateFault."""
+    """Reads the device manager's file; None without one. Raises StateFault."""
     content = checkpoint.read_checkpoint_file(directory / NAME)
     return None if content is None else decode_device_checkpoint(content)
 

@@ -21,7 +21,7 @@ from topoalign.kubelet.files import reading
 MOST_BYTES = 256 << 10
 """Far above any configuration or pod: the largest pods that an API server accepts have a few hundred containers."""
 MOST_DOCUMENTS = 100
-"""Of one file: a Helm chart that is printed as templates has some dozens."""
+"""Documents of one file: a Helm chart printed as templates has some dozens."""
 DEEPEST = 64
 Document = dict[Any, Any]
 
@@ -146,7 +146,7 @@ STEP = re.compile(r"[^.\[\]]+")
 """A field, or a place in a list."""
 GOT = re.compile(r"got `(\w+)`")
 TYPES = {"array": "list", "object": "dict", "null": "NoneType"}
-"""What msgspec calls a type -> what Python does; other types have one name."""
+"""msgspec's name of a type -> Python's; for other types they are equal."""
 
 
 def expect_kind(document: Document, kind: str, api_version: str, remedy: str) -> None:

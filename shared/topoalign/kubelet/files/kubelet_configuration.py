@@ -27,11 +27,11 @@ from topoalign.kubelet.files.configuration_file import API_VERSION, KIND
 
 TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
-"""What Go's strconv.ParseBool takes."""
+"""The values that Go's strconv.ParseBool accepts."""
 
 ALPHA_OPTIONS = frozenset({CpuOption.ALIGN_BY_SOCKET, CpuOption.DISTRIBUTE_ACROSS_CORES})
 BETA_OPTIONS = frozenset({CpuOption.DISTRIBUTE_ACROSS_NUMA})
-"""All others are stable, as are all options of the Topology Manager."""
+"""Options behind a feature gate. All others are stable, as are all options of the Topology Manager."""
 
 CLOSEST = "prefer-closest-numa-nodes"
 MOST_NODES = "max-allowable-numa-nodes"

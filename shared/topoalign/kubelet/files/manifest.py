@@ -253,7 +253,7 @@ def amount(field: str, value: str | float, unit: Literal["cpu", "bytes", "device
 
 
 LIMITS = "limits."
-"""How the keys of `spec.hard` begin that are about limits."""
+"""The prefix of the keys of `spec.hard` for limits."""
 
 
 def read_quota_limits(hard: Mapping[str, str | int | float]) -> dict[ResourceName, int]:

@@ -66,7 +66,7 @@ class NumaNodeState(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class MemoryCheckpointBlock(msgspec.Struct, frozen=True, rename="camel"):
-    """What a container has of one resource."""
+    """The amount of one resource that a container has."""
 
     numa_affinity: list[Amount]
     type: ResourceName

@@ -42,7 +42,7 @@ def value_of(number: str, suffix: str | None, exponent: str | None) -> Fraction 
 
 
 def quantity_finding(quantity: str) -> str:
-    """What is wrong with one that could not be read."""
+    """The finding about a quantity that could not be parsed."""
     return TOO_LARGE if _QUANTITY.fullmatch(quantity) or _LONG.fullmatch(quantity) else "is no amount"
 
 

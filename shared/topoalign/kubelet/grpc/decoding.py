@@ -35,7 +35,7 @@ PARTS: dict[type[Message], type[Message]] = {
     v1beta1.AllocateRequest: v1beta1.ContainerAllocateRequest,
     v1beta1.PreferredAllocationRequest: v1beta1.ContainerPreferredAllocationRequest,
 }
-"""What these consist of: a message per container, in field 1."""
+"""Request -> the type of its elements: a message per container, in field 1."""
 
 NAMES: dict[type[Message], tuple[str, ...]] = {
     v1beta1.ContainerAllocateRequest: ("devices_ids",),
@@ -58,7 +58,7 @@ Steps = Generator[None, None, Message]
 
 
 class WireField(NamedTuple):
-    """Where a field stands in a message: all of it, and its content."""
+    """The position of a field in a message, and of its content."""
 
     number: int
     wire: int

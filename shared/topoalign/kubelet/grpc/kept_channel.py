@@ -106,7 +106,7 @@ class SharedChannel:
         self.channel = channel
         self.identity = identity
         self.calls = self.begun = 0
-        """Those under way, and all that have begun."""
+        """Calls under way, and all calls so far."""
         self.has_answered = False
 
     def with_codec(self, codec: CodecBase) -> Channel:

@@ -37,7 +37,7 @@ from topoalign.kubelet.grpc.grpc_connection import CHUNK, PING_SECONDS, CallConn
 from topoalign.kubelet.grpc.turns import TurnQueue
 
 MOST_CONNECTIONS = 32
-"""At a time. The kubelet needs one."""
+"""Connections at a time. The kubelet needs one."""
 
 ACCEPTED_AT_ONCE = 4
 """Connections that are accepted in one round of the event loop: about a millisecond of work."""
@@ -167,7 +167,7 @@ class GrpcServer(grpclib.server.Server):
     """Serves one `Servicer` on one unix socket, once: to processes of root and of this process' user."""
 
     mode = 0o600
-    """Of the socket."""
+    """The mode of the socket."""
     guard: Path | None = None
     """The directory that is locked while the socket is made. None: its own."""
 
@@ -186,7 +186,7 @@ class GrpcServer(grpclib.server.Server):
         self.turns = load.turns
         self.arriving = load.arriving
         self.chunk = memoryview(bytearray(CHUNK))
-        """What any of the connections reads into: it is copied at once."""
+        """The buffer that all connections read into; its content is copied at once."""
         self._complaints = Complaints(path.name)
         self.complain = self._complaints.report
 

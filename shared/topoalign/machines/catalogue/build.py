@@ -56,14 +56,14 @@ class Board:
 
     sockets: int
     cores: int
-    """Of each socket."""
+    """Cores of each socket."""
     threads: int
-    """Of each core."""
+    """Threads of each core."""
     memory: int
     """Bytes of each NUMA node."""
     nodes_per_socket: int = 1
     cores_per_cache: int | None = None
-    """That share a last-level cache. None: all of the socket."""
+    """Cores that share a last-level cache. None: all of the socket."""
     hugepages: Mapping[ResourceName, int] = field(default_factory=dict)
     """Bytes of each NUMA node, out of its memory."""
     near: int = 12
@@ -103,7 +103,7 @@ def pcie_switch(*below: Switch | PcieDevice) -> Switch:
 
 
 def all_pairs(gpus: int, nvlinks: int) -> NVLinks:
-    """As with NVSwitch: every GPU reaches every other one with all its NVLinks."""
+    """The NVLinks of GPUs on an NVSwitch: every GPU reaches every other one with all its NVLinks."""
     return dict.fromkeys(combinations(range(gpus), 2), nvlinks)
 
 

@@ -46,7 +46,7 @@ FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 """Seconds between tries to connect; doubled each time, and spread so that a cluster does not come back all at once."""
 QUEUE = "q"
-"""Of the subscribers to one subject of requests one answers."""
+"""The queue of the subscribers to a subject of requests: one of them answers."""
 OF_A_STORE = frozenset({"Nats-Stream", "Status"})
 """
 Headers of what NATS sends in answer to a read, to whatever reply subject the reader names: the messages, and their end.
@@ -63,7 +63,7 @@ class NatsBus:
         if wire.token(name) != name or not name:
             raise InvalidField("name", f"{clean(name)!r}", "use letters, digits, `_` and `-`")
         self.url = hide_credentials(url)
-        """As it may be shown."""
+        """The URL without credentials."""
         self.reason_not_connected: str | None = "not connected yet"
         """Why there is no connection; None while there is one."""
         self._urls = split_addresses(url)

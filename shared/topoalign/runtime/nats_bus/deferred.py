@@ -39,7 +39,7 @@ class DeferredApi(ModuleType):
     Header = ReservedHeader
 
     def __getattr__(self, name: str) -> Any:
-        """What it does not have is that of the module itself."""
+        """Any other attribute, from the module itself."""
         return getattr(import_module(API), name)
 
 

@@ -18,7 +18,7 @@ from topoalign.core.ports import Message, Received
 
 LINE = b"\r\n"
 VERSION = b"NATS/1.0"
-"""What ends each line of the headers, and what their first line begins with."""
+"""The end of each line of the headers, and the start of their first line."""
 OF_A_STORE = b"\r\nNats-Stream: "
 """With what the headers begin that a store adds to a message."""
 
@@ -45,7 +45,7 @@ class Delivered(NamedTuple):
         return number, text
 
     def in_store(self) -> "InStore":
-        """Where a store has it. Raises BusUnavailable."""
+        """The place of the message in its store. Raises BusUnavailable."""
         at = self.head.rfind(OF_A_STORE)
         try:
             added = dict(line.split(b": ", 1) for line in self.head[at:].split(LINE) if line)
@@ -68,7 +68,7 @@ class Delivered(NamedTuple):
 
 
 class InStore(NamedTuple):
-    """Where a store has a message."""
+    """The place of a message in a store."""
 
     stream: str
     position: int
@@ -113,7 +113,7 @@ class Headers(Mapping[str, str]):
 
     @property
     def _all(self) -> dict[str, str]:
-        """All of them, by the library's rules: a line without a colon, or whose name has a space in it, is passed over."""
+        """All headers by the library's rules: a line without a colon, or with a space in its name, is ignored."""
         if self._read is None:
             pairs = (line.partition(b":") for line in self._head.split(LINE)[1:])
             named = ((name.strip(), value) for name, colon, value in pairs if colon)

@@ -36,7 +36,7 @@ LARGEST_BATCH = 1000
 """Messages of one read. It is larger where more wait: each costs a round trip."""
 BATCH_BYTES = 4 * 1024 * 1024
 NEWS_BYTES = 4 * 1024 * 1024
-"""Of news that its reader has not had: more is dropped, and read from the store."""
+"""News that may wait for the reader: more is dropped, and read from the store."""
 LOOK = 4.0
 """Seconds after which a follower without news looks at the store."""
 SILENCE = 5.0
