@@ -276,7 +276,7 @@ def test_shares_are_asked_of_a_described_machine_by_its_configuration(
     limits: dict[str, object],
     devices: dict[str, int],
 ) -> None:
-    file = written("topoalign.json", kubelet_configuration)
+    file = written("topoalign.json", configuration)
 
     status, answer = asked(capsys, "--config", file, "--pod-file", asking(limits))
 

@@ -1,63 +1,17 @@
-"""`topoalign health`: checks whether a process is ready. Its common forms (`quick`) import no library."""
+"""
+Answers `topoalign health` as health checks call it: `health`, `health --live`, `health URL`.
+
+The `topoalign` script calls `quick` before it imports the command line, because a check runs every few seconds in every
+container, also on a busy machine. So this module imports only `socket` and `time`: importing an HTTP library costs more
+CPU than the whole check. `topoalign.core.model.errors` is imported only if a check fails. All other forms (help, mistakes,
+--json) are left to `topoalign.cli.health_command`, which gives the same answers.
+"""
 
 import os
 import socket
 import sys
 from collections.abc import Mapping
 from time import monotonic
-
-import click
-
-from topoalign.cli import output
-from topoalign.core.model.errors import InvalidField, Unavailable
-
-
-class NotReady(Unavailable):
-    """A process does not answer, or answers that it is not ready."""
-
-    code = "NotReady"
-
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__("; ".join(lines), "check that the process runs, and see its log for the checks that fail")
-
-
-@click.command()
-@click.argument("url", required=False)
-@click.option("--live", is_flag=True, help="Check only that the process is alive, not NATS and the kubelet.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def health(url: str | None, live: bool, as_json: bool) -> None:
-    """
-    Check whether a process is ready: the health check of containers.
-
-    The request goes to the service that TOPOALIGN_HTTP_HOST and TOPOALIGN_HTTP_PORT configure, or to an HTTP URL. If the
-    answer is not status 200 within two seconds, the exit code is 69, and the checks that fail are printed.
-
-    \b
-    Examples:
-      topoalign health
-      topoalign health --live
-      topoalign health http://127.0.0.1:8222/healthz
-    """
-    path = LIVE if live else READY
-    page = page_at(url, path) if url is not None else find_configured_page(os.environ, path)
-    if page is None and url is not None:
-        raise InvalidField("URL", "it is not http://HOST:PORT/PATH", "give host and port; the path is optional")
-    if page is None:
-        raise InvalidField(
-            "TOPOALIGN_HTTP_PORT", "it is not a port", "set it to the port of the service, or give http://HOST:PORT"
-        )
-    ready, lines = check_page(page)
-    if not ready:
-        raise NotReady(lines)
-    output.print_json({"ready": True, "lines": lines}) if as_json else output.print_line("\n".join(lines))
-
-
-# `topoalign health` as health checks call it: `health`, `health --live`, `health URL`.
-#
-# The `topoalign` script calls `quick` before it imports the command line, because a check that runs every few seconds
-# must be cheap. So it imports no library, and `topoalign.core.model.errors` only if a check fails. All other forms (help,
-# mistakes, --json) are left to the command `health`, which gives the same answers.
-
 
 SECONDS = 2.0
 """Time-out of the answer. A loaded machine takes tenths of a second; a blocked event loop never answers."""
@@ -124,12 +78,6 @@ def check_page(page: Page) -> tuple[bool, list[str]]:
 
     lines = [clean(line, 400) for line in text.splitlines() if line.strip()]
     return ready, lines if ready else [f"http://{host}:{port}{path}: {line}" for line in lines]
-
-
-# Asks a process whether it is ready: one HTTP request over a raw socket.
-#
-# A health check runs every few seconds in every container, also on a busy machine. So this module imports only `socket`
-# and `time`: importing an HTTP library alone costs more CPU than the whole of `topoalign health`.
 
 
 LONGEST_ANSWER = 65_536

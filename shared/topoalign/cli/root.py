@@ -63,7 +63,9 @@ SECTIONS: dict[str, dict[str, CommandEntry]] = {
         ),
     },
     "Check": {
-        "health": CommandEntry("cli.health_check:health", "Check whether a process is ready, as a health check does."),
+        "health": CommandEntry(
+            "cli.health_command:health", "Check whether a process is ready, as a health check does."
+        ),
         "doctor": CommandEntry("cli.doctor:doctor", "Check this machine, and print a remedy for each problem."),
         "config": CommandEntry("cli.config:config", "Show every setting with its origin, or check a file."),
         "completion": CommandEntry("cli.completion:completion", "Print the completion script of your shell."),

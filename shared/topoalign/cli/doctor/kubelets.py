@@ -159,8 +159,8 @@ def aligned_slots(subject: Subject) -> CheckResult | None:
     from topoalign.plugin_config import file_watch, resource_offers  # brings in YAML; the other checks work without
 
     try:
-        kubelet_configuration = file_watch.read_first(os.environ)[2].configuration
-        found = resource_offers.offer_resources(this_machine.read_inventory().topology, kubelet_configuration).findings
+        configuration = file_watch.read_first(os.environ)[2].configuration
+        found = resource_offers.offer_resources(this_machine.read_inventory().topology, configuration).findings
     except TopoalignError:  # reported by `config check`, or by the check of the hardware
         return None
     beyond = next((each for each in found if each.field == resource_offers.NUMA_TOPOLOGY), None)
