@@ -255,7 +255,8 @@ def test_an_ill_instance_leaves_its_card_as_it_is() -> None:
     def listed(told: dict[DeviceID, DeviceHealth], offer: Offer) -> dict[str, str]:
         topology = msgspec.structs.replace(plain, gpus=(card,), offers=(offer,))
         return {
-            device: gpu.format_state(health) for device, health in gpu.every(AnnouncedNode(NODE, topology, (), told))
+            device: gpu.format_state(health)
+            for device, health in gpu.list_health(AnnouncedNode(NODE, topology, (), told))
         }
 
     assert {"GPU-0": "healthy", "MIG-1": "unhealthy"} == listed({card.id: HEALTHY, instances[1].uuid: ill}, apart)

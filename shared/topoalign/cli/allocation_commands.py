@@ -213,11 +213,11 @@ def trust(link: NodeLink) -> None:
       topoalign trust --node gpu-7
     """
     effect = Effect("the confirmation of the record", "`topoalign trust` can be repeated")
-    doubt, _ = link.ask("trust", TrustRequest(node=link.node), str | None, effect)
+    reason, _ = link.ask("trust", TrustRequest(node=link.node), str | None, effect)
     with printing(effect):
         if link.as_json:
-            output.print_json({"node": link.node, "doubt": doubt})
-        elif doubt is None:
+            output.print_json({"node": link.node, "doubt": reason})
+        elif reason is None:
             output.print_line("the record was confirmed already")
         else:
-            output.print_line(f"the record is confirmed; it was unconfirmed: {clean(doubt, 300)}")
+            output.print_line(f"the record is confirmed; it was unconfirmed: {clean(reason, 300)}")

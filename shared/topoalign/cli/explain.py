@@ -67,11 +67,11 @@ def what_if(
 
     With --machine no service is asked: the answer is the decision of kubelet v1.36 on such a machine with this
     configuration, and with the devices, CPUs and memory that the files in its root directory show as held (without
-    --kubelet-root nothing is held). Its devices are offered as the plugin configuration says (--config, the file of
+    --kubelet-root nothing is held). Its devices are offered by the plugin configuration (--config, the file of
     `topoalign node`), so that shares of GPUs can be asked for.
 
     With --cluster every node is asked what its kubelet would decide; --pods, --scoring, --snapshot and --from go with it
-    (`topoalign why` tells more of what refuses).
+    (`topoalign why` shows more about refusals).
 
     \b
     Examples:
@@ -194,8 +194,8 @@ def partitioned_gpus(
     link: NodeLink, allocations: Iterable[Allocation], topology: Topology
 ) -> tuple[Sequence[tuple[DeviceID, Division]], Topology]:
     """The partitioned GPUs of these allocations, with the partitioning of each, and the topology that it refers to."""
-    cards = {card for each in allocations for _, card, part in parts_of(each, topology) if not isinstance(part, Whole)}
-    if cards.isdisjoint(topology.gpu_by_id):
+    gpus = {gpu for each in allocations for _, gpu, part in parts_of(each, topology) if not isinstance(part, Whole)}
+    if gpus.isdisjoint(topology.gpu_by_id):
         return (), topology
     status = links.discovered_topology(link.node, link.nats_option, os.environ)
-    return [(gpu, each) for gpu, each in divisions(status.state).items() if gpu in cards], status.topology
+    return [(gpu, each) for gpu, each in divisions(status.state).items() if gpu in gpus], status.topology

@@ -34,7 +34,7 @@ SCORES = (
     "of NICs, summed over their PCIe paths to the container's GPUs. More is better connected.\n"
     "Four GPUs with 12 NVLinks a pair and PIX: 6 pairs x 1250 = 7500."
 )
-"""The legend of the seams (`placement.gpus.seam`) and scores (go-gpuallocator's, spec/nvidia.md section (a))."""
+"""The legend of the seams (`placement.gpus.seam`) and scores (those of go-gpuallocator)."""
 
 
 def owner(of: Owner | None) -> str:
@@ -110,8 +110,8 @@ def device_sort_key(at: NamedDevice) -> tuple[object, object]:
 
 def allocation_gpus(allocation: Allocation, topology: Topology) -> tuple[DeviceID, ...]:
     """The GPUs that an allocation has whole or in part, whatever device ids it has for them."""
-    cards = dict.fromkeys(topology.card_of(device) for devices in allocation.devices.values() for device in devices)
-    return tuple(card for card in cards if card in topology.gpu_by_id)
+    found = dict.fromkeys(topology.card_of(device) for devices in allocation.devices.values() for device in devices)
+    return tuple(gpu for gpu in found if gpu in topology.gpu_by_id)
 
 
 def format_memory_block(block: MemoryBlock) -> str:

@@ -79,7 +79,7 @@ def list_devices(link: NodeLink) -> None:
                 **({"division": partitioning_document(divided[device])} if device in divided else {}),
                 **mig_document(status.topology.gpu_by_id.get(device)),
             }
-            for device, health in every(status)
+            for device, health in list_health(status)
         ]
         output.print_json({"node": status.node, "devices": rows})
         return
@@ -93,7 +93,7 @@ def list_devices(link: NodeLink) -> None:
                     holders_cell(status, device),
                     health_reason(status, device),
                 )
-                for device, health in every(status)
+                for device, health in list_health(status)
             ],
         )
     else:
@@ -101,7 +101,7 @@ def list_devices(link: NodeLink) -> None:
             ("NAME", "DEVICE", "PCI", "HEALTH", "DIVIDED", "HELD BY", "LEFT", "WHY"),
             [
                 row
-                for device, health in every(status)
+                for device, health in list_health(status)
                 for row in list_device_rows(status, device, health, divided.get(device))
             ],
         )
@@ -151,23 +151,23 @@ def holders_cell(status: AnnouncedNode, device: DeviceID) -> str:
     return "not known" if pods is None else " ".join(pods) or "-"
 
 
-def every(status: AnnouncedNode) -> Iterator[tuple[DeviceID, DeviceHealth]]:
+def list_health(status: AnnouncedNode) -> Iterator[tuple[DeviceID, DeviceHealth]]:
     """Yields each GPU and NIC, followed by those parts of it that have a status of their own."""
     topology = status.topology
-    for card in (*topology.gpu_by_id, *topology.nic_by_id):
-        yield card, status.health_of(card)
+    for whole in (*topology.gpu_by_id, *topology.nic_by_id):
+        yield whole, status.health_of(whole)
         for device in status.health:
-            if device != card and topology.card_of(device) == card:
+            if device != whole and topology.card_of(device) == whole:
                 yield device, status.health_of(device)
 
 
 def device_location(status: AnnouncedNode, device: DeviceID) -> dict[str, int | str | None]:
     """Index, name in `topo` and PCI address of a device; a part has none of its own."""
-    card = status.topology.gpu_by_id.get(device) or status.topology.nic_by_id.get(device)
-    if card is None:
+    whole = status.topology.gpu_by_id.get(device) or status.topology.nic_by_id.get(device)
+    if whole is None:
         return {"index": None, "name": None, "pci": None}
-    gpu = isinstance(card, Gpu)
-    return {"index": card.index if gpu else None, "name": f"{'GPU' if gpu else 'NIC'}{card.index}", "pci": card.pci}
+    gpu = isinstance(whole, Gpu)
+    return {"index": whole.index if gpu else None, "name": f"{'GPU' if gpu else 'NIC'}{whole.index}", "pci": whole.pci}
 
 
 def health_fields(health: DeviceHealth, degraded: str | None = None) -> dict[str, object]:

@@ -91,10 +91,10 @@ def parts_document(parts: Parts) -> dict[str, object]:
     return {name: amount for name, amount in parts._asdict().items() if amount}
 
 
-def list_partitioning_rows(topology: Topology, cards: Iterable[tuple[DeviceID, Division]]) -> list[Sequence[str]]:
+def list_partitioning_rows(topology: Topology, gpus: Iterable[tuple[DeviceID, Division]]) -> list[Sequence[str]]:
     """Rows of a table: GPU, sharing strategy, holders with their shares (one a row), and remaining amounts."""
     found: list[Sequence[str]] = []
-    for gpu, division in cards:
+    for gpu, division in gpus:
         holders = [holder_text(each) for each in division.held] or ["-"]
         found.append(
             (named(topology, GPU, gpu).short, format_strategy(division), holders[0], format_remaining(division))

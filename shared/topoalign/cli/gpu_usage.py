@@ -66,8 +66,8 @@ def shares_document(shares: NodeShares, topology: Topology) -> dict[str, object]
     """The JSON output: the shares, with index, name and PCI address of each GPU."""
     devices = []
     for row in shares.devices:
-        card = topology.gpu_by_id[row.card]
-        named = {"index": card.index, "name": f"GPU{card.index}", "pci": card.pci}
+        gpu = topology.gpu_by_id[row.card]
+        named = {"index": gpu.index, "name": f"GPU{gpu.index}", "pci": gpu.pci}
         devices.append({**named, **msgspec.to_builtins(row)})
     return {
         "node": shares.node,

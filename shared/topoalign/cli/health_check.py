@@ -91,7 +91,7 @@ def request_page(host: str, port: int, path: str, seconds: float) -> tuple[bool,
     Whether `path`, for example `/readyz`, answers with status 200; and the body, which is foreign text.
 
     `seconds` bound the whole question, from the connection to the last byte. Raises OSError where nobody listens,
-    TimeoutError (an OSError) where the answer is not whole in time, ValueError where what answers does not speak HTTP.
+    TimeoutError (an OSError) for an answer that is not complete in time, ValueError for an answer that is not HTTP.
     """
     until = monotonic() + seconds
     request = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\nAccept: text/plain\r\n\r\n"

@@ -4,7 +4,7 @@ A prediction without any service: the decision of the kubelet of a described mac
 The rules come from the kubelet's configuration file, the held resources from the files in its root directory, and what
 the devices are offered as from the plugin configuration. Without a kubelet's configuration the rules are topoalign's own;
 without a root directory nothing is held; without a plugin configuration the machine's own offers count, which are whole
-devices unless its description says otherwise.
+devices unless its description differs.
 """
 
 import time

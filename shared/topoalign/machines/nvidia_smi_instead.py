@@ -87,7 +87,7 @@ _INSTEAD = (
     ),
     (
         re.compile(r"\| NVIDIA-SMI [0-9]"),
-        "this is the output of `nvidia-smi` alone, which does not tell how GPUs are connected",
+        "this is the output of `nvidia-smi` alone, which does not show how GPUs are connected",
         "paste the output of `nvidia-smi topo -m`",
     ),
 )

@@ -34,7 +34,7 @@ MIB = 1 << 20
 def print_matrix(topology: Topology, wide: bool = False, used_by: Mapping[DeviceID, str] | None = None) -> str:
     """
     The matrix with its legends, ending in a line end. `wide` adds PCI address, id and memory of each device, and who
-    uses it, if `used_by` says so.
+    uses it, from `used_by`.
     """
     rows = _matrix(topology)
     if wide:

@@ -145,7 +145,7 @@ def _affinities(line: PastedLine, cells: Sequence[Word], rest: Sequence[Word], h
     else:
         indices = []
     if len(set(indices)) < len(rest):
-        raise word_error(rest[-1], f"it cannot be told below which column {quoted([rest[-1].text])} stands", _KEEP_TABS)
+        raise word_error(rest[-1], f"the column of {quoted([rest[-1].text])} is not clear", _KEEP_TABS)
     return {titles[index]: word for index, word in zip(indices, rest, strict=True)}
 
 

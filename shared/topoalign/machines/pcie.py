@@ -56,7 +56,7 @@ def link_devices(devices: Sequence[Attached], *, one_node: bool) -> tuple[Link, 
     """
     A link for each pair of devices whose chains are known; the other pairs have none.
 
-    On a host with a single NUMA node (`one_node`) every device is on it, though the kernel often does not say so.
+    On a host with a single NUMA node (`one_node`) every device is on it, though the kernel often does not report it.
     """
     found = []
     for a, b in combinations(devices, 2):

@@ -75,7 +75,7 @@ def online_cpus(tree: Tree) -> frozenset[int]:
         online = frozenset(cpu for cpu in there if tree.number(f"{CPUS}/cpu{cpu}/online") != 0)
     online = frozenset(cpu for cpu in online if cpu < MOST_CPUS)
     if not online:
-        finding = "the tree tells of no CPU that is online"
+        finding = "the tree has no CPU that is online"
         raise InvalidMachine(finding, _GATHER)
     return online
 

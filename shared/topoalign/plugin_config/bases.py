@@ -218,8 +218,8 @@ def why_no_instances(gpu: Gpu) -> tuple[str, str] | None:
         return "are not in MIG mode", "switch it on with nvidia-smi -mig 1, or give them another name in resources.gpus"
     if not gpu.mig_profiles or any(each.placement is None for each in gpu.mig):
         return (
-            "do not tell where MIG instances can be",
-            "run discovery and allocator as root, which the driver tells it to",
+            "do not report where MIG instances can be",
+            "run discovery and allocator as root, to which the driver reports it",
         )
     return None
 

@@ -135,8 +135,8 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_configuration_file(path: Path) -> bytes:
     """
-    What a file holds. NVIDIA's config-manager links its file to /dev/null where it has none for a node: that is a file that
-    says nothing. Raises NotFound and InvalidDocument.
+    Reads a configuration file. NVIDIA's config-manager links its file to /dev/null if it has none for a node: that counts as
+    an empty document. Raises NotFound and InvalidDocument.
     """
     return b"{}" if os.path.realpath(path) == os.devnull else documents.read_bounded(path)
 

@@ -140,7 +140,7 @@ def rename_fields(document: dict[str, Any]) -> dict[str, Any]:
         value = value_at(document, old)
         if value is not None:
             if value_at(document, new) not in (None, value):
-                raise InvalidField(old, f"another name of {new}, which says something else", "keep one of them")
+                raise InvalidField(old, f"another name of {new}, which has another value", "keep one of them")
             document = with_value(drop_field(document, old), new, value)
     return document
 

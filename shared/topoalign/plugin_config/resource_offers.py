@@ -4,8 +4,8 @@ The offers of a node to the kubelet: its devices, grouped into resources by a co
 First every device gets its resource as an unshared device (`topoalign.plugin_config.bases`); then devices that are shared
 in time or by MPS are offered several times, GPUs in units as two resources, and GPUs and MIG instances in slots once a
 slot. Each device is offered once, as a whole or in parts. If a configuration names something that this node does not have,
-a finding says so and it is skipped: one file can serve a whole fleet. MPS cannot share a GPU in MIG mode: what it is asked
-to share of one is not offered, because a whole one was not asked for.
+a finding reports it and it is skipped: one file can serve a whole fleet. MPS cannot share a GPU in MIG mode: what it is
+asked to share of one is not offered, because a whole one was not asked for.
 """
 
 from collections import Counter

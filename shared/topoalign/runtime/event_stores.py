@@ -209,7 +209,7 @@ async def create_or_change_stores(request: Request, replicas: int | None) -> lis
     Creates the stores that are missing and changes those that differ, bounds excepted. Returns a line for each change.
 
     `replicas` is 1 or 3; None creates with 1 and leaves what exists. Raises BusRefused that names the store and the reason,
-    also for a stream of this name that is not topoalign's; raises BusUnavailable if NATS cannot say.
+    also for a stream of this name that is not topoalign's; raises BusUnavailable if NATS does not answer.
     """
     changes: list[str] = []
     for store in STORES:
@@ -281,7 +281,7 @@ def store_error(what: str, refusal: StoreRefusal) -> BusRefused | BusUnavailable
     """
     text = clean(refusal.description or f"error {refusal.code}", 200)
     if refusal.code in (408, 503) and refusal.err_code not in (10023, NO_JETSTREAM):
-        return BusUnavailable(f"{what}: NATS says {text!r} ({refusal.err_code})")
+        return BusUnavailable(f"{what}: NATS reports {text!r} ({refusal.err_code})")
     if refusal.err_code in (10023, 10047, 10028):
         remedy = "give the server more room (`max_file_store`) or the store a smaller bound"
     elif refusal.err_code == NO_JETSTREAM:

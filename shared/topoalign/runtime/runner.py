@@ -62,7 +62,7 @@ async def run_services(
     """
     Runs these services until SIGTERM, SIGINT or cancellation; calls `ready` once all of them serve.
 
-    `bus` None connects to NATS as the settings say. `signals` False is for services that are a part of a program
+    `bus` None connects to NATS by the settings. `signals` False is for services that are a part of a program
     (`runtime.shutdown`): only cancellation ends them, and SIGHUP then does not read files again.
 
     Raises InvalidField, NotFound for a service that is not installed, ServiceFailed for one that does not start,

@@ -134,7 +134,7 @@ def registered_devices(subject: Subject) -> dict[str, list[str]]:
 
 def scheduler_for_units(subject: Subject) -> CheckResult | None:
     """
-    Only where the kubelet's checkpoint has units of GPUs. That a pod is scheduled by topoalign no file of the node says, so
+    Only where the kubelet's checkpoint has units of GPUs. No file of the node shows that topoalign schedules a pod, so
     this is a recommendation, and no problem.
     """
     names = [

@@ -110,9 +110,9 @@ def of_node(node: str | None, nats: str | None) -> "Diagram":
     from topoalign.cli.draw.diagram import diagram_of
 
     status = link.discovered_or_read_topology(node, nats, os.environ)
-    cards = (*status.topology.gpu_by_id, *status.topology.nic_by_id)
-    known = {card: status.health_of(card) for card in cards}
-    health = {card: told for card, told in known.items() if told is not UNKNOWN}
+    devices = (*status.topology.gpu_by_id, *status.topology.nic_by_id)
+    known = {device: status.health_of(device) for device in devices}
+    health = {device: found for device, found in known.items() if found is not UNKNOWN}
     divided = divisions(status.state) if status.announced else {}
     parts = {gpu: each for gpu, each in divided.items() if not each.is_whole}
     return diagram_of(status.node, status.topology, status.allocations, health, parts)

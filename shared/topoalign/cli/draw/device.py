@@ -42,7 +42,7 @@ class DrawnDevice:
     """The holders of it or of a part of it, by position in the legend."""
     parts: tuple[tuple[int, str], ...]
     """
-    Of a GPU that is divided: who has a part of it, by position in the legend, and what: `20% 4 GiB`; of an init container
+    The holders of a partitioned GPU, by position in the legend, with their shares: `20% 4 GiB`; of an init container
     what no later one has as well, so that all of them and what is left are the GPU.
     """
     divided: tuple[str, ...]

@@ -152,19 +152,19 @@ def paths(groups: Iterable[Group]) -> list[str]:
 
 def notes(topology: Topology, bare: list[int]) -> tuple[str, ...]:
     """A sentence about what is not drawn."""
-    said = []
+    sentences = []
     if bare:
-        said.append(f"NUMA {format_cpuset(bare)}: neither CPUs nor memory now")
+        sentences.append(f"NUMA {format_cpuset(bare)}: neither CPUs nor memory now")
     fabrics = {(gpu.fabric.cluster, gpu.fabric.clique) for gpu in topology.gpus if gpu.fabric is not None}
-    said += [
+    sentences += [
         f"NVLink reaches beyond this node: cluster {clean(name)}, clique {clique}" for name, clique in sorted(fabrics)
     ]
     names = {gpu.id: f"GPU{gpu.index}" for gpu in topology.gpus}
-    said += [f"{names[gpu]} is degraded: {finding}" for gpu, finding in degraded_gpus(topology).items()]
+    sentences += [f"{names[gpu]} is degraded: {finding}" for gpu, finding in degraded_gpus(topology).items()]
     others: dict[str, int] = {}
     for other in topology.others:
         others[clean(other.resource)] = others.get(clean(other.resource), 0) + 1
     if others:
         listed = ", ".join(f"{count} of {resource}" for resource, count in sorted(others.items()))
-        said.append(clean(f"Listed by other device plugins: {listed}", 200))
-    return tuple(said)
+        sentences.append(clean(f"Listed by other device plugins: {listed}", 200))
+    return tuple(sentences)

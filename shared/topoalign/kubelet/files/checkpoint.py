@@ -92,7 +92,7 @@ def decode_checkpoint(name: str, content: bytes, reader: "msgspec.json.Decoder[E
     if file.pod_entries:
         raise StateFault(
             f"{name} holds resources of whole pods (feature gate PodLevelResourceManagers)",
-            "switch the alpha gate off: what such pods hold cannot be told from this file",
+            "switch the alpha gate off: this file does not show what such pods hold",
         )
     return file
 

@@ -5,7 +5,7 @@ Complete configurations are: an object of the kind KubeletConfiguration, whereve
 kubeadm, one of several YAML documents, a file in a MachineConfig); and `kubeletconfig`, the answer of a node's `/configz`,
 which has the flags and drop-in files merged. Other wrappers have a part that the distribution merges with its own settings:
 Talos `machine.kubelet.extraConfig`, OpenShift and GKE `kubeletConfig`, EKS nodeadm `spec.kubelet.config`, eksctl
-`kubeletExtraConfig`. That part is taken too, and a note says that it is a part.
+`kubeletExtraConfig`. Such a partial configuration is taken too, with a note that it is partial.
 
 Sources: kubelet v1.36.3; kubeadm v1.36; Talos v1.11; OpenShift 4.19 `machineconfiguration.openshift.io/v1`; nodeadm
 `node.eks.aws/v1alpha1`; eksctl `eksctl.io/v1alpha5`; GKE node system configuration.

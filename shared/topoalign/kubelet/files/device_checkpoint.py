@@ -68,7 +68,7 @@ def decode_device_checkpoint(content: bytes) -> CheckpointData:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise damaged_device_checkpoint(checkpoint.undecoded(error)) from error
     if file.checksum != checksum(file.data):
-        raise damaged_device_checkpoint(f"its checksum is {checksum(file.data)}, and it says {file.checksum}")
+        raise damaged_device_checkpoint(f"its checksum is {checksum(file.data)}, and it contains {file.checksum}")
     return file.data
 
 

@@ -251,8 +251,8 @@ def check_memory_state(state: MemoryManagerState, topology: Topology, rules: Adm
         return
     if state.nodes.keys() != set(topology.node_ids):
         have = format_cpuset(topology.node_ids)
-        says = format_cpuset(state.nodes)
-        raise damaged_file(NAME, f"it has NUMA nodes {says}, and the machine has {have}")
+        recorded = format_cpuset(state.nodes)
+        raise damaged_file(NAME, f"it has NUMA nodes {recorded}, and the machine has {have}")
     for node in topology.nodes:
         if node.memory is None:
             continue  # nothing can be compared, and a request for memory will be refused for that

@@ -59,12 +59,12 @@ class ManagerHoldings(msgspec.Struct, frozen=True, kw_only=True):
     registered: Mapping[ResourceName, frozenset[DeviceID]] | None = None
     """
     The healthy devices of each resource as its plugin listed them: none of one whose plugin has gone and of which containers
-    still have some. None where no file tells.
+    still have some. None without a file.
     """
     dropped: Mapping[ResourceName, frozenset[DeviceID]] = {}
     """Devices that the file lists for pods that are gone, and for no other."""
     finding: str | None = None
-    """What could not be told."""
+    """Findings about what is not known."""
     uncertainty: str | None = None
     """Why the allocations are not certain, if they are not."""
 
@@ -89,7 +89,7 @@ class KubeletNode(msgspec.Struct, frozen=True, kw_only=True):
     state: NodeState
     registered: Mapping[ResourceName, frozenset[DeviceID]] | None
     findings: tuple[str, ...]
-    """What could not be told."""
+    """Findings about what is not known."""
 
 
 def node_state(

@@ -6,7 +6,7 @@ the pod was deleted. A pod that it refused has none. A pod that has ended and is
 torn down. So the directories show that a pod is gone earlier than the kubelet's checkpoints, which keep its entries
 until the kubelet writes them next.
 
-Source: kubelet v1.36.3, kubelet_pods and volumemanager; spec/kubelet.md section 12.
+Source: kubelet v1.36.3, kubelet_pods and volumemanager.
 """
 
 import os
@@ -83,7 +83,7 @@ def exists(root: Path, uid: str) -> bool:
 
 def is_torn_down(volumes: Path) -> bool | None:
     """
-    Whether there are directories of volume plugins and none of them contains a volume; None where there is nothing to tell
+    Whether there are directories of volume plugins and none of them contains a volume; None without such directories
     by. Raises OSError. Only names are read: looking at a volume itself may wait for a file server.
 
     A directory that goes while it is looked at contains nothing any more.

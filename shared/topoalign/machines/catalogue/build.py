@@ -87,7 +87,7 @@ class Model:
 class Slot:
     """The position of a device in the machine."""
 
-    card: PcieDevice
+    device: PcieDevice
     address: str
     chain: pcie.Chain
     node: int
@@ -113,8 +113,8 @@ def build_machine(
     """The machine. Its GPUs and NICs are numbered in the order of the roots."""
     cpus = _build_cpus(board)
     slots = list(_slots(roots))
-    gpus = tuple(_build_gpu(i, slot, model, cpus) for i, slot in enumerate(s for s in slots if s.card is GPU))
-    nics = tuple(_build_nic(i, slot, model) for i, slot in enumerate(s for s in slots if s.card is NIC))
+    gpus = tuple(_build_gpu(i, slot, model, cpus) for i, slot in enumerate(s for s in slots if s.device is GPU))
+    nics = tuple(_build_nic(i, slot, model) for i, slot in enumerate(s for s in slots if s.device is NIC))
     count_of_nodes = board.sockets * board.nodes_per_socket
     return Topology(
         cpus=cpus,

@@ -2,7 +2,7 @@
 Defers the import of aiohttp and nats.js, the JetStream part of the NATS client library, until they are used (nats-py
 2.16.0).
 
-The client library imports all of it, and uses the names of some headers. The bus speaks the API of JetStream itself. So a
+The client library imports all of it, and uses the names of some headers. The bus uses the JetStream API directly. So a
 node agent would spend a fifth of the time in which it imports the library, and 1.5 MB, on what it never calls. The module
 that stands in has those names; it is loaded with its first other attribute, so that other code of the process finds in it
 what it expects.

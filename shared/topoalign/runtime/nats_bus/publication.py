@@ -4,7 +4,7 @@ answer.
 
 A store checks the expected last position before it looks at message ids. So the repetition of a message that was stored
 is answered as a conflict (10071), and the repetition of a batch as one with a duplicate id (10201): in both cases the
-first message of the subject after the expected position tells whether it is this one.
+first message of the subject after the expected position shows whether it is this one.
 """
 
 from collections.abc import Sequence

@@ -72,7 +72,7 @@ async def purge(connection: NatsConnection, stream: Stream, subject: str) -> Non
 
 async def compare(connection: NatsConnection, stream: Stream, position: int, message: Message) -> None:
     """
-    Raises IdTaken unless the stream has this message at this position, where it says that the id was used before.
+    Raises IdTaken unless the stream has this message at this position, where it reported that the id was used before.
 
     A message that is gone or that we may not read counts as another one: a message may be stored twice, but must not be
     lost.
