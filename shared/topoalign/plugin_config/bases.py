@@ -27,7 +27,7 @@ STRATEGY = "flags.migStrategy"
 
 
 class Base(NamedTuple):
-    """One device, under the resource it is offered as."""
+    """A device and the resource that it is offered as."""
 
     id: DeviceID
     resource: ResourceName
@@ -43,7 +43,9 @@ class Base(NamedTuple):
 def gpu_bases(
     topology: Topology, configuration: Configuration, before: Collection[DeviceID], findings: list[ConfigurationFinding]
 ) -> list[Base]:
-    """Whole GPUs and MIG instances in the hardware's order; `before` are those offered under the same configuration."""
+    """
+    Lists whole GPUs and MIG instances in the hardware's order; `before` are those offered under the same configuration.
+    """
     resources = configuration.resources
     strategy = configuration.flags.mig_strategy
     gpus = list(chosen_gpus(topology, resources.gpus, findings))
@@ -98,7 +100,7 @@ def chosen_gpus(
 def of_gpu(
     gpu: Gpu, resource: ResourceName, configuration: Configuration, findings: list[ConfigurationFinding]
 ) -> Iterator[Base]:
-    """Under `single` and `mixed`: the GPU, or its instances where it is in MIG mode."""
+    """Lists the GPU under `single` and `mixed`, or its instances if it is in MIG mode."""
     if gpu.mig is None:
         yield Base(gpu.id, resource, reference=str(gpu.index))
         return
@@ -138,7 +140,7 @@ def has_part_of_compute(profile: str) -> bool:
 
 
 def why_unlike(gpus: Sequence[Gpu]) -> str | None:
-    """Why the devices of these GPUs are not all the same; None if they are."""
+    """The difference between the devices of these GPUs; None if all are alike."""
     divided = [gpu for gpu in gpus if gpu.mig is not None]
     if not divided:
         return None
@@ -163,7 +165,7 @@ def report_unused_entries(
 
 
 def nic_bases(topology: Topology, choices: Sequence[NicEntry], findings: list[ConfigurationFinding]) -> Iterator[Base]:
-    """NICs and virtual functions in the hardware's order."""
+    """Lists NICs and virtual functions in the hardware's order."""
     used = set()
     for nic in topology.nics:
         place = next((place for place, choice in enumerate(choices) if chooses_nic(choice, nic)), None)

@@ -18,7 +18,7 @@ DeviceList = Literal["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"]
 Packing = Literal["distributed", "packed"]
 
 MOST_REPLICAS = 2_500
-"""Of one device, as many as are asked of NVIDIA's plugin; a number with a digit too many is refused."""
+"""Shares of one device at most, as users of NVIDIA's plugin configure; a number with a digit too many is refused."""
 
 Index = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 Xid = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
@@ -27,23 +27,23 @@ Wait = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 
 
 class ConfigurationSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """A mapping of the file. A key that it does not know is refused."""
+    """A mapping of the file. An unknown key is refused."""
 
 
 class PluginFlags(ConfigurationSection, frozen=True, kw_only=True):
     """How a container receives its devices."""
 
     pass_device_specs: bool = False
-    """Device nodes are named to the runtime: a container then keeps them when systemd or the CPU manager touch it."""
+    """Passes device nodes to the runtime, so that a container keeps them when systemd or the CPU manager change it."""
     device_list_strategy: tuple[DeviceList, ...] = ("envvar",)
     """How the runtime receives the list of devices. The file may give one strategy, or a list."""
     device_id_strategy: Literal["uuid", "index"] = msgspec.field(default="uuid", name="deviceIDStrategy")
     """How devices are named there."""
     cdi_annotation_prefix: str = "cdi.k8s.io/"
     nvidia_cdi_hook_path: str = msgspec.field(default="", name="nvidiaCDIHookPath")
-    """Of the hook that the CDI file names; `nvidiaCTKPath` is an older name of the same. Empty: where it is found."""
+    """Path of the hook in the CDI file; `nvidiaCTKPath` is an older name of the field. Empty: the path where it is found."""
     container_driver_root: str = "/driver-root"
-    """Where this container has the driver root."""
+    """The path of the driver root in this container."""
     shared_devices_allocation_policy: Packing = "distributed"
     """Which shares and MIG instances are preferred: those of the least used GPUs, or of the most used ones."""
 
@@ -64,15 +64,15 @@ class Flags(ConfigurationSection, frozen=True, kw_only=True):
     nvidia_driver_root: str = "/"
     """The driver's root on the host."""
     nvidia_dev_root: str = ""
-    """That of its device nodes. Empty: the driver root."""
+    """The root of its device nodes. Empty: the driver root."""
     mps_root: str = ""
     """Directory on the host where the daemons of MPS have their pipes. Needed where they share devices."""
     vcuda_root: str = ""
-    """Directory on the host for what the limiter `vcuda` writes. Needed where `sharing.limiter` is that."""
+    """Directory on the host for the files of the limiter `vcuda`. Needed if `sharing.limiter` is `vcuda`."""
     vcuda_libraries: str = ""
     """Directory on the host with its library, for containers. Empty: containers bring the library themselves."""
     hami_root: str = ""
-    """Directory on the host where `topoalign hook install` puts HAMi-core. Needed where `sharing.limiter` is that."""
+    """Directory on the host where `topoalign hook install` puts HAMi-core. Needed if `sharing.limiter` is `hami-core`."""
     gdrcopy_enabled: bool = False
     gds_enabled: bool = False
     mofed_enabled: bool = False
@@ -86,9 +86,9 @@ class GpuEntry(ConfigurationSection, frozen=True, kw_only=True):
     """Part of the product name, `*` for anything: `A100`, `*H100*80GB*`."""
     uuids: tuple[str, ...] = ()
     indexes: tuple[Index, ...] = ()
-    """As `nvidia-smi` counts them: another GPU may have the number after a reboot, so prefer uuids."""
+    """Indexes of `nvidia-smi`: another GPU may have the number after a reboot, so prefer uuids."""
     name: str = ""
-    """Of the resource; without a domain it is in `nvidia.com/`."""
+    """Name of the resource; without a domain it is in `nvidia.com/`."""
     exclude: bool = False
     """Not offered at all, nor its MIG instances."""
 
@@ -99,7 +99,7 @@ class MigEntry(ConfigurationSection, frozen=True, kw_only=True):
     pattern: str = ""
     """The whole profile, `*` for anything: `1g.10gb`, `3g.*`."""
     uuids: tuple[str, ...] = ()
-    """Of instances."""
+    """Uuids of instances."""
     name: str = ""
     exclude: bool = False
 
@@ -109,7 +109,7 @@ class ResourcesSection(ConfigurationSection, frozen=True, kw_only=True):
 
     gpus: tuple[GpuEntry, ...] = ()
     mig: tuple[MigEntry, ...] = ()
-    """Looked at under the strategies `single` and `mixed`."""
+    """Used under the strategies `single` and `mixed`."""
 
 
 class NicEntry(ConfigurationSection, frozen=True, kw_only=True):
@@ -120,7 +120,7 @@ class NicEntry(ConfigurationSection, frozen=True, kw_only=True):
     pci: tuple[str, ...] = ()
     """PCI addresses, `*` for anything: `0000:0c:00.*`."""
     name: str = ""
-    """Of the resource; without a domain it is in `topoalign.io/`."""
+    """Name of the resource; without a domain it is in `topoalign.io/`."""
     virtual_functions: bool = False
     """Their SR-IOV virtual functions are offered, and not they themselves."""
     exclude: bool = False
@@ -134,7 +134,7 @@ class SharedResource(ConfigurationSection, frozen=True, kw_only=True):
     """A resource whose devices are shared, by the strategy of its section."""
 
     name: str
-    """As it is called when it is not shared."""
+    """The name of the resource without sharing."""
     rename: str = ""
     """The resource of its shares. Empty: `rename_by_default` decides."""
     devices: Chosen = "all"
@@ -171,13 +171,13 @@ class Units(ConfigurationSection, frozen=True, kw_only=True):
     """
 
     name: str = "nvidia.com/gpu"
-    """The resource that the GPUs are when they are not shared."""
+    """The resource of the GPUs without sharing."""
     devices: Chosen = "all"
     """Which of them. The others stay whole."""
     cores: str = "tencent.com/vcuda-core"
-    """What units of computing time are called, 100 a GPU."""
+    """The resource of units of computing time, 100 for each GPU."""
     memory: str = "tencent.com/vcuda-memory"
-    """What blocks of memory are called, as many as a GPU has whole ones."""
+    """The resource of memory blocks: as many for each GPU as it has whole ones."""
 
 
 class GpuSlots(ConfigurationSection, frozen=True, kw_only=True):
@@ -187,21 +187,21 @@ class GpuSlots(ConfigurationSection, frozen=True, kw_only=True):
     """
 
     name: str = "nvidia.com/gpu"
-    """The resource: what the GPUs are when they are not shared, and what their slots are."""
+    """The resource of the GPUs without sharing, and of their slots."""
     replicas: Annotated[int, msgspec.Meta(ge=2, le=MOST_REPLICAS)] = 10
-    """Slots of each GPU, which is as many containers as can have some of it."""
+    """Slots of each GPU: the maximum number of containers on it."""
     memory: str = "nvidia.com/gpumem"
-    """By what MiB of each GPU are asked for."""
+    """The resource by which MiB of each GPU are requested."""
     percentage: str = "nvidia.com/gpumem-percentage"
-    """By what hundredths of the memory of each GPU are asked for."""
+    """The resource by which hundredths of the memory of each GPU are requested."""
     cores: str = "nvidia.com/gpucores"
-    """By what hundredths of the computing time of each GPU are asked for."""
+    """The resource by which hundredths of the computing time of each GPU are requested."""
     priority: str = "nvidia.com/priority"
     """The resource by which a container requests high (0) or low (1) priority."""
     memory_scaling: Annotated[float, msgspec.Meta(ge=0.1, le=100)] = 1.0
-    """Memory that is given of each GPU, as a multiple of what it has."""
+    """Memory that may be allocated of each GPU, as a multiple of its memory."""
     core_scaling: Annotated[float, msgspec.Meta(ge=1, le=100)] = 1.0
-    """Computing time that is given of each GPU, as a multiple of 100."""
+    """Computing time that may be allocated of each GPU, as a multiple of 100."""
     numa_topology: bool = False
     """List slots to the kubelet with the NUMA nodes of their GPUs: its Topology Manager then counts slots by NUMA node."""
     priorities: bool = False
@@ -216,7 +216,7 @@ class SharingSection(ConfigurationSection, frozen=True, kw_only=True):
     units: Units | None = None
     """None: no GPU is offered in units."""
     limiter: LimitedBy = "none"
-    """What limits containers: nothing, Gaia's library to their units (`vcuda`), HAMi-core to their slots, or MPS to both."""
+    """The limiter of containers: none, Gaia's library for units (`vcuda`), HAMi-core for slots, or MPS for both."""
     slots: GpuSlots | None = None
     """None: no GPU is offered in slots."""
 
@@ -230,14 +230,14 @@ class Imex(ConfigurationSection, frozen=True, kw_only=True):
 
 
 class Health(ConfigurationSection, frozen=True, kw_only=True):
-    """When a device that was ill is offered again, and what makes it ill."""
+    """Which errors make a device unhealthy, and when it is offered again."""
 
     ignored_xids: tuple[Xid, ...] | None = msgspec.field(default=None, name="ignoredXIDs")
     """XIDs after which a GPU stays healthy. None: those that do not concern the GPU, by NVIDIA's catalogue."""
     quiet_seconds: Wait = 300.0
-    """How long nothing may have happened to a device before it is trusted again, after a reading that finds it well."""
+    """Seconds without an error, after a reading that finds the device healthy, before it is offered again."""
     hold_down_seconds: Wait = 1.0
-    """How long what was announced stands at least: what happens meanwhile is announced at once at its end."""
+    """Minimum seconds between two announcements of a device's health: later changes are announced together at their end."""
 
 
 class Configuration(ConfigurationSection, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ CONTAINER_LIBRARY = f"{CONTAINER_ROOT}/{LIBRARY}"
 CONTAINER_PRELOAD = "/etc/ld.so.preload"
 PRELOADED = f"{CONTAINER_LIBRARY}\n".encode()
 LARGEST = 256 * 1024 * 1024
-"""Bytes of a library. HAMi-core's has below one MiB; what is far above is something else."""
+"""Bytes of a library at most. HAMi-core's has less than one MiB; a much larger file is something else."""
 
 HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 """The header of a 64-bit ELF file: ident, type, machine, version, entry, offsets of both tables, flags, and their sizes."""
@@ -44,7 +44,7 @@ MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
 class NoLibrary(BadRequest):
-    """The file is no library that containers of this machine could load: loading it would fail in each of their programs."""
+    """The file is no library that containers of this machine can load: it would make each of their programs fail."""
 
     code = "NoLibrary"
 
@@ -119,7 +119,10 @@ def install_library(library: bytes, to: Path) -> tuple[Put, ...]:
 
 
 def replace_file(directory: int, name: str, content: bytes, mode: int) -> bool:
-    """Has the file with this content and these rights; returns whether it was another one. Raises OSError, and leaves it."""
+    """
+    Creates the file with this content and mode, or replaces it. Returns whether it differed. Leaves it as it was on
+    OSError.
+    """
     if has_file(directory, name, content, mode):
         return False
     draft = f".{name}.new"
@@ -144,7 +147,7 @@ def replace_file(directory: int, name: str, content: bytes, mode: int) -> bool:
 
 
 def has_file(directory: int, name: str, content: bytes, mode: int) -> bool:
-    """Whether this is a regular file with this content and these rights."""
+    """Whether this is a regular file with this content and mode."""
     try:
         file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
     except OSError:

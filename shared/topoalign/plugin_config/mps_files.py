@@ -91,7 +91,7 @@ class Announcement:
         self._file: int | None = None
 
     def publish(self, serves: Serves) -> None:
-        """Says that the daemon serves this. Raises OSError."""
+        """Writes that the daemon serves this. Raises OSError."""
         self.withdraw()
         draft = self._path.with_name(f".{SERVES}.{os.getpid()}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -101,7 +101,7 @@ class Announcement:
         os.replace(draft, self._path)
 
     def withdraw(self) -> None:
-        """Says nothing any more."""
+        """Removes the file, and gives up its lock."""
         file = self._file
         self._file = None
         if file is not None:

@@ -38,7 +38,7 @@ NUMA_TOPOLOGY = "sharing.slots.numaTopology"
 
 
 class DeviceSharing(NamedTuple):
-    """How a device is shared."""
+    """The shared resource, strategy and bound of a device."""
 
     resource: SharedResource
     way: Way
@@ -70,7 +70,7 @@ def list_findings(
 
 
 class OfferTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """How a device is offered; devices with equal terms are one offer."""
+    """The terms under which a device is offered; devices with equal terms are one offer."""
 
     resource: ResourceName
     replicas: int
@@ -124,7 +124,7 @@ def list_strategies(sharing: SharingSection) -> tuple[tuple[Way, str, TimeSlicin
 
 
 class Enforcement(NamedTuple):
-    """What limits containers to the amounts that they hold."""
+    """The strategy and library that limit containers to their amounts."""
 
     sharing: Way
     limiter: Limiter | None
@@ -155,7 +155,7 @@ def find_mig_devices(
 def offer_units(
     topology: Topology, gpus: Sequence[Base], sharing: SharingSection, findings: list[ConfigurationFinding]
 ) -> Mapping[DeviceID, tuple[OfferTerms, ...]]:
-    """GPU -> how its computing time and its memory are offered, for those that are offered in units."""
+    """GPU -> the terms of its computing time and memory, for GPUs that are offered in units."""
     units = sharing.units
     (way, limiter) = find_enforcement(sharing, "vcuda")
     if units is None:
@@ -301,7 +301,7 @@ def offer_terms(base: Base, shared: DeviceSharing | None, configuration: Configu
 
 
 def within_limits(divided: dict[OfferTerms, list[DeviceID]], findings: list[ConfigurationFinding]) -> list[Offer]:
-    """The offers, as far as they are not more than a node can list."""
+    """The offers up to the number of devices that a node can list."""
     found = []
     count = 0
     for division, devices in divided.items():

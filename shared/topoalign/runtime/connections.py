@@ -34,7 +34,7 @@ PART = 8
 WRITE_SECONDS = 10.0
 """How long a written answer may wait to be read: Prometheus gives up after the same time."""
 PROBES = ("/livez", "/readyz")
-"""Beginnings of the paths that probes of a kubelet ask for: those of an address have a share of their own."""
+"""Prefixes of the paths of a kubelet's probes: the probes of an address have a share of their own."""
 
 
 class FairConnection(asyncio.Protocol):
@@ -86,7 +86,7 @@ class FairConnection(asyncio.Protocol):
             self._task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Reads on."""
+        """Takes received bytes, and notes when the next request begins."""
         if not self.has_begun and (self.cycle is None or self.cycle.response_complete):
             self.has_begun = True
             self.since = self.loop.time()
@@ -99,21 +99,21 @@ class FairConnection(asyncio.Protocol):
         super().on_response_complete()  # type: ignore[misc]  # of uvicorn's connection
 
     def pause_writing(self) -> None:
-        """The peer has not read all of the answer; it has to within `WRITE_SECONDS`."""
+        """Starts the time-out of `WRITE_SECONDS` for a peer that has not read all of the answer."""
         super().pause_writing()
         self.since = self.loop.time()
         self._stop_write_timer()
         self._write_timer = self.loop.call_later(WRITE_SECONDS, self.end)
 
     def resume_writing(self) -> None:
-        """The peer has read the answer."""
+        """Stops the time-out once the peer has read the answer."""
         self._stop_write_timer()
         self.since = self.loop.time()
         super().resume_writing()
 
     @property
     def in_work(self) -> Any:
-        """The request that is answered now, of uvicorn; None: none has come."""
+        """uvicorn's request that is answered now; None: none has come."""
         return self.cycle
 
     def is_waited_for(self) -> bool:
@@ -187,7 +187,7 @@ class Handshake(asyncio.Protocol):
 
     transport: asyncio.Transport
     within = 4.0
-    """Seconds that it may take, as the head of a request."""
+    """Seconds for the handshake, as for the head of a request."""
 
     def __init__(self, http: FairConnection, tls: ssl.SSLContext, turns: RequestTurns) -> None:
         self._http = http
@@ -198,7 +198,7 @@ class Handshake(asyncio.Protocol):
         """Bytes of the first request that came together with the end of the handshake."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Takes a place, and waits for its turn."""
+        """Registers the connection, and waits for its turn."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         transport.pause_reading()
@@ -213,7 +213,7 @@ class Handshake(asyncio.Protocol):
         self._early.append(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Gives the place back."""
+        """Removes the connection."""
         self._connections.discard(self)
         self._task.cancel()
 
@@ -227,7 +227,7 @@ class Handshake(asyncio.Protocol):
         self.transport.abort()
 
     def shutdown(self) -> None:
-        """The server ends."""
+        """Closes the connection when the server ends."""
         self.end()
 
     async def _shake_hands(self) -> None:

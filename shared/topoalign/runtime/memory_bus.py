@@ -22,7 +22,7 @@ from topoalign.runtime.replies import reply_to
 from topoalign.runtime.tasks import background
 
 MOST_MESSAGES = 100_000
-"""Kept per stream; NATS bounds bytes and age instead."""
+"""Messages that are kept per stream; NATS bounds bytes and age instead."""
 KEPT_PER_SUBJECT = {
     Stream(store.name): store.max_msgs_per_subject for store in event_stores.STORES if store.max_msgs_per_subject > 0
 }
@@ -245,7 +245,7 @@ class MemoryBus:
         self._logs[stream].forget(subject)
 
     def answers(self, subject: str) -> bool:
-        """Whether somebody in this process answers there."""
+        """Whether a service of this process answers on this subject."""
         return any(event_stores.matches_subject(responder.endpoint.subject, subject) for responder in self._responders)
 
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:

@@ -40,7 +40,7 @@ OF_REGISTRY = ("allocator.{node}.*", "discovery.{node}.*")
 """The requests that they also answer to a registry: none that allocates or releases a device."""
 OF_READERS = ("allocator.{node}.alive",)
 READS = tuple(f"$JS.API.DIRECT.GET.{stream}" for stream in Stream)
-"""The right to read the stores, which creates and changes nothing at the server."""
+"""The subjects by which stores are read; they create and change nothing at the server."""
 PURGE = "$JS.API.STREAM.PURGE.*"
 PURGED_AS = f"{P}.purge.*"
 """Deletion of messages, and the name of the request in the account of the administrator, which has streams of its own."""
@@ -143,7 +143,7 @@ def token_of(node: NodeName) -> str:
 
 
 def subjects(patterns: Iterable[str], node: NodeName) -> list[str]:
-    """These subjects, of one node."""
+    """Fills the name of a node into these subjects."""
     return [f"{P}.{pattern.format(node=token_of(node))}" for pattern in patterns]
 
 
@@ -156,7 +156,7 @@ def exported_subjects() -> Iterator[str]:
 def format_account(
     name: str, key: str, settings: Iterable[str], *, exports: Iterable[str], imports: Iterable[str]
 ) -> Iterator[str]:
-    """The lines of one account with one user."""
+    """Formats the lines of one account with one user."""
     yield f"  {json.dumps(name)}: {{"
     yield f"    users: [ {{ nkey: {key} }} ]"
     yield from (f"    {setting}" for setting in settings)
@@ -166,18 +166,21 @@ def format_account(
 
 
 def format_list_block(name: str, entries: Iterable[str]) -> Iterator[str]:
-    """A list in an account."""
+    """Formats a list in an account."""
     yield f"    {name}: ["
     yield from (f"      {entry}" for entry in entries)
     yield "    ]"
 
 
 def format_service_export(subject: str, to: Iterable[str] = (), *, stream: bool = False) -> str:
-    """A subject whose requests this account answers. `to`: the accounts that may import it; none stands for all."""
+    """
+    Formats the export of a subject whose requests this account answers. `to`: the accounts that may import it; none
+    stands for all.
+    """
     allowed = f", accounts: {json.dumps([*to])}" if to else ""
     return f"{{ service: {json.dumps(subject)}{', response_type: stream' if stream else ''}{allowed} }}"
 
 
 def format_import(kind: str, account_name: str, subject: str) -> str:
-    """A service or a stream of another account."""
+    """Formats the import of a service or a stream of another account."""
     return f"{{ {kind}: {{ account: {json.dumps(account_name)}, subject: {json.dumps(subject)} }} }}"

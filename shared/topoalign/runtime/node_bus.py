@@ -43,7 +43,7 @@ class NodeBus:
         return await self.hub.publish(message, expected_last)
 
     async def publish_batch(self, batch: Sequence[tuple[Message, int]]) -> Sequence[int]:
-        """As the hub does: what is stored in batches is the hub's."""
+        """As `Bus.publish_batch` of the hub, because only the hub stores batches."""
         return await self.hub.publish_batch(batch)
 
     async def newest(self, stream: Stream, subject: str) -> Received | None:
