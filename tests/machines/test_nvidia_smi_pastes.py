@@ -59,7 +59,7 @@ def test_spaces_that_no_tabs_left_are_refused_with_the_remedy(moved: str) -> Non
     """If spaces did not come from tabs, cells cannot be assigned to columns; the remedy is to keep the tabs."""
     finding, remedy = refused(EXPANDED.replace(ROW, moved))
 
-    assert "line 3, " in finding and "cannot be told below which column 'N/A' stands" in finding
+    assert "line 3, " in finding and "the column of 'N/A' is not clear" in finding
     assert "keep the tabs" in remedy
 
 

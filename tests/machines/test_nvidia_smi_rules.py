@@ -211,7 +211,7 @@ def test_a_last_row_without_an_affinity_that_the_others_have_was_cut(kept: str, 
 def test_affinities_between_blanks_that_stand_below_no_title_are_refused() -> None:
     header = "        GPU0    CPU Affinity    NUMA Affinity   GPU NUMA ID\n"
 
-    with pytest.raises(InvalidMachine, match="cannot be told below which column '3' stands"):
+    with pytest.raises(InvalidMachine, match="the column of '3' is not clear"):
         read_matrix(header + "GPU0     X                  3\n")
 
 

@@ -124,8 +124,8 @@ def test_gpus_in_mig_mode_are_in_slots_that_become_instances() -> None:
 
     assert {"nvidia.com/gpu": [f"GPU-0::{number}" for number in range(7)]} == listed(found)
     assert [(Slots(instances=True), None)] == [(each.slots, each.limiter) for each in found.offers]
-    assert ["do not tell where", "are not in MIG mode"] == [
-        part for part in ("do not tell where", "are not in MIG mode") if any(part in each for each in said(found))
+    assert ["do not report where", "are not in MIG mode"] == [
+        part for part in ("do not report where", "are not in MIG mode") if any(part in each for each in said(found))
     ]
     assert all(each.remedy for each in found.findings if each.severe)
     validate(msgspec.structs.replace(machine(gpus), offers=found.offers))

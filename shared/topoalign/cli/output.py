@@ -1,5 +1,5 @@
 """
-Output of the command line: JSON for programs, aligned columns for people, colours only on a terminal.
+Prints the output of the command line: JSON for programs, aligned columns for people, colours only on a terminal.
 
 Data goes to stdout, everything else to stderr. Names of pods, GPUs and machines come from outside: text for
 people goes through `clean`, and JSON is escaped, so that a terminal does not execute part of a name as a command.

@@ -1,5 +1,5 @@
 """
-The file with which `topoalign allocate` in another terminal finds a running `topoalign up`.
+Keeps the file with which `topoalign allocate` in another terminal finds a running `topoalign up`.
 
 `up` writes a small file when it is ready and removes it when it ends. A killed `up` leaves the file behind; it is ignored,
 because its process does not exist. The file belongs to the user, in a directory that no other user can read.

@@ -1,4 +1,4 @@
-"""`topoalign version`: what is installed here."""
+"""`topoalign version`: the versions of the installed packages."""
 
 import platform
 from importlib import metadata

@@ -1,5 +1,5 @@
 """
-The PCIe class between two devices, derived from the bridges above each of them.
+Derives the PCIe class between two devices from the bridges above each of them.
 
 A device is at the end of a chain: the host bridge, then every bridge and switch port on the way down. A switch appears
 as one upstream port with a downstream port per device, so two devices under one switch share all but their last bridge.

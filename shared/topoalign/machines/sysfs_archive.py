@@ -1,5 +1,5 @@
 """
-A captured sysfs tree in an archive of hwloc-gather-topology: `.tar.bz2`, `.tar.gz`, `.tar.xz` or `.tar`.
+Reads a captured sysfs tree in an archive of hwloc-gather-topology: `.tar.bz2`, `.tar.gz`, `.tar.xz` or `.tar`.
 
 It is read in memory and never unpacked: no file can be written outside a folder, no link can leave the tree, and
 entries that are neither a file nor a link are ignored. The unpacked bytes are counted while they are read, so that no

@@ -1,5 +1,5 @@
 """
-The kubelet's file with the CPUs of each container: `cpu_manager_state`.
+Reads the kubelet's file with the CPUs of each container: `cpu_manager_state`.
 
 It has the shared pool and the exclusive CPUs of containers. With the static policy, the two together are the machine's
 CPUs (except reserved ones under strict-cpu-reservation). If they are not, the kubelet refuses the file when it starts,

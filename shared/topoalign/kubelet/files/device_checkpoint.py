@@ -1,5 +1,5 @@
 """
-The kubelet's file with the devices of each container: `device-plugins/kubelet_internal_checkpoint`.
+Reads and writes the kubelet's file with the devices of each container: `device-plugins/kubelet_internal_checkpoint`.
 
 Source: kubelet v1.36.3, cm/devicemanager/checkpoint.
 """

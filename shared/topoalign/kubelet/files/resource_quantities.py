@@ -1,5 +1,5 @@
 """
-Quantities as Kubernetes writes them: `64Gi`, `500m`, `1.5G`, `1e3`.
+Parses quantities as Kubernetes writes them: `64Gi`, `500m`, `1.5G`, `1e3`.
 
 Source: k8s.io/apimachinery v0.36, resource.Quantity, without signs: nothing here can be negative. A fraction of the
 requested unit is rounded up, as there. Example: `1.5` CPUs in whole CPUs is 2.

@@ -1,6 +1,6 @@
 """
-Whether a kubelet has just started. Until it has received its pods from all sources, it drops nothing of pods that are
-gone.
+Detects that a kubelet has just started. Until it has received its pods from all sources, it drops no entries of pods that
+are gone.
 """
 
 import stat
